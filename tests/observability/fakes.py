@@ -13,6 +13,7 @@ from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.series import GpuSeries, MetricsOptions
 from headrace.observability.statistics import VersionStatistics
+from headrace.plugins.traffic.control import TrafficControl
 
 
 @dataclass
@@ -54,7 +55,7 @@ class FakeEngine:
 
     @property
     def traffic(self) -> Traffic:
-        return Traffic({}, self.admission, lambda: None)
+        return TrafficControl({}, self.admission, lambda: None)
 
     def versions(self) -> Iterator[FakeVersion]:
         return iter(self.serving)

@@ -42,8 +42,8 @@ from headrace.observability.series import (
     MetricsOptions,
     Quantiles,
     Reading,
-    TrafficSeries,
     WorkerSeries,
+    in_seconds,
 )
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
@@ -121,8 +121,6 @@ class ServerCollector:
     def _of_server(self) -> Iterator[Metric]:
         """The other families."""
         engine, gpus = self._engine, self._gpus()
-        traffic = [({"model": series.model}, series) for series in engine.traffic.series()]
-        yield from collected(TRAFFIC_FAMILIES, traffic)
         yield from collected(SERVER_FAMILIES, [({}, engine)])
         yield from collected(ADMISSION_FAMILIES, [({}, engine.admission)])
         if (memory := engine.loads.counts()) is not None:
@@ -133,8 +131,8 @@ class ServerCollector:
         yield from collected(GPU_FAMILIES, readings, optional=True)
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
-        for family, found in engine.model_metrics.collect():
-            yield from collected([family], found)
+        for family, sources in [*engine.traffic.metrics(), *engine.model_metrics.collect()]:
+            yield from collected([family], sources)
 
 
 def collected(
@@ -273,14 +271,9 @@ def _durations(
 ) -> Family[ModelVersion]:
     """A histogram of nanoseconds, told in seconds."""
     return Family(
-        f"headrace_{name}_duration_seconds", "histogram", lambda v: _seconds(read(v.statistics)),
+        f"headrace_{name}_duration_seconds", "histogram", lambda v: in_seconds(read(v.statistics)),
         f"Seconds {what}",
     )  # fmt: skip
-
-
-def _seconds(histogram: Histogram) -> Buckets:
-    bounds = [str(bound / 1e9) for bound in histogram.bounds]
-    return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
 
 
 def _first_responses(version: ModelVersion) -> Buckets | None:
@@ -408,30 +401,8 @@ BACKEND_FAMILIES: tuple[Family[BackendSeries], ...] = (
            "Whether a backend is the one that gets requests"),
 )  # fmt: skip
 
-# --- of the traffic between versions, and of the server
+# --- of the server
 
-TRAFFIC_FAMILIES: tuple[Family[TrafficSeries], ...] = (
-    Family("headrace_traffic_weight", "gauge", lambda t: t.shares,
-           "Share of the requests without a version that a version gets by the rules, 0 to 1",
-           ("version",)),
-    Family("headrace_traffic_requests_total", "counter",
-           lambda t: {n: ledger.routed for n, ledger in t.ledgers.items()},
-           "Requests that the rules have sent to a version", ("version",)),
-    Family("headrace_traffic_rollbacks_total", "counter",
-           lambda t: {n: ledger.rollbacks for n, ledger in t.ledgers.items()},
-           "How often a version has lost its traffic", ("version",)),
-    Family("headrace_shadow_requests_total", "counter",
-           lambda t: {
-               (n, outcome): count for n, shadow in t.shadows.items() for outcome, count in (
-                   ("success", shadow.success), ("failure", shadow.failure),
-                   ("dropped", shadow.dropped),
-               )
-           },
-           "Copies for a shadow version by what became of them", ("version", "outcome")),
-    Family("headrace_shadow_duration_seconds", "histogram",
-           lambda t: {n: _seconds(shadow.durations) for n, shadow in t.shadows.items()},
-           "Seconds from submitting a copy to its answer", ("version",)),
-)  # fmt: skip
 SERVER_FAMILIES: tuple[Family[Engine], ...] = (
     Family("headrace_server_info", "gauge", lambda e: {e.instance_id: 1},
            "Which process this is, as /v2 says it", ("id",)),

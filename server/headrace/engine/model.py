@@ -22,7 +22,7 @@ from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
 from headrace.execution.choice import InstanceKind
 from headrace.execution.placement import PlacedInstance, Placement, Surroundings
-from headrace.observability.series import BackendSeries, EndpointSeries, TrafficSeries, WorkerSeries
+from headrace.observability.series import BackendSeries, EndpointSeries, Sourced, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin
@@ -676,8 +676,8 @@ class Traffic:
         """Why a version has lost its requests, "" if it has not."""
         return ""
 
-    def series(self) -> Sequence[TrafficSeries]:
-        """The traffic as a scrape sees it."""
+    def metrics(self) -> Iterable[Sourced]:
+        """Metric families of the traffic."""
         return ()
 
     def watch_headers(self, callback: Callable[[Mapping[str, str]], None]) -> None:

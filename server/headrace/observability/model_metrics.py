@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
-from headrace.observability.series import Buckets, Family, Reading
+from headrace.observability.series import Buckets, Family, Reading, Sourced
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ModelMetrics:
             if family.kind == "counter" and not name.endswith("_total")
         )
 
-    def collect(self) -> Iterator[tuple[Family[Reading], list[tuple[dict[str, str], Reading]]]]:
+    def collect(self) -> Iterator[Sourced]:
         """The families, with the labels and the reading of each metric."""
         for name, family in self._families.items():
             readings = [

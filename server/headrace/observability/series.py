@@ -8,8 +8,7 @@ from headrace.observability.nvml import GpuReading
 from headrace.observability.statistics import (
     BackendCounts,
     EndpointCounts,
-    ShadowLedger,
-    VersionLedger,
+    Histogram,
     WorkerCounters,
 )
 
@@ -24,6 +23,12 @@ class Buckets(NamedTuple):
     bounds: Sequence[str]
     counts: Sequence[int]
     total: float
+
+
+def in_seconds(histogram: Histogram) -> Buckets:
+    """The buckets of a histogram of nanoseconds, in seconds."""
+    bounds = [str(bound / 1e9) for bound in histogram.bounds]
+    return Buckets(bounds, histogram.counts, histogram.total_ns / 1e9)
 
 
 class Quantiles(NamedTuple):
@@ -65,6 +70,10 @@ class WorkerSeries:
     quarantined: int
 
 
+# A family with its sources, each under its labels.
+Sourced = tuple[Family[Any], Sequence[tuple[Mapping[str, str], Any]]]
+
+
 @dataclass(slots=True)
 class EndpointSeries:
     """An upstream as it is now.
@@ -89,16 +98,6 @@ class BackendSeries:
     name: str
     counts: BackendCounts
     active: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSeries:
-    """The traffic of one model as a scrape sees it; everything is by version."""
-
-    model: str
-    shares: Mapping[str, float]
-    ledgers: Mapping[str, VersionLedger]
-    shadows: Mapping[str, ShadowLedger]
 
 
 @dataclass(frozen=True, slots=True)

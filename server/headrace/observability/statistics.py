@@ -189,30 +189,6 @@ class WorkerCounters:
     )
 
 
-@dataclass(slots=True)
-class VersionLedger:
-    """Counters of the requests that traffic rules have sent to one version.
-
-    `routed` requests that it took, `refused` those that it did not because nothing can execute
-    them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
-    bad.
-    """
-
-    routed: int = 0
-    refused: int = 0
-    rollbacks: int = 0
-
-
-@dataclass(slots=True)
-class ShadowLedger:
-    """Counters of the shadow requests for one version; `durations` of those that succeeded."""
-
-    success: int = 0
-    failure: int = 0
-    dropped: int = 0
-    durations: Histogram = field(default_factory=Histogram)
-
-
 class Window:
     """The latencies of the last requests, in nanoseconds, of each of `LATENCY_KINDS`."""
 

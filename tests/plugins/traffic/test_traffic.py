@@ -19,11 +19,11 @@ from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.doors import FutureCall, Target
 from headrace.engine.engine import Engine
+from headrace.engine.metrics import collected
 from headrace.engine.model import Model, ModelVersion
-from headrace.observability.series import TrafficSeries
-from headrace.observability.statistics import ShadowLedger
 from headrace.plugins.traffic.control import TrafficControl
-from headrace.plugins.traffic.router import ShadowCopies, VersionRouter
+from headrace.plugins.traffic.model import ModelTraffic
+from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
 from headrace.plugins.traffic.rules import Shadow, TrafficStage
 from headrace.repository.layout import read_model_directory
 from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until
@@ -100,13 +100,18 @@ class World:
         return dict(Counter([await self.ask() for _ in range(requests)]))
 
     @property
-    def series(self) -> TrafficSeries:
-        [series] = self.engine.traffic.series()
-        return series
+    def traffic(self) -> TrafficControl:
+        traffic = self.engine.traffic
+        assert isinstance(traffic, TrafficControl)
+        return traffic
+
+    @property
+    def series(self) -> ModelTraffic:
+        return self.traffic.of("m")
 
     @property
     def shadow(self) -> ShadowLedger:
-        return self.series.shadows["3"]
+        return self.series.ledgers.shadows[3]
 
 
 def run(
@@ -135,10 +140,40 @@ def test_a_split_by_the_configuration(tmp_path: Path) -> None:
         assert 89 <= counts[1] <= 91
         assert counts[2] == 100 - counts[1]
         series = world.series
-        assert series.shares == {"1": 0.9, "2": 0.1}
-        assert {v: ledger.routed for v, ledger in series.ledgers.items()} == {
-            "1": counts[1], "2": counts[2],
+        assert series.weights == {"1": 0.9, "2": 0.1}
+        assert {v: ledger.routed for v, ledger in series.ledgers.versions.items()} == {
+            1: counts[1], 2: counts[2],
         }  # fmt: skip
+
+    run(tmp_path, test, SPLIT)
+
+
+def test_metrics(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        ledgers = world.series.ledgers
+        ledgers.versions[2].routed, ledgers.versions[2].rollbacks = 5, 1
+        shadow = ledgers.shadows[3]
+        shadow.success, shadow.failure, shadow.dropped = 2, 1, 7
+        shadow.durations.observe(3_000_000, 2)
+        samples = {
+            (s.name, *sorted(s.labels.items())): s.value
+            for family, sources in world.traffic.metrics()
+            for metric in collected([family], sources)
+            for s in metric.samples
+        }
+        model = ("model", "m")
+        assert samples["headrace_traffic_weight", model, ("version", "1")] == 0.9
+        assert samples["headrace_traffic_requests_total", model, ("version", "2")] == 5
+        assert samples["headrace_traffic_rollbacks_total", model, ("version", "2")] == 1
+        for outcome, count in (("success", 2), ("failure", 1), ("dropped", 7)):
+            labels = model, ("outcome", outcome), ("version", "3")
+            assert samples["headrace_shadow_requests_total", *labels] == count
+        duration = "headrace_shadow_duration_seconds"
+        version = ("version", "3")
+        assert samples[f"{duration}_count", model, version] == 2
+        assert samples[f"{duration}_sum", model, version] == 0.006
+        assert samples[f"{duration}_bucket", ("le", "0.0025"), model, version] == 0
+        assert samples[f"{duration}_bucket", ("le", "0.005"), model, version] == 2
 
     run(tmp_path, test, SPLIT)
 
@@ -149,7 +184,7 @@ def test_a_named_version_is_never_another(tmp_path: Path) -> None:
             found = world.engine.find("m", number)
             assert isinstance(found, ModelVersion)
             assert await ask(found) == float(number)
-        assert not any(ledger.routed for ledger in world.series.ledgers.values())
+        assert not any(ledger.routed for ledger in world.series.ledgers.versions.values())
 
     run(tmp_path, test, SPLIT)
 
@@ -158,7 +193,7 @@ def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         assert world.engine.find("m") is world.engine.find_version("m", "3")
         assert world.engine.traffic.document("m").source == "none"
-        assert not world.engine.traffic.series()
+        assert not any(sources for _, sources in world.traffic.metrics())
 
     run(tmp_path, test)
 
@@ -280,7 +315,7 @@ def test_a_rollback_by_a_call(tmp_path: Path) -> None:
         traffic = world.engine.traffic
         traffic.set("m", {"split": {"1": 50, "2": 25, "3": 25}})
         traffic.roll_back("m", "3")
-        assert world.series.shares == {"1": 0.75, "2": 0.25, "3": 0}
+        assert world.series.weights == {"1": 0.75, "2": 0.25, "3": 0}
         traffic.roll_back("m", "")
         assert await world.count(10) == {1: 10}
         traffic.set("m", SPLIT)
@@ -398,7 +433,7 @@ def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> N
         found = world.engine.find("m")
         with pytest.raises(InvalidRequest):
             found.submit(DoorCall(Call("m", "", "", {}), {}))
-        assert not any(v.routed or v.refused for v in world.series.ledgers.values())
+        assert not any(v.routed or v.refused for v in world.series.ledgers.versions.values())
 
     run(tmp_path, test, SPLIT)
 
@@ -528,7 +563,7 @@ def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
         traffic = TrafficControl(models, world.admission, lambda: None, True)
         traffic.set("a", {"split": {"1": 1}, "sticky": {"header": "x"}})
         model = models.pop("a")
-        assert not traffic.series()
+        assert not any(sources for _, sources in traffic.metrics())
         traffic.set("b", {})
         models["a"] = model
         assert traffic.of("a").source == "none"

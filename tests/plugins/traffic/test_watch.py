@@ -3,9 +3,9 @@
 import asyncio
 
 from headrace.engine.model import ModelVersion
-from headrace.observability.statistics import VersionLedger
 from headrace.plugins.traffic.decisions import Counts
 from headrace.plugins.traffic.model import NOTHING, Samples, TrafficWatch, counts_of
+from headrace.plugins.traffic.router import VersionLedger
 from headrace.plugins.traffic.rules import RollbackRule
 
 

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.engine.admission import Admission
 from headrace.engine.model import Model, Traffic, parse_version
-from headrace.observability.series import TrafficSeries
-from headrace.observability.statistics import LATENCY_BOUNDS, VersionLedger
+from headrace.observability.series import Sourced
+from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.plugins.traffic.decisions import Counts, quantile_ms
-from headrace.plugins.traffic.model import ModelTraffic, counts_of
-from headrace.plugins.traffic.router import VersionRouter
+from headrace.plugins.traffic.model import FAMILIES, ModelTraffic, counts_of
+from headrace.plugins.traffic.router import VersionLedger, VersionRouter
 from headrace.plugins.traffic.rules import (
     InvalidRules,
     TrafficRules,
@@ -136,10 +136,11 @@ class TrafficControl(Traffic):
         traffic = self._by_model.get(name)
         return "" if traffic is None else traffic.reasons.get(version, "")
 
-    def series(self) -> list[TrafficSeries]:
-        """Everything as a scrape sees it."""
+    def metrics(self) -> list[Sourced]:
+        """Metric families of the traffic."""
         known = sorted(self._by_model.keys() & self.models.keys())
-        return [self._by_model[name].series() for name in known]
+        sources = [({"model": name}, self._by_model[name]) for name in known]
+        return [(family, sources) for family in FAMILIES]
 
     def close(self) -> None:
         """Judge no more."""

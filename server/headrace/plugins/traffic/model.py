@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from headrace.core.errors import InvalidRequest
 from headrace.engine.admission import Admission
 from headrace.engine.model import Model, ModelVersion
-from headrace.observability.series import TrafficSeries
-from headrace.observability.statistics import LATENCY_BOUNDS, VersionLedger
+from headrace.observability.series import Family, in_seconds
+from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.plugins.traffic.decisions import Counts, verdict
-from headrace.plugins.traffic.router import Ledgers, VersionRouter
+from headrace.plugins.traffic.router import Ledgers, VersionLedger, VersionRouter
 from headrace.plugins.traffic.rules import (
     InvalidRules,
     RollbackRule,
@@ -293,12 +293,33 @@ class ModelTraffic:
         given = router.arrangement.reasons if router and router.arrangement else {}
         return self.reasons.get(number) or given.get(number, "")
 
-    def series(self) -> TrafficSeries:
-        """The traffic as a scrape sees it."""
+    @property
+    def weights(self) -> dict[str, float]:
+        """The shares of all versions that the rules name, by their names."""
         shares = self.shares
-        return TrafficSeries(
-            self.model.name,
-            {str(n): shares.get(n, 0.0) for n in sorted({*self.rules.split, *shares})},
-            {str(n): ledger for n, ledger in sorted(self.ledgers.versions.items())},
-            {str(n): ledger for n, ledger in sorted(self.ledgers.shadows.items())},
-        )
+        return {str(n): shares.get(n, 0.0) for n in sorted({*self.rules.split, *shares})}
+
+
+FAMILIES: tuple[Family[ModelTraffic], ...] = (
+    Family("headrace_traffic_weight", "gauge", lambda t: t.weights,
+           "Share of the requests without a version that a version gets by the rules, 0 to 1",
+           ("version",)),
+    Family("headrace_traffic_requests_total", "counter",
+           lambda t: {str(n): ledger.routed for n, ledger in t.ledgers.versions.items()},
+           "Requests that the rules have sent to a version", ("version",)),
+    Family("headrace_traffic_rollbacks_total", "counter",
+           lambda t: {str(n): ledger.rollbacks for n, ledger in t.ledgers.versions.items()},
+           "How often a version has lost its traffic", ("version",)),
+    Family("headrace_shadow_requests_total", "counter",
+           lambda t: {
+               (str(n), outcome): count
+               for n, shadow in t.ledgers.shadows.items() for outcome, count in (
+                   ("success", shadow.success), ("failure", shadow.failure),
+                   ("dropped", shadow.dropped),
+               )
+           },
+           "Copies for a shadow version by what became of them", ("version", "outcome")),
+    Family("headrace_shadow_duration_seconds", "histogram",
+           lambda t: {str(n): in_seconds(one.durations) for n, one in t.ledgers.shadows.items()},
+           "Seconds from submitting a copy to its answer", ("version",)),
+)  # fmt: skip

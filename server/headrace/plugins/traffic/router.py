@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import monotonic_ns
 
 from headrace.core.bytes_array import BytesArray
@@ -29,7 +29,7 @@ from headrace.core.tensors import Tensor
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.model import ModelVersion
-from headrace.observability.statistics import ShadowLedger, VersionLedger
+from headrace.observability.statistics import Histogram
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.plugins.traffic.decisions import (
     GOLDEN,
@@ -50,6 +50,38 @@ _SEQUENCE = "sequence_id"  # which is not among the parameters
 _DELAY_SECS = 0.002
 _MOST_BYTES = 64 << 20  # of the copies of a model under way
 _BUSY = 2  # the part of its limits that the server must have free
+
+
+@dataclass(slots=True)
+class VersionLedger:
+    """Counters of the requests that traffic rules have sent to one version.
+
+    `routed` requests that it took, `refused` those that it did not because nothing can execute
+    them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
+    bad.
+    """
+
+    routed: int = 0
+    refused: int = 0
+    rollbacks: int = 0
+
+
+@dataclass(slots=True)
+class ShadowLedger:
+    """Counters of the shadow requests for one version; `durations` of those that succeeded."""
+
+    success: int = 0
+    failure: int = 0
+    dropped: int = 0
+    durations: Histogram = field(default_factory=Histogram)
+
+
+class Ledgers:
+    """The counters of a model's versions, whatever its rules are; made when first asked for."""
+
+    def __init__(self) -> None:
+        self.versions: dict[int, VersionLedger] = defaultdict(VersionLedger)
+        self.shadows: dict[int, ShadowLedger] = defaultdict(ShadowLedger)
 
 
 class _Copy(Call):
@@ -180,14 +212,6 @@ def _read_only(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
             array.flags.writeable = False
         result[tensor.name] = Tensor(tensor.name, tensor.datatype, array)
     return result
-
-
-class Ledgers:
-    """The counters of a model's versions, whatever its rules are; made when first asked for."""
-
-    def __init__(self) -> None:
-        self.versions: dict[int, VersionLedger] = defaultdict(VersionLedger)
-        self.shadows: dict[int, ShadowLedger] = defaultdict(ShadowLedger)
 
 
 class VersionRouter:
