@@ -29,12 +29,7 @@ from headrace.commands.infer_inputs import (
     Taken,
     taken,
 )
-from headrace.commands.remote import (
-    CommandFailed,
-    parse_version,
-    print_json,
-    remote_command,
-)
+from headrace.commands.remote import CommandFailed, parse_version, print_json, remote_command
 from headrace.commands.text import duration, printable, table
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype

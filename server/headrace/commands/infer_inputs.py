@@ -413,10 +413,7 @@ class Reader:
         self._images = images or ImageOptions()
 
     def read(
-        self,
-        whole: str | None,
-        named: Sequence[tuple[str, str]],
-        make_up: Random | None = None,
+        self, whole: str | None, named: Sequence[tuple[str, str]], make_up: Random | None = None
     ) -> Given:
         """All inputs: `whole` is for several, `named` are single ones; `make_up` is for others."""
         given = Given()
