@@ -84,7 +84,7 @@ class ListPlugins(argparse.Action):
 
 
 def _offered(group: str, target: Any) -> str:
-    """What a plugin's object says of itself: the files of a backend, else its summary line."""
+    """Files of a backend, the summary line of any other plugin."""
     if group == plugins.BACKENDS:
         # Imported late: other command lines do not need what backends need.
         from headrace.execution.backend import make_backend

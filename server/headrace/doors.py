@@ -74,7 +74,7 @@ class ServerDoors:
         sys.stdout.flush()
 
     async def drain(self, seconds: float) -> int:
-        """Have clients go elsewhere; what they have sent is still taken.
+        """Send clients elsewhere; requests that are on their way are still taken.
 
         Front ends finish and close: returns how many requests were still under way after that.
         """

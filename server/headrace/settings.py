@@ -464,7 +464,7 @@ class Settings:
 
     @property
     def tritons(self) -> TritonOptions:
-        """How Triton is started for models that are to run in one."""
+        """Options of Tritons that this server starts."""
         gpus = [gpu.strip() for part in self.triton_gpus for gpu in part.split(",") if gpu.strip()]
         return TritonOptions(
             self.triton_server, self.triton_processes, gpus, self.triton_option,
@@ -474,12 +474,12 @@ class Settings:
 
     @property
     def execution_limits(self) -> ExecutionLimits:
-        """How long executions may take, unless a model says otherwise."""
+        """Longest executions, unless a model says otherwise."""
         return ExecutionLimits(self.execution_limit_secs, self.stall_secs)
 
     @property
     def residency(self) -> ResidencyOptions | None:
-        """How models are loaded on request, None if they are not."""
+        """Options of loading on request, None if models are loaded at start."""
         if not (self.load_on_request or self.model_memory_budget or self.unload_after_idle_secs):
             return None
         return ResidencyOptions(
@@ -503,7 +503,7 @@ class Settings:
 
     @property
     def http_rules(self) -> HeaderRules:
-        """What headers of HTTP requests decide."""
+        """Rules on headers of HTTP requests."""
         return HeaderRules(
             self.http_header_forward_pattern, self.http_restricted_api, self.http_allowed_origin,
             self.http_address, restricted_at_both=self.restricted_api,
@@ -511,7 +511,7 @@ class Settings:
 
     @property
     def grpc_rules(self) -> HeaderRules:
-        """What metadata of calls decide."""
+        """Rules on metadata of gRPC calls."""
         return HeaderRules(
             self.grpc_header_forward_pattern, self.grpc_restricted_protocol, prefix=GRPC_PREFIX,
             restricted_at_both=self.restricted_api,
@@ -532,13 +532,13 @@ class Settings:
 
     @property
     def metrics(self) -> "MetricsOptions":
-        """Which metrics of latencies there are; raises `ValueError`."""
+        """Metrics of latencies that are kept; raises `ValueError`."""
         from headrace.observability.series import MetricsOptions  # with numpy
 
         return MetricsOptions.of(self.metrics_config)
 
     def shares(self, files: int) -> Shares:
-        """What one client may take, in a process that may open so many files."""
+        """Shares of the limits for one client, in a process that may open so many files."""
         most = files * 3 // 4
         connections = min(self.max_connections, most) if self.max_connections else most
         return Shares(
@@ -546,7 +546,7 @@ class Settings:
         )
 
     def frontend_count(self, cores: int) -> int:
-        """How many front ends to start on so many cores.
+        """Number of front ends to start on so many cores.
 
         One would have as much to do as the engine's process has without any, so `auto` starts none
         or two and more: a quarter of the cores, the rest being for models.
@@ -557,7 +557,7 @@ class Settings:
 
     @property
     def traces(self) -> TraceConfig:
-        """What is traced, and where to; raises `ValueError`."""
+        """Trace settings and outputs; raises `ValueError`."""
         old = old_options(
             self.trace_file, self.trace_level, self.trace_rate, self.trace_count,
             self.trace_log_frequency,
@@ -601,7 +601,7 @@ class Settings:
 
     @property
     def grpc_options(self) -> GrpcOptions:
-        """What can be set of gRPC's transports."""
+        """Options of gRPC's transports."""
         keep_alive = KeepAlive(
             self.grpc_keepalive_time / 1_000,
             self.grpc_keepalive_timeout / 1_000,
@@ -621,7 +621,7 @@ class Settings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What gRPC is encrypted with, None if it is not."""
+        """Certificate and key of gRPC, None without TLS."""
         if not self.grpc_use_ssl:
             return None
         return TlsFiles(

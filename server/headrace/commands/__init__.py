@@ -1,1 +1,1 @@
-"""What the subcommands of `headrace` take and do, each in a module of its own; `cli` joins them."""
+"""Commands of `headrace`, each a module with a `Command` that `core/plugins.py` names."""

@@ -118,7 +118,7 @@ class _Help(argparse.HelpFormatter):
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def add_argument(self, action: argparse.Action) -> None:
-        """As argparse, which forgets that subcommands are indented once more."""
+        """Add an option; argparse forgets that subcommands are indented once more."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             self._action_max_length += self._indent_increment
@@ -134,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # the namespace is always argparse's own
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse, but arguments that need not be there may also follow options.
+        """Parse as argparse, but let optional arguments also follow options.
 
         argparse takes it that they are not there as soon as an option comes.
         """

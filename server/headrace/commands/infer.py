@@ -190,7 +190,7 @@ def reply_lines(reply: InferResponse, classified: Container[str], width: int) ->
 
 
 def timing_line(seconds: Sequence[float]) -> str:
-    """How long requests took."""
+    """Duration of requests, with quantiles where there are several."""
     if len(seconds) == 1:
         return duration(seconds[0])
     found = _timing(seconds)

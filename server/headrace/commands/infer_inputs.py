@@ -160,7 +160,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How pixels become values: (pixel * scale - mean) / std, a number each or one a channel.
+    """Conversion of pixels to values: (pixel * scale - mean) / std, a number each or one a channel.
 
     Empty `layout` is what the model's shape says, no `scale` is 1/255 for floats, else 1.
     """
@@ -203,7 +203,7 @@ def read_image(path: Path, declared: Declared, options: ImageOptions) -> Array:
 
 
 def _layout(dims: tuple[int, ...]) -> str:
-    """Which axis is what, if the number of channels says so."""
+    """Layout of an image's axes, if the number of channels tells it."""
     if len(dims) == 2:
         return "HW"
     if len(dims) != 3:
@@ -270,7 +270,7 @@ def file_of(text: str) -> Path | None:
 
 
 def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
-    """What a file holds for one input, by its suffix."""
+    """Array in a file for one input, read by its suffix."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         return _array(path)
@@ -384,7 +384,7 @@ def _number(cell: str) -> int | float:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """How to make up inputs: so many rows, and the shapes of some inputs."""
+    """Options of made-up inputs: number of rows, and shapes of some inputs."""
 
     rows: int = 1
     seed: int | None = None
@@ -393,7 +393,7 @@ class Random:
 
 @dataclass(slots=True)
 class Given:
-    """What has been read so far; what a whole request in JSON says beside its inputs, too."""
+    """Inputs read so far, with all else that a whole request in JSON says."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -517,7 +517,7 @@ class Reader:
                 self._add(given, declared, to_array(value, declared))
 
     def _request(self, given: Given, document: Mapping[str, Any]) -> None:
-        """As it says: what is wrong with it, the server is to say."""
+        """Take a request as it is written; the server checks it."""
         for item in document["inputs"]:
             name, data = str(item["name"]), item["data"]
             if "shape" not in item or "datatype" not in item:

@@ -137,7 +137,7 @@ def _list(options: argparse.Namespace, server: Server) -> int:
 
 
 def _description(server: Server, entry: Document) -> Document:
-    """What a version that serves takes and gives, and what runs it."""
+    """Inputs, outputs, backend and instances of a version that serves."""
     if entry["state"] != "READY":
         return {}
     try:

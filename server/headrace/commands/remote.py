@@ -30,7 +30,7 @@ Action = Callable[[argparse.Namespace, Server], int]
 
 
 class CommandFailed(Exception):
-    """Why a command cannot do what it should, for people."""
+    """Failure of a command, with a text for people."""
 
 
 def remote_command(

@@ -181,7 +181,7 @@ class _Watch:
 
 
 def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
-    """Where metrics are, and the id of the server whose they must be; "" for any."""
+    """Address of the metrics, and the id of the server that they must be of; "" for any."""
     given: Address | None = options.metrics_url
     if given is not None:
         identity = ""

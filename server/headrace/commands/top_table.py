@@ -100,7 +100,7 @@ class VersionActivity:
 
     @property
     def backend(self) -> str:
-        """What gets its requests, of several backends."""
+        """Backend that gets the requests, of several."""
         return next((name for name, active in self.backends.items() if active), "")
 
     @property
@@ -110,7 +110,7 @@ class VersionActivity:
 
     @property
     def servers_in(self) -> int:
-        """How many of its servers are sent calls."""
+        """Number of its servers that are sent calls."""
         return sum(self.servers.values())
 
     @property
@@ -150,7 +150,7 @@ class ServerActivity:
 
     @property
     def errors(self) -> list[AnswerRate]:
-        """Those that were not answered well, also since the request was wrong."""
+        """Answers that were errors, of wrong requests included."""
         return [answer for answer in self.answers if answer.error]
 
     @property
@@ -165,7 +165,7 @@ class ServerActivity:
 
 
 def activity(before: Scrape, after: Scrape) -> ServerActivity:
-    """What has happened from one scrape to the next."""
+    """Activity from one scrape to the next."""
     seconds = max(after.at - before.at, 1e-9)
     old, new = _Values(before.samples), _Values(after.samples)
 
@@ -229,7 +229,7 @@ def _answers(old: "_Values", new: "_Values", seconds: float) -> list[AnswerRate]
 
 
 def grown_counts(before: Counts, after: Counts) -> Counts:
-    """What a histogram has counted from one scrape to the next, by upper bound."""
+    """Counts of a histogram from one scrape to the next, by upper bound."""
     old = dict(before)
     if any(count < old.get(bound, 0) for bound, count in after):
         return after  # the server has started anew
@@ -310,7 +310,7 @@ def _grown(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is to be seen. `notice` stands above the table, if there is something to say."""
+    """Content of the screen; a `notice` stands above the table."""
 
     title: str
     activity: ServerActivity | None
@@ -409,7 +409,7 @@ def plain_lines(view: View, width: int, most: int | None = None) -> list[str]:
 
 
 def rich_lines(view: View, width: int, most: int | None = None) -> "Text":
-    """The same for rich, with colours."""
+    """Lines of `plain_lines` with colours, for rich."""
     from rich.text import Text
 
     first, *others = summary(view)
@@ -454,7 +454,7 @@ def document(view: View, time: float) -> "Document":
 
 
 def _columns(now: ServerActivity, width: int) -> list[_Column]:
-    """Those for which there is room and something to say."""
+    """Columns that fit the width and have something to show."""
     return [
         column
         for column in _COLUMNS

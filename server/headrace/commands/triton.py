@@ -112,7 +112,7 @@ def write_pools(path: Path, directory: Path) -> list[str]:
 
 
 def write_apart(path: Path, directory: Path) -> list[str]:
-    """As `write_pools`, in a process of its own, since the server runs no file's code itself.
+    """Call `write_pools` in a process of its own: the server runs no file's code itself.
 
     Raises `SettingsError`.
     """

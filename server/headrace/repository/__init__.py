@@ -1,1 +1,1 @@
-"""Where models come from: the directory layout, `config.pbtxt`, and its completion."""
+"""Model repositories: directory layout, `config.pbtxt`, its completion, and changes of files."""

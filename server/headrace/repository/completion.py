@@ -32,7 +32,7 @@ ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
 class BackendNames(Protocol):
-    """What completion needs to know of a backend.
+    """Names by which files speak for a backend.
 
     `filenames` are what a model's file may be called, `default_filename` among them, also with a
     directory before the name; a file with one of `suffixes` is its model's under any other name.
@@ -250,16 +250,16 @@ class Devices(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of GPUs."""
 
     @property
     def problem(self) -> str:
-        """Why there are none; empty if there are some."""
+        """Reason why there are none; empty if there are some."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What a backend makes of GPUs.
+    """Use that a backend makes of GPUs.
 
     `preferred` is whether a model that does not say where it runs is on GPUs if there are any.
     `obstacle` is what keeps it from using them, empty for nothing.
@@ -301,7 +301,7 @@ def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
 
 
 def device_problems(config: ModelConfig, devices: Devices, use: GpuUse) -> Iterator[Problem]:
-    """Why instance groups cannot be where they are meant to be; of a result of `on_devices`."""
+    """Problems of instance groups with the GPUs there are; of a result of `on_devices`."""
     count = devices.count
     for index, group in enumerate(config.instance_group):
         if group.kind != ModelInstanceGroup.KIND_GPU:

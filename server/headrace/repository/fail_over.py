@@ -1,4 +1,4 @@
-"""Which backends a model goes on with when its own cannot be reached: the parameter `fail_over`.
+"""Further backends of a model, for when its own cannot be reached: the parameter `fail_over`.
 
 It is a list in order, with semicolons between its entries. An entry is the name of a backend,
 which runs the model's files here, or the endpoints of further servers. Each entry has a
@@ -82,7 +82,7 @@ def read_order(
 
 
 def problems(config: ModelConfig) -> Iterator[Problem]:
-    """Why a model cannot have several backends, or what is wrong with how it has them."""
+    """Problems of a model with several backends."""
     if PARAMETER not in config.parameters:
         return
     path = f"parameters['{PARAMETER}']"

@@ -101,7 +101,7 @@ def name_models(
 
 
 def namespaced(name: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that are a model's of this name in some repository."""
+    """Names, out of some, of the models of this name in all repositories."""
     return sorted(other for other in names if other.startswith(f"{name}@"))
 
 
@@ -128,7 +128,7 @@ def single_file(path: Path) -> ModelSource:
 
 
 def nothing_in(repository: Path) -> str:
-    """What to tell somebody whose repository holds no model."""
+    """Message about a repository without models."""
     found = sorted(entry.name for entry in repository.iterdir())[:5]
     return (
         f"no models in {repository}: expected a file such as MODEL/VERSION/model.onnx or"
@@ -137,7 +137,7 @@ def nothing_in(repository: Path) -> str:
 
 
 def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
-    """What lies in one model directory."""
+    """Model in a directory, as it lies there now."""
     config = path / "config.pbtxt"
     try:
         entries = [entry.name for entry in path.iterdir() if entry.is_dir()]
@@ -194,7 +194,7 @@ def model_directories(repository: Path) -> Sequence[Path]:
 
 
 def _elsewhere(path: Path) -> str:
-    """What to tell of a URL of an object store, as Triton takes them; "" for other paths."""
+    """Message about a URL of an object store, as Triton takes them; "" for other paths."""
     url = str(path).replace(":/", "://")  # since a path has no two slashes in a row
     store, colon, _ = url.partition("://")
     if not colon or store not in _STORES:
@@ -286,7 +286,7 @@ class Catalogue:
         return names
 
     def read(self, name: str) -> ModelSource | None:
-        """What there is under a name; None if there is nothing.
+        """Model of this name; None if there is none.
 
         Raises `LoadFailed` for one that does not say which model is meant, or if a repository
         cannot be read.
@@ -316,7 +316,7 @@ class Catalogue:
 
 
 def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[ModelSource]:
-    """Those of the models that are to be loaded at first, `*` for all; what is not there has a
+    """Models to load at first, by their names, `*` for all; one that is not there has a
     `problem`.
     """
     if list(names) == ["*"]:
@@ -335,7 +335,7 @@ def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[Model
 
 
 def ambiguous(name: str, names: Sequence[str]) -> str:
-    """What is wrong with a name that stands for several models, under `names` each."""
+    """Message about a name that stands for several models, under `names` each."""
     return (
         f"There are {len(names)} identifiers of model '{name}' in global map, model namespace must"
         f" be provided to resolve ambiguity: {', '.join(names)}"

@@ -52,7 +52,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
 
 class Stamp(NamedTuple):
-    """What tells one state of a file from another.
+    """State of a file by `stat`: two differ if the file may have changed.
 
     `changed_ns` is when anything was last done to the file. Only that tells two files apart that
     were given the same time, have the same size and, one after the other, the same number. It also
@@ -238,7 +238,7 @@ def _below(
 
 
 def _look_at(path: Path) -> tuple[Stamp | None, bool]:
-    """What lies at a path, and whether it is a directory."""
+    """Stamp of a path, and whether it is a directory."""
     try:
         found = path.stat()
     except OSError as error:
@@ -264,7 +264,7 @@ _TOLD = 3  # of the files that are wrong, so that a message stays short
 
 
 class Digests:
-    """What files hold, each read again only when its state has changed. For any thread.
+    """Digests of files, each read again only when its state has changed. For any thread.
 
     To be kept for as long as models are loaded.
     """
@@ -313,7 +313,7 @@ class Digests:
         return found
 
     def problems(self, directory: Path) -> list[str]:
-        """What is wrong with the files that one manifest names; raises as `verified` does."""
+        """Problems of the files that one manifest names; raises as `verified` does."""
         named = read_manifest(directory)
         return [text for n, d in named.items() for text in self._problem(directory, n, d)]
 
@@ -392,7 +392,7 @@ _SET_FIELDS = ("max_batch_size", "input")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What cannot change while a version serves.
+    """Files and configuration of a version that cannot change while it serves.
 
     `files` are stamps or, where a manifest gives them, digests. `config` is the configuration
     without what can, as bytes; `set_fields` are those of the fields that its file names which mean

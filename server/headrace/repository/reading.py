@@ -63,7 +63,7 @@ def _strict_outputs(config: ModelConfig) -> bool:
 
 
 def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
-    """How the model's requests are queued and batched."""
+    """Policy by which the model's requests are queued and batched."""
     batching = config.dynamic_batching
     policy = BatchPolicy(max_rows=0)
     if batches(config):
@@ -91,7 +91,7 @@ def placements(config: ModelConfig) -> list[Placement]:
 def load_spec(
     config: ModelConfig, root: Path, version: int, placement: Placement, threads: int
 ) -> LoadSpec:
-    """What the backend needs to load one instance of one version."""
+    """Specification from which a backend loads one instance of one version."""
     accelerators = config.optimization.execution_accelerators
     chosen = (
         accelerators.cpu_execution_accelerator
@@ -151,7 +151,7 @@ def first_response_bounds(config: ModelConfig) -> Sequence[float]:
 
 
 def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of the available versions the version policy serves, ascending."""
+    """Versions, out of the available, that the version policy serves, ascending."""
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":

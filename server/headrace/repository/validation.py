@@ -137,7 +137,7 @@ def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
 def tensor_problems(
     config: ModelConfig, inputs: Sequence[TensorInfo] = (), outputs: Sequence[TensorInfo] = ()
 ) -> Iterator[Problem]:
-    """What must hold of `input` and `output`, and of requests, once they are complete.
+    """Problems of completed `input` and `output`, and of dividing requests.
 
     `inputs` and `outputs` are those of the loaded model, as far as it tells of them.
     """
@@ -161,7 +161,7 @@ def tensor_problems(
 def model_problems(
     config: ModelConfig, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> Iterator[Problem]:
-    """Where `config` and the loaded model contradict one another."""
+    """Contradictions between `config` and the loaded model."""
     lead = 1 if config.max_batch_size > 0 else 0
     groups: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
         ("input", config.input, inputs),

@@ -155,7 +155,7 @@ class FileWatcher:
             Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell of nothing more; nothing is waited for."""
+        """Stop telling of changes, without waiting for the thread."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -193,7 +193,7 @@ class FileEvents:
         retry_secs: float,
         happened: Callable[[frozenset[str] | None], None],
     ) -> None:
-        """What cannot be watched is tried again every `retry_secs`."""
+        """Directories that cannot be watched are tried again every `retry_secs`."""
         self._directories = [Path(os.path.abspath(path)) for path in directories]
         self._retry_secs = retry_secs
         self._happened = happened
@@ -204,7 +204,7 @@ class FileEvents:
         self._thread = Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Tell from now on."""
+        """Start telling of events."""
         self._thread.start()
 
     def renew(self) -> None:
@@ -212,7 +212,7 @@ class FileEvents:
         self._interrupted.set()
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Stop telling of events."""
         self._stopped.set()
         self._interrupted.set()
 
@@ -362,7 +362,7 @@ class _Watched:
         return now - self._gone_since >= QUIET_SECS
 
     def be_unclear(self, why: str) -> None:
-        """It could not be looked at; said once."""
+        """Note that the model could not be looked at; logged once for each reason."""
         self._gone_since = None
         if why != self._unclear:
             self._unclear = why
@@ -395,16 +395,16 @@ class FollowedRepositories:
 
     @property
     def repositories(self) -> Sequence[Path]:
-        """Where they lie."""
+        """Paths of the repositories."""
         return self._catalogue.repositories
 
     @property
     def places(self) -> Sequence[tuple[int, int] | None]:
-        """What tells whether a repository's directory is another one than before."""
+        """Device and inode of each repository, by which another directory is noticed."""
         return [repository.place for repository in self._repositories]
 
     def look(self, now: float, only: Collection[str] | None = None) -> list[Change]:
-        """What has changed and is complete; each change is told once.
+        """Changes that are complete, each told once.
 
         `now` is a time in seconds that never goes back. `only` are the names of directories in the
         repositories to be looked into, None for all; those that are new or under way are, anyway.
@@ -490,7 +490,7 @@ class RepositoryWatcher:
             self._events.start()
 
     def stop(self) -> None:
-        """Tell of nothing more; nothing is waited for."""
+        """Stop telling of changes, without waiting for the thread."""
         self._stopped.set()
         self._hints.put(frozenset())
         if self._events is not None:
