@@ -49,7 +49,7 @@ ERRORS: Sequence[type[ServerError]] = (
 
 
 class _Plan(NamedTuple):
-    """What batches have in common: the number of their form, and their inputs."""
+    """Batches alike in form: the number of the form, and their inputs."""
 
     form: int
     inputs: list[str]
@@ -79,7 +79,7 @@ class BatchFrames:
         self._places: dict[object, list[_Place]] = {}
 
     def learn(self, document: dict[str, Any]) -> None:
-        """Know the form of a worker's results; raises what nonsense raises."""
+        """Remember the form of a worker's results; raises what nonsense raises."""
         if len(self._results) > _FORMS:
             raise BrokenFrame("too many forms")
         self._results[int(document["number"])] = [
@@ -88,7 +88,7 @@ class BatchFrames:
         ]
 
     def pack(self, batch: Batch, number: int) -> tuple[bytes, Sequence[Buffer], int]:
-        """What is said of a batch, its data in pieces, and the size of all of these.
+        """The meta of a batch, its data in pieces, and the size of all of these.
 
         Its requests get the numbers from `number` on.
         """
@@ -144,7 +144,7 @@ class BatchFrames:
         return plan
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
-        """What has come of a batch whose responses are alike; raises what nonsense raises."""
+        """The outcome of a batch whose responses are alike; raises what nonsense raises."""
         began, ended, layout = unpack_result(meta)
         key = layout, size, batch.rows
         usual = batch.outputs is self._signature.outputs
@@ -179,7 +179,7 @@ class BatchFrames:
     def responses(
         self, sent: int, batch: Batch, document: dict[str, Any], data: Buffer, size: int
     ) -> Outcome:
-        """What has come of a batch whose responses differ; raises what nonsense raises."""
+        """The outcome of a batch whose responses differ; raises what nonsense raises."""
         places = _places(document["sizes"], size)
         parts = [_answer(told, places, data) for told in document["responses"]]
         if len(parts) != len(batch.calls):
@@ -204,7 +204,7 @@ def _places(sizes: Sequence[int], size: int) -> _Places:
 
 
 def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
-    """What a worker has told for one request."""
+    """The answer of a worker to one request."""
     if "later" in told:
         return Deferral.LATER
     if "again" in told:
@@ -283,7 +283,7 @@ def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
 
 
 def special_of(request: Call) -> dict[str, object]:
-    """What a model is told of a request beside its id and its inputs; mostly nothing."""
+    """Fields of a request beside its id and its inputs, for the model; mostly none."""
     special: dict[str, object] = {}
     parameters = request.parameters
     if parameters:

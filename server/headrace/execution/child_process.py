@@ -149,8 +149,8 @@ class ProcessOutput:
 
 @dataclass(frozen=True, slots=True)
 class Reaping:
-    """What a reaper removes: shared memory whose names begin with `region` once the command has
-    ended, and `directory` if the server ends first; "" for none.
+    """Traces that a reaper removes: shared memory whose names begin with `region` once the command
+    has ended, and `directory` if the server ends first; "" for none.
     """
 
     region: str = ""
@@ -230,7 +230,7 @@ class ChildProcess:
             self._kill_timer.cancel()
 
     def terminate(self) -> None:
-        """Have a process under a reaper end by SIGTERM."""
+        """Send SIGTERM to a process under a reaper."""
         self._tell(b"t")
 
     def kill_after(self, seconds: float) -> None:

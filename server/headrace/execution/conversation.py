@@ -224,7 +224,7 @@ Give = Callable[[Call, Answer | None, bool], None]
 
 
 class Owner(Protocol):
-    """What the slots of a worker belong to."""
+    """The owner of the slots of a worker."""
 
     @property
     def under_way(self) -> int:
@@ -314,12 +314,12 @@ class Conversation:
 
     @property
     def executing(self) -> list[Slot]:
-        """Those whose batches the model has begun, as far as that can be known."""
+        """Slots whose batches the model has begun, as far as that can be known."""
         slots = list(self.under_way.values())
         return slots if self._concurrent else slots[:1]
 
     def sign(self, slot: Slot) -> object:
-        """What changes with each sign of progress with a slot's batch.
+        """A value that changes with each sign of progress with a slot's batch.
 
         None while the model waits for a client that reads slowly.
         """

@@ -316,7 +316,7 @@ def _given(array: TensorArray, spec: TensorSpec, signature: Signature) -> Array:
 
 
 class _NoSenders:
-    """What a response sender would answer by: here answers are what `execute` gives back."""
+    """Stand-in for a worker: here answers are what `execute` gives back, and nothing is sent."""
 
     def respond(
         self,
@@ -328,7 +328,7 @@ class _NoSenders:
         raise pb.TritonModelException(_NO_SENDERS)
 
     def drop(self, number: int, error: pb.TritonError) -> None:
-        """It is an error already that nothing was given back for it."""
+        """Nothing: that nothing was given back for it is an error already."""
 
     def wait_for_room(self, number: int) -> None:
         raise pb.TritonModelException(_NO_SENDERS)
@@ -337,7 +337,7 @@ class _NoSenders:
         raise pb.TritonModelException(_NO_SENDERS)
 
     def is_cancelled(self, number: int) -> bool:
-        """It is not known."""
+        """Always False: cancellations are not known here."""
         return False
 
 
@@ -348,7 +348,7 @@ _no_senders = _NoSenders()
 def _part(
     request: pb.InferenceRequest, response: pb.InferenceResponse | None, wanted: Sequence[str]
 ) -> Part | ServerError | Deferral:
-    """What a request gets of a response."""
+    """The part of an outcome for one request, from its response."""
     if response is None:  # which is for those that are given back, or answered by a sender
         return Deferral.AGAIN if is_given_back(request) else ExecutionFailed(_NO_SENDERS)
     if (error := response.error()) is not None:

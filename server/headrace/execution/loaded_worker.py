@@ -184,7 +184,7 @@ class _Talk:
             self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
 
     def close(self) -> None:
-        """It belongs to whoever has started it."""
+        """Nothing: the process belongs to whoever has started it."""
 
     def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         if header.kind is Kind.METRIC:

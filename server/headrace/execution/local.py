@@ -153,7 +153,7 @@ class LoadedModel:
         return self.inputs, self.outputs
 
     def warnings(self) -> Sequence[str]:
-        """What is otherwise than its configuration asks for, and served nevertheless."""
+        """Differences from its configuration that are served nevertheless."""
         return ()
 
     def begin(
@@ -296,7 +296,7 @@ class LocalInstance:
         self._work.put((batch, done))
 
     def leave(self, grace: float) -> None:
-        """Have what nobody waits for end after `grace` seconds from now on."""
+        """End runs that nobody waits for after `grace` seconds from now on."""
         self._grace = min(self._grace, grace)
         self._pace = min(self._pace, max(self._grace / 2, _LEAST_PACE_SECS))
         if self._looking is not None:
@@ -362,7 +362,7 @@ class LocalInstance:
             self._end(NotStarted(), "abandoned")
 
     def _end(self, verdict: Exception, why: str) -> None:
-        """Have the run under way end, if it can be; again and again until it has."""
+        """Terminate the run under way, if it can be; again and again until it has ended."""
         if self._model.terminate() and self._verdict is None:
             told = "it takes too long" if why == "limit" else "nobody waits for it any more"
             log.error("the run of %s is ended after %.0f s: %s", self.name, self.silent, told)

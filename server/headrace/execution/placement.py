@@ -30,7 +30,7 @@ class ModelServices(Protocol):
     """The server, as far as models may ask something of it."""
 
     def submit(self, call: Call, inside: bool) -> None:
-        """Have a model run; raises `ServerError`.
+        """Run a model; raises `ServerError`.
 
         `inside` means that the model that asks does nothing else until it is answered.
         """
@@ -61,7 +61,7 @@ class NoServices:
         answer(None, Unavailable(self._text))
 
     def metric(self, document: Mapping[str, Any]) -> None:
-        """What a model tells of its metrics is kept until it serves."""
+        """Nothing: changes of metrics are kept until the model serves."""
 
 
 class Scheduler(Protocol):

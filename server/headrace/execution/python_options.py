@@ -208,7 +208,7 @@ class WorkerSpec:
         return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
 
     def _own(self) -> dict[str, str]:
-        """What a shell sets where an environment is activated, for programs that a model starts."""
+        """Variables of an activated environment, as shells set them, for what a model starts."""
         if not self.prefix:
             return {}
         kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
@@ -256,7 +256,7 @@ def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> Mo
 
 
 def start_arguments(spec: LoadSpec, config: str) -> dict[str, str]:
-    """What `initialize` gets; `config` is the whole configuration as JSON."""
+    """The argument of `initialize`; `config` is the whole configuration as JSON."""
     return {
         "model_config": config,
         "model_instance_kind": _kind(spec),

@@ -65,7 +65,7 @@ def _wait(pid: int, watch: int) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill the command if this process is killed."""
+    """Ask the kernel to kill the command if this process is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

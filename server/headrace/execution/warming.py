@@ -28,7 +28,7 @@ _LARGEST = 128  # random whole numbers are below it: every datatype has them
 
 
 class Synthetic(Enum):
-    """What an input has that is made up."""
+    """Content of an input that is made up."""
 
     ZEROS = "zeros, false, or empty text"
     RANDOM = "from 0 to 1, whole numbers below 128, or digits; the same at every load"
@@ -114,7 +114,7 @@ class Here(Instance):
         done(self, batch, self._run(batch))
 
     def close(self) -> None:
-        """It belongs to whoever has loaded it."""
+        """Nothing: the instance belongs to whoever has loaded it."""
 
 
 def warm_up(

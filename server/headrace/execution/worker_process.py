@@ -47,7 +47,7 @@ _BOOT = (
 
 
 def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
-    """What to run; `socket` and `heartbeat` are descriptors that the process inherits."""
+    """The command; `socket` and `heartbeat` are descriptors that the process inherits."""
     given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
     return [python, "-c", _BOOT, *given]
 
@@ -122,7 +122,7 @@ class WorkerProcess:
         return 0 if self.ended else resident_bytes(self.pid)
 
     def answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
-        """What a worker has answered; raises `LoadFailed` if that is a failure."""
+        """The answer of a worker; raises `LoadFailed` if that is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:
             if answer["problems"]:
@@ -164,7 +164,7 @@ class WorkerProcess:
         self.link.send(kind, meta)
 
     def stop(self) -> None:
-        """Tell it to finish and end; it is killed if that takes long."""
+        """Send STOP, by which it finishes and ends; it is killed if that takes long."""
         if not self.ended:
             self.send(Kind.STOP)
             self._child.kill_after(_STOP_SECS)
@@ -176,7 +176,7 @@ class WorkerProcess:
             self._take(header, meta, content)
 
     def _give_up(self, reason: str, error: Exception | None) -> None:
-        """It is of no more use: end it, and say so."""
+        """Kill a process that is of no more use, and log why."""
         if self.ended or self._given_up or self._take is None:
             return
         self._given_up = True

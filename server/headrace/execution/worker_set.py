@@ -102,7 +102,7 @@ class WorkerSet(Placement):
                 return
 
     def __iter__(self) -> Iterator[WorkerInstance]:
-        """Those that serve."""
+        """Workers that serve; not those that were replaced and finish."""
         return iter(self._serving)
 
     @property

@@ -58,7 +58,7 @@ class FrontendConfig:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "FrontendConfig":
-        """What `document` gave; raises `TypeError` for anything else."""
+        """The configuration in the document of `document`; raises `TypeError` for any other."""
         values = dict(document)
         values["logs"] = LogSettings(**values["logs"])
         values["shares"] = Shares(**values["shares"])
@@ -88,7 +88,7 @@ class WantedHeaders:
         return bool(self.routed or self.forwarded) or any(self.traced.values())
 
     def of(self, model: str, version: str) -> list[tuple[str, str]]:
-        """Those wanted of a request, in lower case, and the parameters that their values become."""
+        """Headers wanted of a request, in lower case, and the parameters that they become."""
         names = [self.routed[model]] if not version and model in self.routed else []
         if self.traced.get(model, self.traced.get("", False)):
             names += CONTEXT_HEADERS

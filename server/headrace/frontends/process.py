@@ -66,7 +66,7 @@ class Doors:
             self._http.end_unfinished()
 
     async def announce(self, grace: float) -> None:
-        """Have clients go elsewhere; what they have sent is still taken."""
+        """Send clients elsewhere; what they have sent is still taken."""
         doors = [door for door in (self._http, self._grpc) if door is not None]
         await asyncio.gather(*(door.announce(grace) for door in doors))
 

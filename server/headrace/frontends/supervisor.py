@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
@@ -36,7 +36,7 @@ class _FrontEnd:
     def __init__(self, owner: "Supervisor", number: int) -> None:
         self.number = number
         self.ready = False
-        self.host: FrontEndSession | None = None
+        self.session: FrontEndSession | None = None
         self.process: ChildProcess | None = None
         self.restarts = RestartPolicy(pause=_LOOP_SECS)
         self.restart: asyncio.TimerHandle | None = None
@@ -66,13 +66,13 @@ class _FrontEnd:
             theirs.close()
         self._begun = owner.loop.time()
         self.process.attach(owner.loop, self._on_exit)
-        self.host = FrontEndSession(
+        self.session = FrontEndSession(
             ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
         )
-        self.host.set_up(owner.document)
-        self.host.tell_ready(owner.serves)
+        self.session.set_up(owner.document)
+        self.session.tell_ready(owner.serves)
         if owner.headers:
-            self.host.tell_headers(owner.headers)
+            self.session.tell_headers(owner.headers)
 
     def kill(self) -> None:
         """Kill the process without waiting for anything."""
@@ -89,12 +89,12 @@ class _FrontEnd:
         self.kill()  # without its link it can do nothing
 
     def _on_exit(self) -> None:
-        owner, process, host = self._owner, self.process, self.host
+        owner, process, session = self._owner, self.process, self.session
         assert process is not None
-        self.process = self.host = None
-        if host is not None:
-            host.close()
-            owner.unlogged_before += host.unlogged
+        self.process = self.session = None
+        if session is not None:
+            session.close()
+            owner.unlogged_before += session.unlogged
         was_ready, self.ready = self.ready, False
         if owner.draining:
             owner.changed()
@@ -161,36 +161,36 @@ class Supervisor:
             raise OSError("a front end did not start; see the log")
 
     def apply_logs(self, settings: LogSettings) -> None:
-        """Have all of them, and those that are started later, write their logs like this."""
+        """Apply settings of logs to all front ends, also those that are started later."""
         self.document["logs"] = asdict(settings)
-        for front_end in self._front_ends:
-            if front_end.host is not None:
-                front_end.host.apply_logs(self.document["logs"])
+        for session in self._sessions:
+            session.apply_logs(self.document["logs"])
 
     @property
     def unlogged(self) -> int:
         """Lines that front ends could not write into the log."""
-        hosts = [f.host for f in self._front_ends if f.host is not None]
-        return self.unlogged_before + sum(host.unlogged for host in hosts)
+        return self.unlogged_before + sum(session.unlogged for session in self._sessions)
+
+    @property
+    def _sessions(self) -> Iterator[FrontEndSession]:
+        return (f.session for f in self._front_ends if f.session is not None)
 
     def tell_ready(self, ready: bool) -> None:
-        """Have all of them, and those that are started later, know whether the server is ready."""
+        """Tell all front ends, also those that are started later, whether the server is ready."""
         self.serves = ready
-        for front_end in self._front_ends:
-            if front_end.host is not None:
-                front_end.host.tell_ready(ready)
+        for session in self._sessions:
+            session.tell_ready(ready)
 
     def tell_soon(self) -> None:
-        """Have all of them know, at the end of this turn, how much others hold."""
+        """Tell all front ends, at the end of this turn, how much others hold."""
         if not self._telling:
             self._telling = True
             self.loop.call_soon(self._tell_elsewhere)
 
     def _tell_elsewhere(self) -> None:
         self._telling = False
-        for front_end in self._front_ends:
-            if front_end.host is not None:
-                front_end.host.tell_elsewhere()
+        for session in self._sessions:
+            session.tell_elsewhere()
 
     def want_routed(self, headers: Mapping[str, str]) -> None:
         """Say by model which header's value requests for it are to bring along."""
@@ -206,12 +206,11 @@ class Supervisor:
 
     def _want(self, headers: WantedHeaders) -> None:
         self.headers = headers
-        for front_end in self._front_ends:
-            if front_end.host is not None:
-                front_end.host.tell_headers(self.headers)
+        for session in self._sessions:
+            session.tell_headers(headers)
 
     async def drain(self, seconds: float) -> int:
-        """Have them finish and end; how many requests were under way after `seconds`."""
+        """End them once they have finished; how many requests were under way after `seconds`."""
         admission = self.engine.admission
         self.draining = True
         left = 0
@@ -224,8 +223,8 @@ class Supervisor:
         for front_end in self._front_ends:
             if front_end.restart is not None:
                 front_end.restart.cancel()
-            if front_end.host is not None:
-                front_end.host.drain(seconds + 0.1)
+        for session in self._sessions:
+            session.drain(seconds + 0.1)
         await self._end(seconds + _FAREWELL_SECS)
         timer.cancel()
         return left

@@ -11,7 +11,7 @@ from headrace.core.errors import ExecutionFailed
 from headrace.execution.remote.connection import CallFailed, RemoteDescription
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.triton.late import LoadCounts
-from headrace.execution.triton.reconciler import BlockingClients, RepositoryKeeper
+from headrace.execution.triton.reconciler import BlockingClients, RepositoryReconciler
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.status import Failure, Fate
 
@@ -56,17 +56,17 @@ class Visit(BlockingClients):
 @pytest.mark.parametrize("used", [False, True], ids=["nobody else", "somebody else"])
 def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
     server, uses = Server(), LoadCounts()
-    keeper = RepositoryKeeper(Visit(server), [], uses)
+    reconciler = RepositoryReconciler(Visit(server), [], uses)
     if used:
         uses.take(("m", ENDPOINT))
-    server.meanwhile = keeper.release
-    keeper.ensure(ENDPOINT, 10)
+    server.meanwhile = reconciler.release
+    reconciler.ensure(ENDPOINT, 10)
     assert server.loaded is used
 
 
 def test_a_model_that_stays_loaded() -> None:
     server = Server()
-    keeper = RepositoryKeeper(Visit(server), [], None)
-    server.meanwhile = keeper.release
-    keeper.ensure(ENDPOINT, 10)
+    reconciler = RepositoryReconciler(Visit(server), [], None)
+    server.meanwhile = reconciler.release
+    reconciler.ensure(ENDPOINT, 10)
     assert server.loaded

@@ -160,7 +160,7 @@ def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Inter
 
 
 def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
-    """What an archive holds, as conda-pack makes them; raises `OSError`."""
+    """The environment in an archive, as conda-pack makes them; raises `OSError`."""
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Plan(
@@ -169,7 +169,7 @@ def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
 
 
 def check_ready(directory: Path) -> Interpreter:
-    """What the interpreter of an environment is that others have made; raises `LoadFailed`."""
+    """The interpreter of an environment that others have made; raises `LoadFailed`."""
     python = directory / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise LoadFailed(f"{directory} is no environment: it has no bin/python", UNFIT)

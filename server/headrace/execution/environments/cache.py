@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a builder tells of what it has built."""
+    """Description of a built environment, by its builder."""
 
     wanted: tuple[str, ...]
     python: str

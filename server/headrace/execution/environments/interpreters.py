@@ -33,7 +33,7 @@ _ELSEWHERE = frozenset(
 
 
 def build_surroundings(environment: Mapping[str, str], offline: bool = False) -> dict[str, str]:
-    """What to start a build with; `offline` takes pip its configuration, files and all."""
+    """Environment variables of a build; `offline` takes pip its configuration, files and all."""
     found = {
         name: value
         for name, value in environment.items()

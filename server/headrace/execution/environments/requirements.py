@@ -35,7 +35,7 @@ _BEGIN, _END = "# /// script", "# ///"
 
 @dataclass(frozen=True, slots=True)
 class ScriptBlock:
-    """What a block asks for; `requires_python` is empty if it does not say."""
+    """Wishes of a script block; `requires_python` is empty if it has none."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str = ""
@@ -116,21 +116,21 @@ class Requirements:
 
     @property
     def identity(self) -> list[list[str]]:
-        """What tells these requirements from others."""
+        """A value that tells these requirements from others."""
         return [
             sorted({line.identity for line in lines}) for lines in (self.lines, self.constraints)
         ]
 
 
 def read_requirements(path: Path, root: Path) -> Requirements:
-    """What a file in the model's directory `root` asks for; raises `LoadFailed`."""
+    """Requirements of a file in the model's directory `root`; raises `LoadFailed`."""
     found = Requirements()
     _Reader(root, found).read_file(path, found.lines)
     return found
 
 
 def from_dependencies(dependencies: Iterable[str], root: Path, where: str) -> Requirements:
-    """What a list asks for, without any options; `where` is for errors. Raises `LoadFailed`."""
+    """Requirements of a list, without any options; `where` is for errors. Raises `LoadFailed`."""
     found = Requirements()
     reader = _Reader(root, found)
     for text in dependencies:

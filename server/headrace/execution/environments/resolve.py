@@ -70,7 +70,7 @@ class Ready:
 
 
 def demand_of(spec: LoadSpec) -> Packages | Ready | None:
-    """What the model asks for; None if it has nothing to say.
+    """The environment that the model asks for; None if it has nothing to say.
 
     Raises `InvalidOption` or `LoadFailed` for what cannot be followed.
     """
@@ -138,13 +138,13 @@ def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
 
 
 def _read(path: Path, root: Path) -> Requirements | None:
-    """What a file asks for; None if there is none."""
+    """Requirements of a file; None if there is none."""
     return read_requirements(path, root) if os.path.lexists(path) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a worker runs in: an interpreter and, if it is the model's own, the directory it is in.
+    """The environment of a worker: an interpreter and, if it is the model's own, its directory.
 
     `hold` keeps a cached one from being removed while this value is there.
     """

@@ -36,8 +36,8 @@ from headrace.execution.triton.reconciler import (
     BlockingClients,
     DesiredState,
     DriftWatch,
-    Reconciler,
-    RepositoryKeeper,
+    RepositoryReconciler,
+    UpstreamReconciler,
     asked_of,
     load_everywhere,
 )
@@ -87,12 +87,12 @@ def load_remote(
     endpoints = options.resolve()
     control = ControlOptions.of(spec.parameters)
     visits = BlockingClients(options, spec.model)
-    keeper: RepositoryKeeper | None = None
+    reconciler: RepositoryReconciler | None = None
     if control.load:
         uses = known if control.unload else None
-        keeper = RepositoryKeeper(visits, asked.instance_group, uses)
-        load_everywhere(keeper, spec.model, endpoints, spec.deadline)
-    return _described(visits, clients, endpoints, DesiredState(asked, control, keeper))
+        reconciler = RepositoryReconciler(visits, asked.instance_group, uses)
+        load_everywhere(reconciler, spec.model, endpoints, spec.deadline)
+    return _described(visits, clients, endpoints, DesiredState(asked, control, reconciler))
 
 
 def _described(
@@ -115,8 +115,8 @@ def _described(
         what = f"no server answers for model '{visits.options.model}'"
         raise LoadFailed(f"{what}: {'; '.join(problems)}", what)
     except BaseException:
-        if wanted.keeper is not None:
-            wanted.keeper.release()
+        if wanted.reconciler is not None:
+            wanted.reconciler.release()
         raise
 
 
@@ -296,16 +296,16 @@ class RemoteModel(LoadedModel):
         asked.instance_group.extend(self._wanted.config.instance_group)
         self._asked = asked
 
-    def reconciler(self, endpoint: Endpoint) -> Reconciler | None:
+    def reconciler(self, endpoint: Endpoint) -> UpstreamReconciler | None:
         """What has a server load the model again; None where that is not up to this one."""
-        keeper = self._wanted.keeper
-        return None if keeper is None else Reconciler(keeper, endpoint)
+        reconciler = self._wanted.reconciler
+        return None if reconciler is None else UpstreamReconciler(reconciler, endpoint)
 
     def watch(self, endpoints: Callable[[], Sequence[Endpoint]]) -> DriftWatch:
         """Look now and then whether those servers have it as it was asked for."""
         watch = DriftWatch(
             self._asked.name, self._wanted.control.drift_secs, endpoints, self._look,
-            self._wanted.keeper,
+            self._wanted.reconciler,
         )  # fmt: skip
         watch.note(self.answered, self.drift)
         return watch
@@ -343,8 +343,8 @@ class RemoteModel(LoadedModel):
 
     def close(self) -> None:
         """Have the servers unload it if that is wanted, which may take a while."""
-        if self._wanted.keeper is not None:
-            self._wanted.keeper.release()
+        if self._wanted.reconciler is not None:
+            self._wanted.reconciler.release()
 
     def _problems(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         most = self.max_batch_size

@@ -21,7 +21,7 @@ from headrace.execution.remote.connection import (
     StreamReceiver,
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.triton.reconciler import Reconciler
+from headrace.execution.triton.reconciler import UpstreamReconciler
 from headrace.observability.series import EndpointSeries
 from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling import upstreams
@@ -73,7 +73,7 @@ class Upstream:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         reachable: bool = False,
-        reconciler: Reconciler | None = None,
+        reconciler: UpstreamReconciler | None = None,
         counts: EndpointCounts | None = None,
     ) -> None:
         """`reconciler` has the server load the model where that is up to this one.

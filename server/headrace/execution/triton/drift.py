@@ -21,7 +21,7 @@ from headrace.wire.pb.model_config_pb2 import ModelInstanceGroup as Group
 
 
 def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
-    """What one process has of a model's instance groups; None if it has nothing of the model.
+    """The instance groups of a model in one process; None if it has nothing of the model.
 
     A model without instance groups has Triton's own choice of them in every process. Instances on
     the CPU are divided over all processes; so are those on GPUs where each process sees every GPU.
@@ -49,7 +49,7 @@ def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
 
 
 def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
-    """What a process reports, with its GPUs numbered as in the configuration."""
+    """Reported instance groups, with GPUs numbered as in the configuration."""
     found = []
     for group in groups:
         own = Group()

@@ -49,7 +49,7 @@ class LateTritons:
                 self._servers.stop()
 
     async def close(self) -> None:
-        """Have all processes end, and remove what they have seen."""
+        """End all processes, and remove the directory that they have seen."""
         self.stop()
         if self._servers is not None:
             await self._servers.close()

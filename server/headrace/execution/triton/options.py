@@ -1,4 +1,4 @@
-"""What the operator and a model's configuration decide about Tritons that this server starts."""
+"""Options of Tritons that this server starts, by the operator and by models' configurations."""
 
 import os
 import re
@@ -48,7 +48,7 @@ class TritonOptions:
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """What a model's configuration says about how it is loaded where others run it.
+    """Loading of a model where others run it, as its configuration wants it.
 
     `load` is whether this server has it loaded there, and `unload` whether it has it unloaded in
     the end. What a server reports is held against what was asked for when the model is loaded and
@@ -99,7 +99,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What it is called in logs and metrics."""
+        """Its name in logs and metrics."""
         return f"triton-{self.index}"
 
 

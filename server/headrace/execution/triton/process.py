@@ -41,18 +41,18 @@ _KEY = "headrace-key"
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What calls to Tritons of this server have to bring along, so that no others can be made."""
+    """The key that calls to Tritons of this server bring along, so that no others can be made."""
 
     value: str
 
     @property
     def argument(self) -> str:
-        """What has Triton ask for it."""
+        """The argument by which Triton asks for it."""
         return f"--grpc-restricted-protocol={_PROTOCOLS}:{_KEY}={self.value}"
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What calls have."""
+        """The metadata of calls."""
         return ((f"triton-grpc-protocol-{_KEY}", self.value),)
 
 
@@ -107,7 +107,7 @@ _EXIT_SLACK_SECS = 2.0  # beyond what Triton itself waits for
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is started with, and what a reaper removes with it."""
+    """Command and environment of a process, and what a reaper removes with it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -162,11 +162,11 @@ class TritonProcess:
 
     @property
     def label(self) -> str:
-        """What it is called in logs and metrics."""
+        """Its name in logs and metrics."""
         return self.place.label
 
     def begin(self, start: Start) -> None:
-        """Have it run from now on, until `close`."""
+        """Run it from now on, until `close`."""
         self._task = asyncio.get_running_loop().create_task(self._live(start))
 
     async def settled(self) -> None:
@@ -179,7 +179,7 @@ class TritonProcess:
                 wait.cancel()
 
     async def close(self) -> None:
-        """Have it end, and wait for that."""
+        """End it, and wait for that."""
         self._ending.set()
         if self._task is not None:
             if self._child is not None:  # else it is between two lives, or being started

@@ -1,8 +1,8 @@
 """Other servers kept as a model's configuration wants them: loaded, and loaded again when lost.
 
-`DesiredState` is what a configuration asks for. A keeper has one server load the model, and unload
-it in the end; it blocks and is for threads that may wait. `Reconciler` and `DriftWatch` have that
-done from the event loop while the model is served.
+`DesiredState` is what a configuration asks for. A `Reconciler` loads the model on one server after
+the other, and unloads it in the end; it blocks and is for threads that may wait.
+`UpstreamReconciler` and `DriftWatch` call it from the event loop while the model is served.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class BlockingClients:
         return ProtocolClients(self.options, self.model).visit(endpoint)
 
 
-class Keeper(ABC):
+class Reconciler(ABC):
     """Has servers load one model, and unload it in the end. For threads that may wait."""
 
     def __init__(self, clients: BlockingClients) -> None:
@@ -62,7 +62,7 @@ class Keeper(ABC):
         self._released = False
 
     def ensure(self, endpoint: Endpoint, seconds: float) -> None:
-        """Have one server serve it as wanted; raises `LoadFailed`."""
+        """Load it on one server as wanted; raises `LoadFailed`."""
         with self._lock:
             if self._released:
                 raise LoadFailed("it is being unloaded")
@@ -116,7 +116,7 @@ class Keeper(ABC):
         """Unload it where that is wanted."""
 
 
-class RepositoryKeeper(Keeper):
+class RepositoryReconciler(Reconciler):
     """Has servers that others have started load a model, with the instance groups wanted.
 
     What else its configuration says is theirs. Empty `groups` are whatever the servers have.
@@ -172,25 +172,25 @@ class RepositoryKeeper(Keeper):
 
 
 def load_everywhere(
-    keeper: Keeper, model: str, endpoints: Sequence[Endpoint], deadline: float
+    reconciler: Reconciler, model: str, endpoints: Sequence[Endpoint], deadline: float
 ) -> None:
-    """Have all servers that can be reached serve a model; raises `LoadFailed` if none does.
+    """Load a model on all servers that can be reached; raises `LoadFailed` if none loads it.
 
     The others are asked again by health checks.
     """
     seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
-    problems = each(endpoints, lambda endpoint: keeper.ensure(endpoint, seconds))
+    problems = each(endpoints, lambda endpoint: reconciler.ensure(endpoint, seconds))
     if len(problems) < len(endpoints):
         for problem in problems:
             log.warning("model %s is not loaded by a server: %s", model, problem)
         return
-    keeper.release()
+    reconciler.release()
     what = f"no server loads model '{model}'"
     raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
 
 
 def loaded(connection: Visit) -> RemoteDescription | None:
-    """What a server says of a model that is loaded; None if it is not.
+    """The description of a model that a server has loaded; None if it has not.
 
     Raises `CallFailed` if the server cannot be asked.
     """
@@ -224,15 +224,15 @@ Renumbered = Callable[[Endpoint, Sequence[ModelInstanceGroup]], Sequence[ModelIn
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What a configuration asks for, as it is written, and what has the servers do it.
+    """The configuration of a model as it is written, and what brings the servers to it.
 
-    `keeper` is None where they have the model of themselves. `renumbered`, where it is there, says
-    which GPUs of the configuration a server's are.
+    `reconciler` is None where they have the model of themselves. `renumbered`, where it is there,
+    says which GPUs of the configuration a server's are.
     """
 
     config: ModelConfig
     control: ControlOptions
-    keeper: Keeper | None = None
+    reconciler: Reconciler | None = None
     renumbered: Renumbered | None = None
 
     def groups(self, endpoint: Endpoint, reported: ModelConfig) -> Sequence[ModelInstanceGroup]:
@@ -247,14 +247,14 @@ def asked_of(config: str) -> ModelConfig:
     return result
 
 
-class Reconciler:
+class UpstreamReconciler:
     """Has one server serve the model again when it is found that it does not.
 
     An attempt that fails is not repeated before a time that doubles from one to the next.
     """
 
-    def __init__(self, keeper: Keeper, endpoint: Endpoint) -> None:
-        self._keeper = keeper
+    def __init__(self, reconciler: Reconciler, endpoint: Endpoint) -> None:
+        self._reconciler = reconciler
         self._endpoint = endpoint
         self._backoff = Backoff(1.0, 60.0)
         self._not_before = 0.0
@@ -267,7 +267,7 @@ class Reconciler:
             return self._problem
         try:
             await run_in_daemon_thread(
-                lambda: self._keeper.ensure(self._endpoint, LOAD_SECS),
+                lambda: self._reconciler.ensure(self._endpoint, LOAD_SECS),
                 f"load on {self._endpoint.name}",
             )
         except LoadFailed as error:
@@ -292,13 +292,13 @@ class DriftWatch:
         interval: float,
         endpoints: Callable[[], Sequence[Endpoint]],
         look: Callable[[Endpoint], Sequence[Difference]],
-        keeper: Keeper | None,
+        reconciler: Reconciler | None,
     ) -> None:
         self._model = model
         self._interval = interval
         self._endpoints = endpoints
         self._look = look
-        self._keeper = keeper
+        self._reconciler = reconciler
         self._found: dict[Endpoint, Sequence[Difference]] = {}
         self._task: asyncio.Task[None] | None = None
         if interval:
@@ -309,7 +309,7 @@ class DriftWatch:
         return len(self._found.get(endpoint, ()))
 
     def note(self, endpoint: Endpoint, found: Sequence[Difference]) -> None:
-        """Know what a server's differences are, and tell if they are others than before."""
+        """Remember the differences of a server, and log them if they are others than before."""
         found = tuple(found)
         if found != self._found.get(endpoint, ()):
             texts = "; ".join(map(str, found))
@@ -333,12 +333,12 @@ class DriftWatch:
                 await self._check(endpoint)
 
     async def _check(self, endpoint: Endpoint) -> None:
-        keeper = self._keeper
+        reconciler = self._reconciler
 
         def check() -> Sequence[Difference]:
             found = self._look(endpoint)
-            if found and keeper is not None:
-                keeper.ensure(endpoint, LOAD_SECS)
+            if found and reconciler is not None:
+                reconciler.ensure(endpoint, LOAD_SECS)
                 found = self._look(endpoint)
             return found
 
@@ -366,7 +366,7 @@ class Surveyed:
 def survey(
     model: str, config: ModelConfig, root: Path, versions: Sequence[int], seconds: float
 ) -> list[Surveyed]:
-    """What each server of a model says, in the order of its endpoints.
+    """The state of a model on each of its servers, in the order of its endpoints.
 
     `versions` are the model's version directories in `root`. Raises `InvalidOption`, and
     `LoadFailed` if no address is known.

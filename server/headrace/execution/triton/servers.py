@@ -42,7 +42,13 @@ from headrace.execution.triton.options import (
     places,
 )
 from headrace.execution.triton.process import Secret, arguments, environment
-from headrace.execution.triton.reconciler import LOAD_SECS, BlockingClients, Keeper, each, loaded
+from headrace.execution.triton.reconciler import (
+    LOAD_SECS,
+    BlockingClients,
+    Reconciler,
+    each,
+    loaded,
+)
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._@+-]")
 
 
 def remote_name(model: str, version: int, serial: int) -> str:
-    """What a version is called there. Each load is a model of its own, so that one that is loaded
+    """The name of a version there. Each load is a model of its own, so that one that is loaded
     in place of another can be tried while that goes on.
     """
     return f"{_ODD.sub('_', model)}.{version}.{serial}"
@@ -148,7 +154,7 @@ class TritonServers:
 
     @property
     def processes(self) -> "Sequence[TritonProcess]":
-        """Those that there are."""
+        """The processes of Triton; none before the first model."""
         return self._processes
 
     def stop(self) -> None:
@@ -156,7 +162,7 @@ class TritonServers:
         self._closed = True
 
     async def close(self) -> None:
-        """Have all processes end, and remove what they have seen."""
+        """End all processes, and remove the directory that they have seen."""
         self.stop()
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -171,7 +177,7 @@ class TritonServers:
     # --- on loading threads
 
     def place(self, spec: LoadSpec, config: ModelConfig) -> "PlacedModel":
-        """Have a version loaded; raises `LoadFailed` or `InvalidOption`.
+        """Load a version; raises `LoadFailed` or `InvalidOption`.
 
         `config` is the model's as it is written.
         """
@@ -206,7 +212,7 @@ class TritonServers:
 
     @property
     def metadata(self) -> Sequence[tuple[str, str]]:
-        """What calls have to bring along."""
+        """The metadata of calls."""
         return self._secret.metadata
 
     def _program(self) -> str:
@@ -287,7 +293,7 @@ class TritonServers:
 
 
 def _make_directory(wanted: Sequence[Place]) -> Path:
-    """What the processes see, for its owner alone; raises `OSError`."""
+    """The directory that the processes see, for its owner alone; raises `OSError`."""
     directory = Path(tempfile.mkdtemp(prefix="headrace-triton-"))
     try:
         for place in wanted:
@@ -302,8 +308,8 @@ def _models(directory: Path, place: Place) -> Path:
     return directory / str(place.index) / "models"
 
 
-class PlacedModel(Keeper):
-    """One version of a model in Tritons of this server; a `Keeper` of it.
+class PlacedModel(Reconciler):
+    """One version of a model in Tritons of this server; a `Reconciler` of it.
 
     `options` are how it is reached.
     """
@@ -329,7 +335,7 @@ class PlacedModel(Keeper):
         self.endpoints = self.options.resolve()
 
     def load(self, deadline: float) -> None:
-        """Have every live process load it; raises `LoadFailed`, with it released again."""
+        """Load it on every live process; raises `LoadFailed`, with it released again."""
         live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
         seconds = max(deadline - monotonic(), 1.0)
         try:
@@ -345,7 +351,7 @@ class PlacedModel(Keeper):
     def groups(
         self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
     ) -> list[ModelInstanceGroup]:
-        """What a process reports, with GPUs numbered as the configuration does."""
+        """Reported instance groups, with GPUs numbered as the configuration does."""
         return as_configured(reported, self._by_port[endpoint.port].place)
 
     def _begin(self, endpoint: Endpoint) -> None:
@@ -359,7 +365,7 @@ class PlacedModel(Keeper):
         self._unload([endpoint])
 
     def _release(self) -> None:
-        """Have the processes unload it, and remove its files."""
+        """Unload it from the processes, and remove its files."""
         if self._servers.still_there():  # else they end anyway
             live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
             self._unload(live)  # others have nothing loaded
