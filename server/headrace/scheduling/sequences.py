@@ -32,7 +32,7 @@ Id = int | str
 
 @dataclass(frozen=True, slots=True)
 class SequenceRules:
-    """What holds for all sequences of a model.
+    """Limits of all sequences of a model.
 
     Idle ones are forgotten after `idle_ns`. Unless they are `named`, a request without an id is a
     sequence of its own. There are at most so many at a time.
@@ -66,17 +66,17 @@ class SequenceTable:
         return self._pins.get(id)
 
     def put(self, id: Id, pin: Pin | None) -> None:
-        """Know this of a sequence from now on, if it is known at all."""
+        """Remember the pin of a sequence, if it is known at all."""
         if id in self._pins:
             self._pins[id] = pin
 
     def wake(self, id: Id) -> None:
-        """Know a sequence, of which a request has come, until it rests."""
+        """Keep a sequence, of which a request has come, until it rests."""
         self._pins.setdefault(id, None)
         self._idle.pop(id, None)
 
     def rest(self, id: Id) -> None:
-        """Know for a while what is known of a sequence, or forget it if that is nothing."""
+        """Remember the sequence's pin until `idle_ns` have passed; drop sequences without one."""
         if self._pins[id] is None:
             del self._pins[id]
         else:
@@ -210,7 +210,7 @@ class SequenceQueue:
         self._table.rest(id)
 
     def _begin(self, turn: "_Turn") -> None:
-        """Let the first of its line through, or have it wait for other starts; raises."""
+        """Submit the first of its line, or queue it behind other starts; raises."""
         request = turn.request
         if request.sequence_start:
             if self._starts >= self._most_starts:
@@ -259,7 +259,7 @@ class _Turn(Stage):
         self.counted = False
 
     def keep(self, call: Call) -> None:
-        """Have the request wait."""
+        """Own the request while it waits."""
         call.owner = self
 
     def cancel(self, call: Call) -> None:
@@ -272,12 +272,12 @@ class _Turn(Stage):
         call.held = held
 
     def over(self, call: Call) -> None:
-        """Let the next one follow."""
+        """Begin the next request of the sequence."""
         self._queue.ended(self)
 
 
 def _tell(request: Call) -> None:
-    """Have the server that runs a request be told that it belongs to a sequence."""
+    """Add the parameters that tell the server which sequence a request belongs to."""
     told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.sequence_id}
     if request.sequence_start:
         told[SEQUENCE_START] = True

@@ -27,7 +27,7 @@ FIRST_CHECK_SECS = 0.1  # after which an upstream is looked at again that is not
 
 @dataclass(slots=True)
 class Condition:
-    """What is known of an upstream; owned by whoever calls it, and changed in place.
+    """The condition of an upstream; owned by whoever calls it, and changed in place.
 
     `outstanding` calls are under way, `taken` were ever begun. `failures` came in a row, and so did
     `ejections`, and `misses` of health checks.
@@ -43,7 +43,7 @@ class Condition:
 
 
 def choose(conditions: Sequence[Condition], now: float, tried: Container[int] = ()) -> int | None:
-    """The index of the endpoint for the next call, None if there is none.
+    """The index of the upstream for the next call, None if there is none.
 
     That with the fewest calls under way, of several the one that has had the fewest at all; never
     one that is `tried`.
@@ -125,7 +125,7 @@ class Way(Enum):
 
 
 class Ending(Enum):
-    """What is known of a request that has ended."""
+    """How far a request of a sequence has come when it has ended."""
 
     RUN = "a server has run it, or has said what is wrong with it"
     REFUSED = "no server has begun it"
@@ -144,7 +144,7 @@ def way(pin: Pin | None, start: bool, usable: bool) -> Way:
 
 
 def after(pin: Pin | None, server: object, end: bool, ending: Ending) -> Pin | None:
-    """What is known of a sequence after a request of it that `server` was sent.
+    """The pin of a sequence after a request of it that `server` was sent.
 
     `pin` is what was known before, None as the result is that there is no such sequence. A request
     that was refused has changed nothing.

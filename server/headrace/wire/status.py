@@ -146,7 +146,7 @@ _NOT_LOADED = "Request for unknown model"
 
 
 class Fate(Enum):
-    """What has become of a call that failed."""
+    """How far a call that failed has come."""
 
     UNSENT = "there is no connection"
     REFUSED = "the server has not begun it"
@@ -207,7 +207,7 @@ def _not_loaded(model: str) -> Failure:
 
 
 def failure_of(model: str, status: int, text: str) -> Failure:
-    """What a server has ended a call to serve `model` with, by the number of its gRPC status."""
+    """The failure of a call to serve `model`, by the number of its gRPC status."""
     if status == _UNAVAILABLE:
         if any(known in text for known in _REFUSALS):
             return Failure(Fate.REFUSED, Unavailable(text, 1))
@@ -224,7 +224,7 @@ def failure_of(model: str, status: int, text: str) -> Failure:
 
 
 def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
-    """What a call to serve `model` failed with, by the status of HTTP.
+    """The failure of a call to serve `model`, by the status of HTTP.
 
     `text` is the body, and `said` the error in it if it has the form that the protocol gives it: no
     other body reaches a client.
@@ -248,7 +248,7 @@ def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
 
 
 def failure_of_text(text: str) -> Failure:
-    """What a request on a stream failed with, of which the server gives nothing but a text."""
+    """The failure of a request on a stream, of which the server gives nothing but a text."""
     if any(known in text for known in _REFUSALS):
         return Failure(Fate.REFUSED, Unavailable(text, 1))
     return Failure(Fate.ANSWERED, ExecutionFailed(text))

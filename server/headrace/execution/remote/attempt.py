@@ -37,7 +37,7 @@ class Lost(Exception):
 
 
 class Sender(Protocol):
-    """Who waits for a request; `answered` or `failed` is called, once, unless it is cancelled."""
+    """The caller of a request; `answered` or `failed` is called, once, unless it is cancelled."""
 
     def received(self, answer: RemoteAnswer) -> None:
         """A response of a stream that need not be the last one."""
@@ -51,7 +51,7 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What holds for all requests of a model, which errors name `model`.
+    """Rules for all requests of a model, which errors name `model`.
 
     `choose` gives the best upstream but for those that were tried. On a stream an upstream may send
     nothing for `silence` seconds, 0 for any time. `sequences` knows where their state is, of a
@@ -105,7 +105,7 @@ class Attempt:
             self._step.note(Ending.RUN if self._begun else Ending.UNSURE)
 
     def hold(self, held: bool) -> None:
-        """Have the upstream pause, or go on: there is nothing to pause before the one response."""
+        """Pause the responses, or go on: nothing to do where there is one response."""
 
     def answered(self, answer: RemoteAnswer) -> None:
         """`Receiver.answered`."""
@@ -187,7 +187,7 @@ class StreamAttempt(Attempt):
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, held: bool) -> None:
-        """Have the upstream pause, or go on."""
+        """Pause the responses of the upstream, or go on."""
         self._held = held
         self._heard = self._policy.loop.time()
         if self._stream is not None:
@@ -280,7 +280,7 @@ class StreamAttempt(Attempt):
 
 
 class _Step:
-    """One request of a sequence: where it may go, and what is known of the sequence afterwards."""
+    """A request of a sequence: where it may go, and where the sequence is afterwards."""
 
     def __init__(self, policy: Policy, request: RemoteRequest) -> None:
         table, given = policy.sequences, request.parameters
@@ -309,11 +309,11 @@ class _Step:
         return self._upstream
 
     def note(self, ending: Ending) -> None:
-        """Know how the request has ended."""
+        """Note how the request has ended in the table of sequences."""
         self._table.put(self._id, after(self._before, self._upstream, self._end, ending))
 
     def failed(self, error: Exception) -> Exception:
-        """Know that it has not been answered; the error for its client."""
+        """Note that the request has failed; the error for its client."""
         if isinstance(error, NotStarted):
             if not self._start:
                 return self._lost()

@@ -11,7 +11,7 @@ CLOSED = f"the server has closed the connection without an answer; {PORT}"
 
 
 def connect_error(error: Exception) -> str:
-    """What an attempt to connect has ended with."""
+    """The reason why an attempt to connect has failed, for people."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -23,7 +23,7 @@ def connect_error(error: Exception) -> str:
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """What connections are made with; the system's roots if none are given.
+    """The TLS context of connections; the system's roots if none are given.
 
     Takes a while, as files are read. Raises `InvalidOption`.
     """

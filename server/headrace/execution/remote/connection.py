@@ -1,4 +1,4 @@
-"""What a pool needs of the client of one server, whichever protocol is spoken there.
+"""The client of one server as its pool sees it, whichever protocol is spoken there.
 
 A client takes requests as values and gives answers as values; how those are written is up to
 `headrace.wire`. Each model has clients of its own, so that what happens to one of them is not
@@ -29,13 +29,13 @@ class CallTrace(Protocol):
 
     @property
     def context(self) -> TraceContext:
-        """What the server is told that the call is part of."""
+        """The span that the server is told of as the parent of its own."""
 
     def sent(self, endpoint: str) -> None:
-        """It goes to this server, perhaps after others that have not begun it."""
+        """Note the server of the call, perhaps after others that have not begun it."""
 
     def ended(self, error: str) -> None:
-        """It is over; "" if it has an answer."""
+        """End the span; `error` is "" if there is an answer."""
 
 
 class CallTraces(Protocol):
@@ -46,7 +46,7 @@ class CallTraces(Protocol):
 
 
 class RemoteRequest(NamedTuple):
-    """One call: the names of the `outputs` wanted, and what is forwarded beside the inputs.
+    """A request for one call: the `outputs` wanted by name, and what goes beside the inputs.
 
     `headers` are for the call, names in lower case; over gRPC they are metadata. Nobody waits after
     `deadline`, in nanoseconds of the monotonic clock; 0 for none.
@@ -63,7 +63,7 @@ class RemoteRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoteDescription:
-    """What a server says of a model; `config` is None if it does not tell."""
+    """A model as a server describes it; `config` is None if it does not tell."""
 
     metadata: pb.ModelMetadataResponse
     config: ModelConfig | None
@@ -71,7 +71,7 @@ class RemoteDescription:
 
 @dataclass(slots=True)
 class Declared:
-    """What is known of the model here, from when its configuration is complete on.
+    """The signature as declared here, from when the configuration is complete on.
 
     For protocols whose answers do not tell, and before inference is asked for.
     """
@@ -103,7 +103,7 @@ class CallFailed(Exception):
 
 
 class Receiver(Protocol):
-    """Whom a call is made for; exactly one of these is called, once, and not before `begin` ends.
+    """The caller; exactly one of these is called, once, and not before `begin` ends.
 
     Neither is called for a call that was cancelled.
     """
@@ -112,7 +112,7 @@ class Receiver(Protocol):
         """The call has an answer."""
 
     def failed(self, error: Exception) -> None:
-        """It has not: a `CallFailed`, or what a bug has raised."""
+        """The call has failed: a `CallFailed`, or a bug's exception."""
 
 
 class Call(Protocol):
@@ -126,14 +126,14 @@ class RemoteStream(Call, Protocol):
     """A stream for one request to one server, and of its responses. Nothing here waits."""
 
     def hold(self, held: bool) -> None:
-        """Have the server pause, once what it may send unasked has come; or go on.
+        """Pause the server, once what it may send unasked has come; or go on.
 
         Responses that are under way are still received.
         """
 
 
 class StreamReceiver(Protocol):
-    """Whom a stream is opened for. Nothing is called before `stream` ends, or after `cancel`.
+    """The caller of a stream. Nothing is called before `stream` ends, or after `cancel`.
 
     `ended` or `failed` is called once, and nothing after it.
     """
@@ -161,29 +161,29 @@ class ProtocolClient(Protocol):
     """
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run."""
+        """Send one run."""
 
     def stream(
         self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """One run with any number of responses; only where the protocol has streams."""
+        """Send one run with any number of responses; only where the protocol has streams."""
 
     async def ready(self, seconds: float) -> bool:
         """Whether the server says that the model is ready."""
 
     async def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model."""
+        """The model's metadata, and its configuration if the server tells it."""
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run, for who loads the model."""
+        """The answer to one run, for who loads the model."""
 
     async def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; `config` is a whole configuration as JSON that stands in for the
+        """Load the model; `config` is a whole configuration as JSON that stands in for the
         server's own, unless it is empty.
         """
 
     async def unload(self, seconds: float) -> None:
-        """Have the model unloaded."""
+        """Unload the model."""
 
     async def close(self) -> None:
         """End the connection, with whatever is under way."""
@@ -197,19 +197,19 @@ class Visit:
         self._connection = connection
 
     def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model."""
+        """The model's metadata, and its configuration if the server tells it."""
         return self._run(self._connection.describe(seconds))
 
     def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run."""
+        """Send one run."""
         return self._run(self._connection.infer(request, seconds))
 
     def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded."""
+        """Load the model."""
         self._run(self._connection.load(config, seconds))
 
     def unload(self, seconds: float) -> None:
-        """Have the model unloaded."""
+        """Unload the model."""
         self._run(self._connection.unload(seconds))
 
 

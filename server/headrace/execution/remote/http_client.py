@@ -109,18 +109,18 @@ class Rest(ABC):
 
     @abstractmethod
     def request(self, request: RemoteRequest) -> HttpRequest:
-        """One run, as it is sent."""
+        """The HTTP request of a run."""
 
     @abstractmethod
     def answer(self, response: HttpResponse) -> RemoteAnswer:
         """The outputs of a run."""
 
     def load(self, config: str) -> Conversation[None]:
-        """Have the model loaded; see `headrace.execution.remote.connection.Connection`."""
+        """Load the model; see `headrace.execution.remote.connection.ProtocolClient`."""
         raise failed_by(Unsupported("this protocol has no way to have models loaded"))
 
     def unload(self) -> Conversation[None]:
-        """Have the model unloaded."""
+        """Unload the model."""
         return self.load("")
 
 
@@ -179,7 +179,7 @@ class HttpClient:
         self._learned = False
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run."""
+        """Send one run."""
         connection = None
         if self._learned and not self._options.compression:
             try:
@@ -197,7 +197,7 @@ class HttpClient:
     def stream(
         self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """Not over HTTP: such a model is not loaded."""
+        """Refused: a decoupled model is not loaded from servers over HTTP."""
         raise Unsupported("there are no streams over HTTP/1.1")
 
     async def ready(self, seconds: float) -> bool:
@@ -209,11 +209,11 @@ class HttpClient:
         return ready
 
     async def describe(self, seconds: float) -> RemoteDescription:
-        """What the server says of the model."""
+        """The model's metadata and configuration; raises `CallFailed`."""
         return await self._talk(self._rest.describe(), deadline_in(seconds))
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run; raises `CallFailed`."""
+        """The answer to one run; raises `CallFailed`."""
         until = deadline_in(seconds)
         common = self._lines_for(request)
         if not self._learned:
@@ -221,11 +221,11 @@ class HttpClient:
         return self._rest.answer(await self._ask(self._rest.request(request), until, common))
 
     async def load(self, config: str, seconds: float) -> None:
-        """Have the model loaded; raises `CallFailed`."""
+        """Load the model; raises `CallFailed`."""
         await self._talk(self._rest.load(config), deadline_in(seconds))
 
     async def unload(self, seconds: float) -> None:
-        """Have the model unloaded; raises `CallFailed`."""
+        """Unload the model; raises `CallFailed`."""
         await self._talk(self._rest.unload(), deadline_in(seconds))
 
     async def close(self) -> None:
@@ -294,7 +294,7 @@ class HttpClient:
         return HttpResponse(response.status, response.headers, body, response.reusable)
 
     def _failed(self, error: Exception, grown: bool = False) -> CallFailed:
-        """What it means that there is no answer, or none that can be used."""
+        """The failure of a call without an answer, or without one that can be used."""
         model = self._rest.model
         if isinstance(error, NotConnected):
             return CallFailed(unsent(model), str(error))

@@ -156,7 +156,7 @@ class HttpPool:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection. It is idle, or `send` has been called and its outcome is not known."""
+    """A connection for one request at a time: idle, or `send` was called, with no outcome yet."""
 
     def __init__(self, pool: HttpPool) -> None:
         self.idle_since = 0.0

@@ -240,7 +240,7 @@ class RemoteModel(LoadedModel):
         return InstanceKind.REMOTE
 
     def warnings(self) -> Sequence[str]:
-        """What a server has otherwise than asked for."""
+        """Differences between what a server has and what was asked for."""
         return [f"server {self.answered.name} has it otherwise: {one}" for one in self.drift]
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
@@ -262,7 +262,7 @@ class RemoteModel(LoadedModel):
         )
 
     def _untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
-        """What neither the servers nor a configuration tell: its fields, and what is wrong.
+        """Fields that neither the servers nor a configuration tell, and what is wrong.
 
         A server that tells the whole configuration tells so of a model without inputs or outputs.
         """
@@ -321,7 +321,7 @@ class RemoteModel(LoadedModel):
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
-        """One call that waits, by which samples are warmed up."""
+        """The outputs of one blocking call, for samples that warm the model up."""
         # On a thread of its own: a call that waits has an event loop, and so has who warms up.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._infer, inputs, outputs).result()
@@ -376,7 +376,7 @@ class RemoteModel(LoadedModel):
 
 
 def _not_in(protocol: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """What a configuration asks for that other protocols have no form for."""
+    """Fields of a configuration that other protocols have no form for."""
     if config.model_transaction_policy.decoupled:
         yield "model_transaction_policy.decoupled", f"{protocol} has no decoupled models"
     if config.WhichOneof("scheduling_choice") == "sequence_batching":
@@ -438,7 +438,7 @@ def problems(
 
 
 def sequence_rules(config: ModelConfig) -> SequenceRules | None:
-    """What holds for sequences, if there are any."""
+    """The rules for sequences, if there are any."""
     if not _in_sequences(config):
         return None
     sequences = config.sequence_batching
@@ -487,7 +487,7 @@ def _sequence_problems(config: ModelConfig, remote: ModelConfig) -> Iterator[tup
 
 
 def _value(message: Message, name: str) -> object:
-    """What a field is, None for a part that is not there."""
+    """The value of a field, None for a part that is not there."""
     singular = message.DESCRIPTOR.fields_by_name[name].has_presence
     return getattr(message, name) if not singular or message.HasField(name) else None
 

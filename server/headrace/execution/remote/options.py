@@ -28,7 +28,7 @@ _PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamProtocol:
-    """What servers speak; a plugin of `headrace.protocols` gives one.
+    """A protocol that servers speak; a plugin of `headrace.protocols` gives one.
 
     `ports` are those of URLs without one, by scheme. `grpc` is the class that derives from
     `headrace.execution.remote.grpc_client.GrpcMessages` for it, `rest` that from
@@ -278,7 +278,7 @@ class RemoteOptions:
         )
 
     def renewed(self) -> "RemoteOptions | None":
-        """The same with what the files with credentials hold now; None if that is the same.
+        """Options with the credentials that their files hold now; None if nothing has changed.
 
         Raises `InvalidOption`.
         """
@@ -372,7 +372,7 @@ def _host(parameters: Mapping[str, str]) -> str:
 
 
 def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> str:
-    """One of the values, of which the first is the same as none, and is given as such."""
+    """A parameter with fixed values; the first is the default, for which "" is returned."""
     value = parameters.get(name) or values[0]
     if value not in values:
         raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")

@@ -106,10 +106,10 @@ class UpstreamPool(Placement):
         """Instance groups are up to the servers."""
 
     def leave(self, grace: float) -> None:
-        """What goes on without anybody waiting is up to the servers."""
+        """Nothing: runs that no client waits for are up to the servers."""
 
     def waiting_error(self) -> ModelNotReady:
-        """What a request is told that waits for servers which do not come back."""
+        """The error of requests that wait for servers which do not come back."""
         return ModelNotReady(
             f"model '{self._label}' is not ready: none of its servers can be reached",
             retry_after=1,
@@ -117,7 +117,7 @@ class UpstreamPool(Placement):
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
-        """What a scrape shows of the servers."""
+        """The servers as a scrape shows them."""
         found = [upstream.series() for upstream in self._upstreams]
         for upstream, series in zip(self._upstreams, found, strict=True):
             series.differences = self._drift.count(upstream.endpoint)
@@ -132,7 +132,7 @@ class UpstreamPool(Placement):
         expect: Callable[[int], None],
         failed: Callable[[str, int], None],
     ) -> SequenceQueue | None:
-        """What stands before the scheduler for sequences; the rest is for `SequenceQueue`."""
+        """The queue of sequences before the scheduler; see `SequenceQueue` for the rest."""
         rules, table = self._model.sequences, self._sequences
         if rules is None or table is None:
             return None
@@ -347,7 +347,7 @@ class UpstreamInstance:
             self._policy.loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
 
     def hold(self, call: Call, held: bool) -> None:
-        """Have the upstream pause its responses, or go on."""
+        """Pause the upstream's responses, or go on."""
         attempt = self._attempt_of(call)
         if attempt is not None:
             attempt.hold(held)
@@ -372,7 +372,7 @@ class UpstreamInstance:
         self._end(None, error)
 
     def _attempt_of(self, call: Call) -> Attempt | None:
-        """What is under way for a request, if that is this instance's."""
+        """The attempt under way for a request, if the request is this instance's."""
         batch = self._batch
         return self._attempt if batch is not None and call in batch.calls else None
 

@@ -21,7 +21,7 @@ _NOT_ALIKE = frozenset({DEADLINE_PARAMETER, TRACE_PARAMETER})
 
 
 class Forwarding:
-    """What goes out with a call beside the tensors of its requests: parameters, headers, deadline.
+    """Parameters, headers and deadline, which go out with a call beside its tensors.
 
     A call has each of them only once, so requests run together only if these are alike. Deadlines
     need not be: a call lasts for as long as anybody waits for it.
@@ -32,7 +32,7 @@ class Forwarding:
         self._priority = options.forward_priority
 
     def alike(self, request: Call) -> object:
-        """What requests of one call have in common, beside what all of a batch have."""
+        """A key that requests of one call have in common, beside the key of a batch."""
         priority = request.priority if self._priority else 0
         timed = bool(request.timeout)
         if not request.parameters:
@@ -79,7 +79,7 @@ class Forwarding:
         return RemoteRequest(inputs, names, parameters, id, headers, _deadline(calls), trace)
 
     def _trace(self, calls: Sequence[Call]) -> CallTrace | None:
-        """What the call is part of: the trace of the first request that is traced."""
+        """The trace of the first request that is traced, which the call is part of."""
         if self.traces is None:
             return None
         passed: CallTrace | None = None

@@ -45,7 +45,7 @@ class FixedSizes(NamedTuple):
 
     @classmethod
     def of(cls, signature: Signature) -> "FixedSizes":
-        """Those of a model."""
+        """The fixed sizes of a model's outputs."""
         found = {
             spec.name: math.prod(spec.dims) * ITEM_SIZES[spec.datatype]
             for spec in signature.outputs
@@ -128,7 +128,7 @@ class SharedCall(UnaryCall):
     rooms: Mapping[str, Place]
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Tell, or begin anew without shared memory."""
+        """Hand the outcome to the receiver, or begin anew without shared memory."""
         try:
             if data is None:
                 assert end is not None
@@ -220,7 +220,7 @@ class SharedMemoryClient(GrpcClient):
         self.when_lost = self.regions.renew
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run."""
+        """Send one run, with large tensors in shared memory where there is a region."""
         given, wanted = large_inputs(request), self._sizes.large(request)
         inputs = self.regions.take(needed(given)) if given else None
         outputs = self.regions.take(needed(wanted)) if wanted else None

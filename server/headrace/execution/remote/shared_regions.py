@@ -74,7 +74,7 @@ class SharedRegion:
 
     @property
     def key(self) -> str:
-        """What `shm_open` is given."""
+        """The name for `shm_open`."""
         return f"/{self.name}"
 
     def dispose(self) -> None:
@@ -216,7 +216,7 @@ class RegionPool(Generic[R]):
             self._retire_idle(size, now)
 
     def made(self, size: int, region: R | None, epoch: int, now: float) -> None:
-        """What was wanted is registered since `epoch`, or could not be made."""
+        """Take a region that was wanted, registered since `epoch`, or None if it cannot be made."""
         self._making.discard(size)
         if region is None:
             self._bytes -= size
@@ -232,15 +232,15 @@ class RegionPool(Generic[R]):
         return None
 
     def postpone(self, when: float) -> None:
-        """Let nothing be due before."""
+        """Postpone all that is retired until `when`."""
         self.retired = [Due(region, max(due, when)) for region, due in self.retired]
 
     def gone(self, region: R) -> None:
-        """One that was due has been removed."""
+        """Count out a region that was due and has been removed."""
         self._bytes -= region.size
 
     def empty(self) -> list[R]:
-        """Those that the server needs no more, which are idle or held; they are not had again."""
+        """Take out the regions that the server needs no more: idle and held ones."""
         found = [region for idle in self._idle.values() for region in idle]
         found += [lease.region for lease in self._held if lease.epoch == self.epoch]
         self._idle.clear()
@@ -332,7 +332,7 @@ class SharedRegions:
             self.renew()
 
     async def withdraw(self) -> None:
-        """Have the server close what it needs no more; the connection is still there."""
+        """Unregister what the server needs no more; the connection is still there."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -371,7 +371,7 @@ class SharedRegions:
         self._go_on()
 
     async def _work(self) -> None:
-        """Do what there is to do."""
+        """Unregister what is due and make what is wanted, until nothing is left."""
         pool = self._pool
         try:
             while not self._closed:
@@ -431,7 +431,7 @@ class SharedRegions:
         self._pool.gone(region)
 
     async def _clean(self) -> None:
-        """Have the server close what servers have registered that have ended since."""
+        """Unregister regions of servers that have ended since they registered them."""
         data, end = await self._ask(REGISTERED, b"", _ASK_SECS)
         if data is None or end is not None:
             return

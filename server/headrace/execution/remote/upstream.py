@@ -34,7 +34,7 @@ _SLACK_SECS = 0.5  # at a deadline the call is cancelled here: the server is not
 
 
 class Health(Enum):
-    """What a failure says of the upstream."""
+    """The upstream's health after a failure."""
 
     GOOD = "it has done what it should"
     FAILED = "one of the failures in a row for which it is left out"
@@ -42,7 +42,7 @@ class Health(Enum):
 
 
 class Rule(NamedTuple):
-    """What a failure means: for the upstream, the request, and its sequence.
+    """The meaning of a failure for the upstream, the request, and its sequence.
 
     The request may go to another upstream if `retry`, as long as no response has come.
     """
@@ -97,8 +97,8 @@ class Upstream:
         self._plan(0.0)
 
     def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
-        """One call, of which one of `succeeded`, `abandoned` and `failed` is to be told, unless
-        this raises.
+        """Send one call, whose end is to be told to one of `succeeded`, `abandoned` and `failed`,
+        unless this raises.
         """
         left, longest = _left(request.deadline), self._options.timeout
         seconds = min(left, longest) if left and longest else left or longest
@@ -146,7 +146,7 @@ class Upstream:
             await self._drained.wait()
 
     def series(self) -> EndpointSeries:
-        """What a scrape shows of it."""
+        """The upstream as a scrape shows it."""
         condition = self.condition
         return EndpointSeries(
             self.endpoint.name, self._counts, condition.outstanding,
@@ -192,7 +192,7 @@ class Upstream:
     # --- health
 
     def _plan(self, seconds: float) -> None:
-        """Have the next health check in so many seconds, unless one is under way."""
+        """Plan the next health check in so many seconds, unless one is under way."""
         if self._closed or self._checking is not None:
             return
         if self._next_check is not None:

@@ -98,12 +98,12 @@ class V2Rest(Rest):
         return RemoteAnswer(arrays, found.parameters)
 
     def load(self, config: str) -> Conversation[None]:
-        """Have the model loaded, by an extension of the protocol."""
+        """Load the model, by an extension of the protocol."""
         document = {"parameters": {"config": config}} if config else {}
         yield from self._change("load", json.dumps(document).encode())
 
     def unload(self) -> Conversation[None]:
-        """Have the model unloaded."""
+        """Unload the model."""
         yield from self._change("unload", b"{}")
 
     def ready(self) -> Conversation[bool]:

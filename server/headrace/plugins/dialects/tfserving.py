@@ -121,7 +121,7 @@ def read_predictions(data: Buffer) -> RemoteAnswer:
 
 
 def metadata_of(signatures: tf.SignatureDefMap, name: str) -> pb.ModelMetadataResponse:
-    """One of a model's signatures; raises `InvalidRequest` if there is no such one.
+    """Inputs and outputs of a signature; raises `InvalidRequest` if the model has no such one.
 
     What has a tensor whose rank is unknown is left out, with all others beside it.
     """
@@ -145,7 +145,7 @@ def metadata_of(signatures: tf.SignatureDefMap, name: str) -> pb.ModelMetadataRe
 
 
 def _foreign(number: int) -> str:
-    """What a datatype is called that is none here; later servers may have others than these."""
+    """The name of a datatype that is none here; later servers may have others than these."""
     return tf.DataType.Name(number) if number in tf.DataType.values() else f"DataType {number}"
 
 
@@ -204,7 +204,7 @@ def _filled(name: str, values: list[Any], count: int, nothing: Any) -> list[Any]
 
 
 def signatures_of(metadata: Mapping[str, tf.Any]) -> tf.SignatureDefMap:
-    """Those in a GetModelMetadataResponse; raises `InvalidRequest`."""
+    """The signatures in a GetModelMetadataResponse; raises `InvalidRequest`."""
     if SIGNATURE_FIELD not in metadata:
         raise InvalidRequest("metadata without signatures")
     try:
@@ -255,7 +255,7 @@ class TfServingGrpc(GrpcMessages):
         return self._predictions.request(request.inputs, request.outputs)
 
     def answer(self, data: Buffer) -> RemoteAnswer:
-        """What a PredictResponse says; raises `CallFailed`."""
+        """The outputs in a PredictResponse; raises `CallFailed`."""
         try:
             return read_predictions(data)
         except InvalidRequest as error:

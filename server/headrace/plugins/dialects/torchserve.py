@@ -50,7 +50,7 @@ class TorchServeRest(Rest):
         self._path = f"/predictions/{quote(options.model, safe='')}{which}"
 
     def describe(self) -> Conversation[RemoteDescription]:
-        """Only that it is there."""
+        """Nothing but that the model is there."""
         response = yield HttpRequest("OPTIONS", self._path)
         if response.status != 200:
             raise failure(self.model, response)
