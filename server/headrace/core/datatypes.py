@@ -5,6 +5,8 @@ from enum import Enum, StrEnum
 import ml_dtypes
 import numpy as np
 
+from headrace.workers.elements import DTYPES
+
 
 class Datatype(StrEnum):
     """An element type under its protocol name, in the order of the enum that configurations use."""
@@ -30,49 +32,18 @@ class Datatype(StrEnum):
         return CONFIG_NUMBERS[self]
 
 
-class Elsewhere(Enum):
-    """The datatypes of tensors whose data are not here but in a client's shared memory.
-
-    They have the same names, but are equal to no `Datatype`: what keeps something for tensors of
-    one datatype and shape does not take these for those.
-    """
-
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
-    BF16 = "BF16"
-
+# The datatypes of tensors whose data are not here but in a client's shared memory. They have the
+# same names, but are equal to no `Datatype`: what keeps something for tensors of one datatype and
+# shape does not take these for those.
+Elsewhere = Enum("Elsewhere", [(d.name, d.value) for d in Datatype])  # type: ignore[misc]
 
 CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(Datatype, start=1)}
 BY_CONFIG_NUMBER: dict[int, Datatype] = {n: datatype for datatype, n in CONFIG_NUMBERS.items()}
 BY_NAME: dict[str, Datatype] = {str(datatype): datatype for datatype in Datatype}
 
 # BYTES elements are `bytes` objects where they are in an array of numpy: their lengths differ.
-NUMPY: dict[Datatype, np.dtype] = {
-    Datatype.BOOL: np.dtype(np.bool_),
-    Datatype.UINT8: np.dtype(np.uint8),
-    Datatype.UINT16: np.dtype("<u2"),
-    Datatype.UINT32: np.dtype("<u4"),
-    Datatype.UINT64: np.dtype("<u8"),
-    Datatype.INT8: np.dtype(np.int8),
-    Datatype.INT16: np.dtype("<i2"),
-    Datatype.INT32: np.dtype("<i4"),
-    Datatype.INT64: np.dtype("<i8"),
-    Datatype.FP16: np.dtype("<f2"),
-    Datatype.FP32: np.dtype("<f4"),
-    Datatype.FP64: np.dtype("<f8"),
-    Datatype.BYTES: np.dtype(object),
-    Datatype.BF16: np.dtype(ml_dtypes.bfloat16),
+NUMPY: dict[Datatype, np.dtype] = {Datatype(name): dtype for name, dtype in DTYPES.items()} | {
+    Datatype.BF16: np.dtype(ml_dtypes.bfloat16)
 }
 BY_NUMPY: dict[np.dtype, Datatype] = {dtype: datatype for datatype, dtype in NUMPY.items()}
 ITEM_SIZES: dict[Datatype, int] = {

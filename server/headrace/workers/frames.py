@@ -25,14 +25,14 @@ from struct import Struct
 from struct import error as _StructError
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from headrace.workers.elements import Buffer
+
 INLINE = 64 << 10  # bytes of data up to which they travel in the frame
 ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
 SLOTS = 2  # batches that a worker has, which takes one after the other
 KEEPING = 4  # slots that keep their files for the next batch; those of many would add up
 MAX_SLOTS = 1024  # that one may have which runs several at a time
 MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
-
-Buffer = bytes | memoryview
 
 
 K = TypeVar("K", bound=IntEnum)
