@@ -225,6 +225,24 @@ class Exchange(Call):
         self.nbytes += size
         return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
 
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Answer with `response`, which is encoded on a thread if that takes long."""
+        if self._form is None:
+            self._form = ResponseForm()
+        for tensor in response.outputs:
+            if tensor.array.nbytes > LARGE and self.encodes_long(response):
+                self.owner = self.succeed_later(response, self.end)
+                return
+        self.end(self.success(response))
+
+    def fail(self, error: ServerError) -> None:
+        """Answer with an error."""
+        self.end(self.failure(error))
+
+    def end(self, answer: Answer) -> None:
+        """Send the answer."""
+        raise NotImplementedError
+
     def success(self, response: InferResponse) -> Answer:
         """The answer with a response in it; an error's if it has no form that was asked for."""
         try:

@@ -16,17 +16,17 @@ from time import perf_counter
 from typing import Any
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import NOBODY, Computed, InferResponse, Timing
+from headrace.core.call import NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import Entrance
-from headrace.engine.workbench import LARGE, Deferred
+from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.transports.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.transports.http.head import Head, Heads
 from headrace.transports.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
 from headrace.wire.plain_json import HTTP_ANSWER, PlainJson
-from headrace.wire.v2_json import ResponseForm, error_body
+from headrace.wire.v2_json import error_body
 
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read
@@ -96,16 +96,6 @@ class HttpCall(Exchange):
         self.connection = connection
         self.begun = perf_counter() if connection.access_log else 0.0
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Answer with `response`."""
-        if self._form is None:
-            self._form = ResponseForm()
-        for tensor in response.outputs:
-            if tensor.array.nbytes > LARGE and self.encodes_long(response):
-                self.owner = self.succeed_later(response, self.end)
-                return
-        self.end(self.success(response))
-
     def respond_from(self, batch: Computed) -> None:
         """Answer with the part of `batch`, in one step if the call is plain."""
         json = self.json
@@ -120,10 +110,6 @@ class HttpCall(Exchange):
                     self.end(Answer(200, plain_lines(timing), [body]))
                 return
         self.respond(batch.response(self), True)
-
-    def fail(self, error: ServerError) -> None:
-        """Answer with an error."""
-        self.end(self.failure(error))
 
     @property
     def begun_ns(self) -> int:

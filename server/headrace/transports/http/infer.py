@@ -14,11 +14,9 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.header_rules import HeaderPattern, Key
-from headrace.core.call import InferResponse
 from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.engine.admission import Account
-from headrace.engine.doors import Awaited, Entrance
-from headrace.engine.workbench import LARGE
+from headrace.engine.doors import Entrance
 from headrace.observability.statistics import INFER, OTHER, Answers
 from headrace.transports.http.exchange import (
     CLOSE,
@@ -38,14 +36,19 @@ class Disconnected(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-class _RouteCall(Awaited, Exchange):
-    """A request whose response the route awaits."""
+class _RouteCall(Exchange):
+    """A request whose answer the route awaits."""
 
     __slots__ = ("future",)
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
         super().__init__(limit, head, account)
-        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def end(self, answer: Answer) -> None:
+        """Hand over the answer."""
+        if not self.future.done():
+            self.future.set_result(answer)
 
 
 class Route(Protocol):
@@ -143,34 +146,16 @@ class InferRoute(PostRoute):
     async def _answer(self, exchange: _RouteCall, receive: Receive) -> Answer | None:
         """The answer, None if there is nobody to have it."""
         try:
-            response = await self._response(exchange, receive)
-            large = any(tensor.array.nbytes > LARGE for tensor in response.outputs)
-            if large and exchange.encodes_long(response):
-                return await _encoded(exchange, response)
-            return exchange.success(response)
+            exchange.open()
+            body = await read_body(exchange, receive)
+            exchange.submit(body)
+            try:
+                return await _first(exchange.future, receive)
+            except BaseException:
+                exchange.cancel()
+                raise
         except (Exception, asyncio.CancelledError) as error:
             return answer_instead(exchange, error)
-
-    async def _response(self, exchange: _RouteCall, receive: Receive) -> InferResponse:
-        exchange.open()
-        body = await read_body(exchange, receive)
-        exchange.submit(body)
-        try:
-            return await _first(exchange.future, receive)
-        except BaseException:
-            exchange.cancel()
-            raise
-
-
-async def _encoded(exchange: Exchange, response: InferResponse) -> Answer:
-    """The answer with a response in it that takes long to encode."""
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    job = exchange.succeed_later(response, future.set_result)
-    try:
-        return await future
-    except BaseException:
-        job.cancel()
-        raise
 
 
 def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
@@ -209,8 +194,8 @@ async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:
     gone()
 
 
-async def _first(future: "asyncio.Future[InferResponse]", receive: Receive) -> InferResponse:
-    """The response, unless the client goes away first.
+async def _first(future: "asyncio.Future[Answer]", receive: Receive) -> Answer:
+    """The answer, unless the client goes away first.
 
     Watching for that costs a task, so it begins only when the answer takes its time.
     """
