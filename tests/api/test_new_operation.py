@@ -17,8 +17,7 @@ from headrace.client.server import Server
 from headrace.core.errors import InvalidRequest
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.transports.grpc.access import labels
-from headrace.transports.grpc.call import Handlers
+from headrace.transports.grpc.call import Handlers, labels
 from headrace.transports.grpc.services import restricted
 from headrace.transports.http.app import create_app
 from headrace.wire.pb import grpc_service_pb2 as pb

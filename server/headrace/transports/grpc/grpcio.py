@@ -15,13 +15,6 @@ import grpc.aio
 from headrace.core.errors import Overloaded, ServerError
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.transports.grpc.access import (
-    error_text,
-    log_access,
-    operation_of,
-    retry_details,
-    without_key,
-)
 from headrace.transports.grpc.call import (
     Direct,
     Handlers,
@@ -29,7 +22,12 @@ from headrace.transports.grpc.call import (
     Noted,
     Open,
     Session,
+    error_text,
+    log_access,
     noted_fields,
+    operation_of,
+    retry_details,
+    without_key,
 )
 from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.transports.grpc.service import InferCall

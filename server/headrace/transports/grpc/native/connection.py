@@ -20,14 +20,16 @@ from headrace.core.tensors import Buffer
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
 from headrace.engine.workbench import LARGE, Job
-from headrace.transports.grpc.access import (
+from headrace.transports.grpc.call import (
+    Message,
+    Noted,
     error_text,
     log_access,
+    noted_fields,
     operation_of,
     retry_details,
     without_key,
 )
-from headrace.transports.grpc.call import Message, Noted, noted_fields
 from headrace.transports.grpc.options import INFERENCE, LEVELS, GrpcOptions
 from headrace.wire.compression import (
     DEFAULT_LEVEL,
