@@ -1,11 +1,10 @@
 """ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headrace.api.header_rules import HeaderPattern
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import Unsupported
-from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.admission import ConnectionAccount
 from headrace.engine.doors import GRPC_NOT_DECOUPLED, Entrance, Target
@@ -18,17 +17,64 @@ from headrace.wire.v2_protobuf import InferMessage, InferReader, InferWriter
 BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
 
 
-class InferCall(Call):
-    """One ModelInfer, which its transport derives from: the context, and the reply, too."""
+class MessageCall(Call):
+    """A call that is asked by a ModelInferRequest, alone or on a stream."""
 
     door = "GRPC"
+    timed = False  # answered with timings among the parameters
+
+    def charge(self, nbytes: int) -> None:
+        """Count what the message becomes; raises `Overloaded`."""
+        raise NotImplementedError
+
+    def decoded(self, message: InferMessage) -> None:
+        """Look at the message once the call is filled with what it asks."""
+
+    def submit(
+        self,
+        engine: Entrance,
+        message: InferMessage,
+        target: Target,
+        told: Mapping[str, str],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Decode the message, on a thread if that takes long, and submit the call.
+
+        `told` are parameters made of metadata. `after` is called once a thread is done.
+        """
+
+        def submit(asked: Call) -> None:
+            self.take(asked)
+            self.decoded(message)
+            if self.parameters:
+                self.timed = wants_timing(self)
+            self.parameters.update(told)
+            found = target
+            if message.long:  # the model may have been replaced meanwhile
+                found = engine.find(message.model_name, message.model_version)
+                self.routed(found)
+            found.submit(self)
+
+        nbytes, signature = self.nbytes, target.signature
+        if message.long:
+            Deferred(
+                engine.admission.workbench, nbytes,
+                lambda charge: message.request_long(nbytes, signature, charge), submit, self,
+                self.charge, after,
+            )  # fmt: skip
+        else:
+            submit(message.request(nbytes))
+
+
+class InferCall(MessageCall):
+    """One ModelInfer, which its transport derives from: the context, and the reply, too."""
+
     refusal = GRPC_NOT_DECOUPLED
 
     account: ConnectionAccount
     noted: Noted | None  # for the call's line of the access log
     service: "InferenceService"
     entered = False  # whether the account has counted it as a request, with `nbytes`
-    timed = False  # answered with timings among the parameters
     named = True  # the version that serves it is known before the answer
 
     # --- for the transport
@@ -109,43 +155,12 @@ class InferenceService:
         if found.decoupled:
             raise Unsupported(GRPC_NOT_DECOUPLED)
         call.noted = found.model, found.name, asked.id
-        told = None if self.pattern is None else self.pattern.parameters(call.metadata().items())
+        told: Mapping[str, str] = {}
+        if self.pattern is not None:
+            told = self.pattern.parameters(call.metadata().items())
         # In a front end, or by rules, the answer says which version it was.
         call.named = bool(found.name)
-        if asked.long:
-            self._defer(asked, found.signature, call, told)
-            return
-        self._take(call, asked.request(nbytes), told)
-        found.submit(call)
+        call.submit(self.engine, asked, found, told)
         alike, direct = asked.alike, found.direct
         if alike and direct:
             direct.remember(alike, call.rows)
-
-    def _take(self, call: InferCall, asked: Call, told: Mapping[str, str] | None) -> None:
-        """Take over a decoded request, with the parameters made of its metadata."""
-        call.take(asked)
-        if call.parameters:
-            call.timed = wants_timing(call)
-        if told:
-            call.parameters.update(told)
-
-    def _defer(
-        self,
-        message: InferMessage,
-        signature: Signature | None,
-        call: InferCall,
-        told: Mapping[str, str] | None,
-    ) -> None:
-        """Decode on a thread, then queue the request."""
-
-        def submit(asked: Call) -> None:
-            self._take(call, asked, told)
-            # The model may have been replaced meanwhile.
-            self.engine.find(message.model_name, message.model_version).submit(call)
-
-        nbytes = call.nbytes
-        Deferred(
-            self.engine.admission.workbench, nbytes,
-            lambda charge: message.request_long(nbytes, signature, charge), submit, call,
-            call.charge,
-        )  # fmt: skip

@@ -16,17 +16,16 @@ from collections import deque
 from collections.abc import Mapping
 
 from headrace.api.header_rules import HeaderPattern
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
-from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
-from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.transports.grpc.call import Message, Open, Peer, Session
+from headrace.transports.grpc.service import MessageCall
 from headrace.wire.compression import check_size
 from headrace.wire.grpc import CANCELLED
-from headrace.wire.parameters import add_timing, wants_timing
+from headrace.wire.parameters import add_timing
 from headrace.wire.status import INTERNAL_TEXT, STATUS
 from headrace.wire.v2_protobuf import (
     InferMessage,
@@ -39,7 +38,7 @@ from headrace.wire.v2_protobuf import (
 FINAL_PARAMETER = "triton_final_response"
 
 
-class Slot(Call):
+class Slot(MessageCall):
     """One request of a stream, and what came for it and is not written yet.
 
     `empty_final` are the model and version as the request has them, if it asked to be told of an
@@ -48,16 +47,13 @@ class Slot(Call):
 
     __slots__ = (
         "answered", "empty_final", "error", "executing", "found", "messages", "ordered", "paused",
-        "ready", "stream", "timed", "waiting",
+        "ready", "stream", "waiting",
     )  # fmt: skip
-
-    door = "GRPC"
 
     def __init__(self, stream: "StreamInfer") -> None:
         super().__init__("", "", "", {})
         self.stream = stream
         self.found: Target | None = None
-        self.timed = False
         self.empty_final: tuple[str, str] | None = None
         self.ordered = True
         self.answered = False  # nothing more comes than what waits
@@ -72,6 +68,11 @@ class Slot(Call):
         """Count what the message becomes; raises `Overloaded`."""
         self.stream.count_more(self, nbytes)
         self.nbytes += nbytes
+
+    def decoded(self, message: InferMessage) -> None:
+        """Note whether the client is to be told of an end without a response."""
+        if message.empty_final:
+            self.empty_final = message.model_name, message.model_version
 
     def respond(self, response: InferResponse, final: bool) -> None:
         """Take a response."""
@@ -426,38 +427,10 @@ class StreamInfer:
             if found.decoupled:
                 self._ordered.remove(slot)
                 self._leave_order(slot)
-            if message.long:
-                self._defer(slot, message, found.signature)
-                return
-            slot.take(message.request(nbytes))
-            if message.empty_final:
-                slot.empty_final = message.model_name, message.model_version
-            slot.timed = wants_timing(slot)
-            slot.parameters.update(self._told)
-            found.submit(slot)
+            self._deferring = message.long
+            slot.submit(self._engine, message, found, self._told, self._submit_behind)
         except ServerError as error:
             slot.refuse(error)
-
-    def _defer(self, slot: Slot, message: InferMessage, signature: Signature | None) -> None:
-        """Decode a request on a thread, submit it, and then those behind it."""
-
-        def submit(asked: Call) -> None:
-            slot.take(asked)
-            if message.empty_final:
-                slot.empty_final = message.model_name, message.model_version
-            slot.timed = wants_timing(slot)
-            slot.parameters.update(self._told)
-            # The model may have been replaced meanwhile.
-            slot.found = found = self._engine.find(message.model_name, message.model_version)
-            found.submit(slot)
-
-        self._deferring = True
-        nbytes = slot.nbytes
-        Deferred(
-            self._engine.admission.workbench, nbytes,
-            lambda charge: message.request_long(nbytes, signature, charge), submit, slot,
-            slot.charge, self._submit_behind,
-        )  # fmt: skip
 
     def _submit_behind(self) -> None:
         self._deferring = False

@@ -5,7 +5,6 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import cast
 
 from headrace.engine.admission import Admission
 from headrace.transports.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
@@ -103,8 +102,3 @@ class NativeServer(ServerContext):
         for connection in list(self.connections):
             connection.check_progress(now)
         self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
-
-
-def port_of(listener: socket.socket) -> int:
-    """The port that a bound socket has."""
-    return cast(int, listener.getsockname()[1])
