@@ -46,7 +46,7 @@ class Address:
 
 
 class ClientError(Exception):
-    """Why a server's answer is not there; its text is for people."""
+    """The reason why a server's answer is missing; its text is for people."""
 
 
 class NotReached(ClientError):

@@ -29,7 +29,7 @@ from headrace.workers.elements import object_array
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked. Without `outputs` all are wanted; `classes` has, by output, how many
+    """An inference request. Without `outputs` all are wanted; `classes` has, by output, how many
     of the best classes are wanted in place of the values."""
 
     inputs: Sequence[Tensor]
@@ -104,7 +104,7 @@ def elements(data: Any, datatype: Datatype) -> Array:
 
 
 def cast(given: Array, datatype: Datatype) -> Array:
-    """The same values in the form of `datatype`; raises `ValueError` where they do not fit it."""
+    """Convert values to `datatype`; raises `ValueError` where they do not fit."""
     if datatype is Datatype.BYTES:
         texts = [_text(item) for item in given.ravel().tolist()]
         return object_array([texts], given.shape)

@@ -110,7 +110,7 @@ class BatchFrames:
         return meta, pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
-        """How batches of this kind are told; the worker knows their form from now on."""
+        """The plan of batches of this kind; a new one's form is sent to the worker."""
         signature = self._signature
         if self._usual is not None and batch.outputs is signature.outputs:
             return self._usual

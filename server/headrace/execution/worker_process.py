@@ -77,7 +77,7 @@ class WorkerSocket:
         return len(self._unsent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
-        """From now on hand frames to `take`."""
+        """Read on the event loop, and hand frames to `take`."""
         self._loop = loop
         self._take = take
         self.sock.setblocking(False)
@@ -233,7 +233,7 @@ class WorkerSocket:
         return self._reading
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the socket and all files."""
         self.closed = True
         self._stop_resting()
         if self._loop is not None:
@@ -330,7 +330,7 @@ class WorkerProcess:
 
     @property
     def beats(self) -> int:
-        """How often it has given a sign of life."""
+        """The number of heartbeats so far."""
         return self._heartbeat.count
 
     @property
@@ -360,7 +360,7 @@ class WorkerProcess:
     def attach(
         self, loop: asyncio.AbstractEventLoop, take: Take, on_exit: Callable[[str], None]
     ) -> None:
-        """From now on hand frames to `take`, and say to `on_exit`, once, how the process ended."""
+        """Hand frames to `take`, and call `on_exit`, once, with how the process ended."""
         self._take, self._on_exit = take, on_exit
         self.start_secs = monotonic() - self._begun
         early, self._early = self._early, []

@@ -214,7 +214,7 @@ class Channel:
         self._tell()
 
     def _tell(self) -> None:
-        """Tell those who want to know how much waits now."""
+        """Report how many bytes wait, to `on_waiting` and the callback of `when_room`."""
         waiting = self._size + self._sent
         if waiting != self._told and self._on_waiting is not None:
             self._told = waiting
@@ -303,7 +303,7 @@ class Channel:
             self._write()
 
     def _went(self, nbytes: int) -> None:
-        """So many bytes are in a file now."""
+        """Move `nbytes` from what waits here to what was written to a file."""
         self._size -= nbytes
         if self._on_waiting is not None:
             self._sent += nbytes
@@ -382,11 +382,11 @@ class Channel:
 
 
 def _lane(kind: int, number: int) -> int:
-    """What a frame waits for: its exchange, or those of all requests."""
+    """The lane of a frame, within which frames keep their order: its exchange, or all requests."""
     return -1 if kind in _IN_ORDER else number
 
 
 def allow_many_files() -> None:
-    """Let this process have as many files open as it may: each mapped one counts."""
+    """Raise the limit of open files to the hard limit: each mapped file counts."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

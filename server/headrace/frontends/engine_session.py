@@ -47,7 +47,7 @@ _Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 
 
 class RemoteTarget:
-    """What serves one call, and the owner of it."""
+    """The target and owner of one call."""
 
     direct = None
 
@@ -127,15 +127,15 @@ class EngineSession:
         self._channel = Channel(sock, self._take, lost, count=self._copying)
 
     def ready(self) -> None:
-        """Tell that the doors are open."""
+        """Send that the doors are open."""
         self._channel.send(Kind.READY)
 
     def unlogged(self, count: int) -> None:
-        """Tell that so many more lines could not be written into the log."""
+        """Send how many more lines could not be written into the log."""
         self._channel.send(Kind.UNLOGGED, count)
 
     def answered(self, grown: Sequence[Grown]) -> None:
-        """Tell what was answered here since the last time."""
+        """Send the counts of answers since the last time."""
         if grown:
             self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
 
@@ -162,14 +162,14 @@ class EngineSession:
             self._channel.send(Kind.CANCEL, number)
 
     def hold(self, number: int, held: bool) -> None:
-        """Have the model of a request pause, or go on."""
+        """Pause the model of a request, or let it go on."""
         self._channel.send(Kind.PAUSE if held else Kind.GO_ON, number)
 
     async def call(
         self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Have something else answered by the engine's process: its head, and its body as a whole
-        or in pieces, which are sent when the engine asks for them.
+        """Forward another call to the engine's process: its head, and its body as a whole or in
+        pieces, which are sent when the engine asks for them.
 
         Raises `ServerError`, and what `pieces` raises.
         """
@@ -191,7 +191,7 @@ class EngineSession:
         return document, rest
 
     def report_soon(self) -> None:
-        """Tell the engine at the end of this turn what is held here, if that has changed."""
+        """Report to the engine, at the end of this turn, what is held here, if that has changed."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._report)
@@ -214,7 +214,7 @@ class EngineSession:
             BLOCKS.spare(spared)
 
     def _copying(self, nbytes: int) -> None:
-        """So many bytes more, or less, are in two places."""
+        """Count bytes more, or less, that are in two places."""
         self._admission.count(nbytes)
 
     def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
@@ -232,7 +232,7 @@ class EngineSession:
                 return self._number
 
     def _taken(self, nbytes: int) -> None:
-        """What came in a file counts here from now on, as far as it is still there."""
+        """Count here what came in a file, as far as it is still there."""
         self._report()
         self._channel.send(Kind.TAKEN, rest=numbers_rest(nbytes))
 
@@ -327,11 +327,11 @@ class RemoteEngine:
 
     @property
     def exiting(self) -> bool:
-        """Whether nothing new is admitted any more."""
+        """True once nothing new is admitted any more."""
         return self.admission.exiting
 
     def find(self, name: str, version: str = "") -> RemoteTarget:
-        """What serves a request; whether there is such a model turns out when it is submitted."""
+        """The target of a request; whether there is such a model turns out when it is submitted."""
         return RemoteTarget(self._link, self._door, name, version)
 
 

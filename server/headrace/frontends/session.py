@@ -53,7 +53,7 @@ _Parts: TypeAlias = tuple[bytes, bytes]  # meta and rest of an answer
 
 
 class UnderWay(Protocol):
-    """What can be called off."""
+    """A request or call under way, which can be cancelled."""
 
     def cancel(self) -> object:
         """Nobody wants an answer any more."""
@@ -68,7 +68,7 @@ class CallUnderWay(UnderWay, Protocol):
 
 
 class Calls(Protocol):
-    """What answers everything but infer requests."""
+    """Answers calls: everything but infer requests."""
 
     def begin(
         self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
@@ -270,7 +270,7 @@ class FrontEndCall(Call):
         super().cancel()
 
     def hold_by(self, by: int, held: bool) -> None:
-        """Have the model pause while anyone asks for it, if it may answer more than once."""
+        """Pause the model while client or link asks for it, if it may answer more than once."""
         if self.found is None or (self.found.name and not self.found.decoupled):
             return
         before = self._held_by
@@ -317,23 +317,23 @@ class FrontEndSession:
         )
 
     def set_up(self, document: object) -> None:
-        """Say what the front end is to be."""
+        """Send the front end its configuration."""
         self.channel.send(Kind.SETUP, 0, orjson.dumps(document))
 
     def apply_logs(self, document: object) -> None:
-        """Have the front end write its log by other settings."""
+        """Send the front end other settings of its log."""
         self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
 
     def tell_ready(self, ready: bool) -> None:
-        """Say whether the server is ready."""
+        """Send whether the server is ready."""
         self.channel.send(Kind.READINESS, int(ready))
 
     def tell_headers(self, wanted: WantedHeaders) -> None:
-        """Say which headers' values requests are to bring along."""
+        """Send which headers' values requests are to bring along."""
         self.channel.send(Kind.HEADERS, 0, orjson.dumps(wanted.document()))
 
     def tell_elsewhere(self) -> None:
-        """Say how many bytes others hold, if that has changed by a 64th of what all may hold."""
+        """Send how many bytes others hold, if that has changed by a 64th of what all may hold."""
         server = self._admission
         now, told = server.bytes - self._account.bytes, self._elsewhere
         step = max(server.max_bytes // 64, 1)
@@ -342,7 +342,7 @@ class FrontEndSession:
             self.channel.send(Kind.ELSEWHERE, rest=numbers_rest(now))
 
     def drain(self, seconds: float) -> None:
-        """Have the front end finish what it has, and end."""
+        """Ask the front end to finish its requests, and to end."""
         self.channel.send(Kind.DRAIN, round(seconds * 1_000))
 
     def close(self) -> None:
@@ -362,7 +362,7 @@ class FrontEndSession:
         call.nbytes += nbytes
 
     def pause(self, call: FrontEndCall) -> None:
-        """Have a model pause until the front end reads."""
+        """Pause a model until the front end reads."""
         if call in self._paused:
             return
         if not self._paused:

@@ -81,7 +81,7 @@ def decompress(
 
 
 def decompress_small(body: bytes | memoryview, encoding: str) -> bytes | None:
-    """What `decompress` gives for a body that is soon unpacked; None for any other, or a wrong one.
+    """`decompress` a body that is soon unpacked; None for any other, or a wrong one.
 
     That takes a fraction of a millisecond, and is what nearly all compressed messages are.
     """
@@ -119,7 +119,7 @@ def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:
 
 
 def choose_encoding(accept: str) -> str:
-    """What an Accept-Encoding header asks for among gzip, deflate and identity.
+    """The encoding that an Accept-Encoding header prefers: gzip, deflate or identity.
 
     The highest weight wins, the first of equals; unknown names are skipped; default is identity.
     """

@@ -93,7 +93,7 @@ def decoded_size(name: str, datatype: Datatype, count: int) -> int:
 
 
 def json_name(value_type: type) -> str:
-    """What a parsed value of this type was called in JSON."""
+    """JSON's name of a parsed value's type."""
     return _JSON_NAMES.get(value_type, value_type.__name__)
 
 
@@ -107,7 +107,7 @@ def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def _flattened(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
-    """The same, and how deep the elements lie."""
+    """`flatten`, and the depth of the elements."""
     types = set(map(type, data))
     depth = 1
     while list in types:
@@ -344,7 +344,7 @@ def _with_words(text: bytes, array: Array) -> bytes:
 
 
 def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> TensorArray:
-    """What another server has written as JSON, flat or nested; raises `InvalidRequest`.
+    """An array of another server's JSON, flat or nested; raises `InvalidRequest`.
 
     It may be written with less care than is asked of clients: null is taken for what is no number.
     """

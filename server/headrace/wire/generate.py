@@ -36,7 +36,7 @@ _COMPARED = 64  # characters of an unknown name that are compared with those of 
 
 
 class _Members:
-    """What the members of a request's object have become so far."""
+    """Inputs and parameters read so far from the members of a request's object."""
 
     def __init__(self, signature: Signature, charge: Charge) -> None:
         self._signature = signature
@@ -87,7 +87,7 @@ class _Members:
         )
 
     def _worded(self, text: str, spec: TensorSpec, data: list[Any]) -> str:
-        """What is wrong with the value of an input, in words that hold for flat JSON, too."""
+        """The error text of an input's value, in words that hold for flat JSON, too."""
         types = set(map(type, data))
         if list in types:
             hint = "a value is one element or a flat array of them, not an array of arrays"

@@ -55,7 +55,7 @@ def header_lines(headers: Sequence[tuple[str, str]]) -> str:
 
 
 def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
-    """What is to be sent, with header lines that are `common` to all requests to this server."""
+    """A request's bytes, with header lines that are `common` to all requests to this server."""
     size = sum(map(len, request.body))
     lines = [f"{request.method} {request.path} HTTP/1.1\r\n{common}"]
     lines += [f"{name}: {value}\r\n" for name, value in request.headers.items()]
@@ -209,7 +209,7 @@ class ResponseReader:
 
 
 class _Head:
-    """What httptools tells of one answer."""
+    """The callbacks of httptools for one answer, and what they have collected."""
 
     def __init__(self) -> None:
         self.status = 0

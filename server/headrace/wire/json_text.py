@@ -46,7 +46,7 @@ class LongArray:
     __slots__ = ("_sizes", "_start", "_stop", "_text", "quoted")
 
     def __init__(self, text: Buffer, start: int, stop: int, sizes: Sizes = _SIZES) -> None:
-        """From its bracket, at `start`, to behind the other."""
+        """The array reaches from its bracket, at `start`, to behind the other."""
         self._text = memoryview(text)
         self._start = start
         self._stop = stop
@@ -61,7 +61,7 @@ class LongArray:
         return self._stop - self._start
 
     def elements(self) -> int:
-        """How many elements commas tell of, also in arrays within it."""
+        """The number of elements by the commas, also in arrays within the array."""
         commas = _commas(self._text, self._start, self._stop, self._sizes)
         if commas:
             return commas + 1
@@ -245,7 +245,7 @@ def _unquoted(
 
 
 def containers(given: Buffer) -> int:
-    """How many arrays and objects begin in a text, those in its strings among them."""
+    """The number of brackets that open in a text, those in its strings among them."""
     return sum(
         int(np.count_nonzero((codes == _OPEN) | (codes == ord("{"))))
         for codes, _ in _blocks(memoryview(given), 0, len(given), _SIZES.block)

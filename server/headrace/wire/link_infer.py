@@ -39,7 +39,7 @@ from headrace.workers.frames import BrokenFrame
 
 @unique
 class Kind(IntEnum):
-    """What a frame is about. Those of one exchange have the same number."""
+    """The kind of a frame. Frames of one exchange have the same number."""
 
     # To the engine.
     READY = 1  # the doors are open
@@ -70,7 +70,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """What is special about a frame."""
+    """Flags of a frame."""
 
     # 1 is `headrace.workers.frames.IN_FILE`.
     FINAL = 2  # the last response to its request, or piece of its body
@@ -174,7 +174,7 @@ def numbers_rest(*numbers: int) -> bytes:
 
 
 def read_numbers(rest: bytes, count: int) -> tuple[int, ...]:
-    """What `numbers_rest` was given, `count` of them; raises `BrokenFrame`."""
+    """The `count` numbers of `numbers_rest`; raises `BrokenFrame`."""
     if len(rest) != 8 * count:
         raise BrokenFrame("numbers that are not there")
     return unpack(f"<{count}q", rest)
@@ -213,7 +213,7 @@ def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
 
 
 class _Template:
-    """What requests, or responses, of the same meta have in common."""
+    """The common part of requests, or responses, of the same meta."""
 
     __slots__ = ("common", "layout", "parameters")
 
@@ -224,7 +224,7 @@ class _Template:
 
 
 class _Templates(dict[bytes, _Template]):
-    """What is known of metas; one that is not is read, and remembered if it is short."""
+    """Templates by meta; an unknown meta is read, and remembered if it is short."""
 
     def __init__(self, read: Callable[[Any], _Template]) -> None:
         self._read = read

@@ -97,7 +97,7 @@ def split_parameters(
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a parameter of this name is not for the model to read."""
+    """True for the name of a parameter that is not for the model to read."""
     return name in _RESERVED or name in _OURS or name.startswith((*_PREFIXES, _TRITONS))
 
 
@@ -236,7 +236,7 @@ def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
 
 
 def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
-    """Whether an unload request is meant for dependents, too; raises `InvalidRequest`."""
+    """The parameter `unload_dependents` of a JSON body; raises `InvalidRequest`."""
     value = _parameters(document).get(_DEPENDENTS, False)
     if type(value) is not bool:
         raise InvalidRequest(f"Invalid value for '{_DEPENDENTS}': expected a boolean")
@@ -244,7 +244,7 @@ def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
 
 
 def unload_dependents_of_message(parameters: _MESSAGES) -> bool:
-    """The same of a `RepositoryModelUnload`; raises `InvalidRequest`."""
+    """The parameter `unload_dependents` of a `RepositoryModelUnload`; raises `InvalidRequest`."""
     if _DEPENDENTS not in parameters:
         return False
     return bool(_value(_DEPENDENTS, parameters[_DEPENDENTS], "bool_param"))
@@ -318,7 +318,7 @@ def timeout_of(headers: Mapping[bytes, str]) -> int:
 
 
 def wants_timing(request: Call) -> bool:
-    """Whether the request asks for timings; takes the parameter out, it is not the model's."""
+    """Take out the parameter that asks for timings, which is not the model's; true if it does."""
     return bool(request.parameters) and request.parameters.pop(TIMING_PARAMETER, False) is True
 
 

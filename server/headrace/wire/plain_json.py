@@ -49,7 +49,7 @@ _Form = tuple[str, Datatype, Callable[..., bytes], np.dtype[Any], Shape, int]
 
 
 class _Heads(dict[int, bytes]):
-    """What comes before the numbers of an output, by the number of rows."""
+    """The text before the numbers of an output, by the number of rows."""
 
     def __init__(self, before: bytes, spec: TensorSpec, shape: Shape) -> None:
         """`shape` begins with -1 for a number of rows."""
@@ -203,7 +203,7 @@ class PlainJson:
         return request_id, arrays, rows
 
     def _learn(self, key: tuple[Any, ...], shape: object) -> _Form | None:
-        """How to read an input of this name, datatype and shape; None if that is not for here."""
+        """The form of inputs of this name, datatype and shape; None if they are not plain."""
         name, text, *dims = key
         known = FLAT.get(text)
         if known is None or type(shape) is not list or not 0 < len(dims) <= MAX_RANK:

@@ -1,4 +1,4 @@
-"""What errors are called: the statuses that clients get, and what other servers' statuses mean.
+"""Errors and statuses: those that clients get, and the meaning of other servers'.
 
 The one place where the two transports agree on what an error is called. Values follow Triton's
 mapping of its error classes, with three deliberate differences that `docs/protocol.md` lists:
@@ -146,7 +146,7 @@ _NOT_LOADED = "Request for unknown model"
 
 
 class Fate(Enum):
-    """How far a call that failed has come."""
+    """The progress of a call that failed."""
 
     UNSENT = "there is no connection"
     REFUSED = "the server has not begun it"
@@ -157,7 +157,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a call has failed, and what a client is told of it."""
+    """The failure of a call, with the error that a client gets."""
 
     fate: Fate
     error: ServerError

@@ -377,7 +377,7 @@ def error_body(text: str) -> bytes:
 
 
 def takes_long(body: Buffer, json_size: str | None, signature: Signature | None) -> bool:
-    """Whether a body of more than `LONG` bytes takes long to decode; `json_size` is the header.
+    """True if a body of more than `LONG` bytes takes long to decode; `json_size` is the header.
 
     Binary tensors of fixed size do not: they stay where they are.
     """

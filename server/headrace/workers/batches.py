@@ -105,7 +105,7 @@ Times = tuple[int, int]  # when the model began and ended, monotonic nanoseconds
 
 
 class Form:
-    """What batches have in common: their inputs, and the outputs that are wanted."""
+    """The form of batches: their inputs, and the outputs that are wanted."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.batches: bool = document["batches"]
@@ -143,7 +143,7 @@ class Batches:
         self._known: dict[tuple[Head, ...], int] = {}  # forms of results
 
     def add_form(self, document: dict[str, Any]) -> None:
-        """Know a form from now on."""
+        """Remember a form."""
         if len(self._forms) >= _KNOWN:
             # More recent ones than there can be batches that have been sent and not begun stay.
             self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
@@ -195,7 +195,7 @@ class Batches:
         responses: Any,
         times: Times,
     ) -> Sent | None:
-        """What an ordinary model's `execute` has given back as one, if it is good and alike.
+        """The result frame of an ordinary model's responses, if they are good and alike.
 
         None for anything else, errors and responses that come by senders included.
         """

@@ -220,7 +220,7 @@ class WorkerChannel:
         self._send_and_close(b"".join([head, meta, data]), descriptor)
 
     def _read(self, flags: int) -> list[Received] | None:
-        """What one read gives; None if that is the end."""
+        """Frames of one read; None at the end."""
         if self.foreign:
             self._end_if_foreign()
         received = self._socket.receive(flags)

@@ -27,7 +27,7 @@ _PREFIXES = [length.to_bytes(4, "little") for length in range(256)]
 
 
 def walk(data: Buffer, count: int, starts: Array | None = None) -> tuple[int, int]:
-    """How many elements, `count` at most, are whole, and the position after the last of these.
+    """The number of whole elements, `count` at most, and the position after the last of them.
 
     `data` has `count` elements and nothing else if the two are `count` and its size. Where each
     element begins is put into `starts`, which has room for `count`, if it is given.

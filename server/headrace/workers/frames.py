@@ -44,7 +44,7 @@ IN_FILE = 1  # the flag that data is in a file
 
 
 class BrokenFrame(Exception):
-    """What came is no frame, or not one that belongs here."""
+    """Bytes that are no frame, or a frame that does not belong here."""
 
 
 class Header(NamedTuple, Generic[K]):
@@ -119,7 +119,7 @@ def frame(
 
 
 class Kind(IntEnum):
-    """What a frame is about."""
+    """The kind of a frame to or from a worker."""
 
     # To the worker.
     LOAD = 1  # JSON: what to load
@@ -170,7 +170,7 @@ class Block(NamedTuple):
 
 
 class BatchMeta(NamedTuple):
-    """What is said of a batch beside its data.
+    """The meta of a batch's frame.
 
     `layout` is for `unpack_layout`, and repeats: it can be known by its bytes. `ids` is empty if no
     request has one, `extras` JSON, "" if there is nothing special.
@@ -265,7 +265,7 @@ def pack_batch(
 
 
 def unpack_batch(data: bytes) -> BatchMeta:
-    """What `pack_batch` was given; raises `BrokenFrame`."""
+    """Read the meta of EXECUTE; raises `BrokenFrame`."""
     try:
         first, ids_size, extras_size = _BATCH.unpack_from(data)
         if not ids_size and not extras_size:  # as mostly
@@ -330,7 +330,7 @@ def pack_request(number: int, held: bool = False) -> bytes:
 
 
 def unpack_request(data: bytes) -> tuple[int, bool]:
-    """What `pack_request` was given; raises `BrokenFrame`."""
+    """Read the meta of CANCEL and HOLD; raises `BrokenFrame`."""
     try:
         number, held = _REQUEST.unpack(data)
     except _StructError as error:

@@ -155,7 +155,7 @@ class OutFile:
         return not self.retired
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._mapped = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -172,7 +172,7 @@ class InFile:
         self._idle = 0  # references to the bytes that are our own
 
     def map(self, descriptor: int) -> None:
-        """Have a new file, and close its descriptor; raises `OSError` or `BrokenFrame`."""
+        """Map a new file, and close its descriptor; raises `OSError` or `BrokenFrame`."""
         try:
             size = _sealed_size(descriptor)
             mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -189,7 +189,7 @@ class InFile:
 
     @property
     def in_use(self) -> bool:
-        """Whether anything made of it is still referred to."""
+        """True while an array made of the file is referred to."""
         return self._bytes is not None and sys.getrefcount(self._bytes) > self._idle
 
     def free(self) -> bool:
@@ -249,13 +249,13 @@ class SlotFiles:
         self._lent = True
 
     def heed(self, flags: int) -> None:
-        """Know from a frame's flags which of the files are still referred to there."""
+        """Note from a frame's flags which files the other end still refers to."""
         self._lent = False
         for number, file in enumerate(self._out):
             file.retired = bool(flags & KEPT << number)
 
     def take(self, flags: int, descriptor: int) -> None:
-        """Have a new file of the other end; raises `OSError` or `BrokenFrame`."""
+        """Map a new file of the other end; raises `OSError` or `BrokenFrame`."""
         file = self._in[_number(flags)] = InFile()
         file.map(descriptor)
 
@@ -282,7 +282,7 @@ class SlotFiles:
         return not all([file.free() for file in files])
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for file in self._out:
             file.close()
         self._out.clear()
@@ -342,7 +342,7 @@ class BatchFiles:
         return any([files.rest() for files in self.slots.values()])
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for files in self.slots.values():
             files.close()
         self.slots.clear()
