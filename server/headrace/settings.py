@@ -483,13 +483,9 @@ class Settings:
         if not (self.load_on_request or self.model_memory_budget or self.unload_after_idle_secs):
             return None
         return ResidencyOptions(
-            self.model_memory_budget,
-            self.load_wait_secs,
-            self.minimum_residency_secs,
-            self.unload_after_idle_secs,
-            frozenset(self.pin_model),
-            frozenset(self.load_model),
-        )
+            self.model_memory_budget, self.load_wait_secs, self.minimum_residency_secs,
+            self.unload_after_idle_secs, frozenset(self.pin_model), frozenset(self.load_model),
+        )  # fmt: skip
 
     @property
     def environments(self) -> "EnvironmentOptions":
@@ -613,11 +609,9 @@ class Settings:
             self.grpc_max_connection_age_grace / 1_000,
         )
         return GrpcOptions(
-            keep_alive,
-            self.grpc_infer_response_compression_level,
-            self.progress_timeout_secs,
+            keep_alive, self.grpc_infer_response_compression_level, self.progress_timeout_secs,
             self.grpc_max_connection_idle_secs,
-        )
+        )  # fmt: skip
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -625,23 +619,17 @@ class Settings:
         if not self.grpc_use_ssl:
             return None
         return TlsFiles(
-            self.grpc_server_cert,
-            self.grpc_server_key,
-            self.grpc_root_cert,
+            self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert,
             self.grpc_use_ssl_mutual,
-        )
+        )  # fmt: skip
 
     @property
     def logs(self) -> LogSettings:
         """The settings of logging."""
         return LogSettings(
-            self.log_verbose,
-            self.log_info,
-            self.log_warning,
-            self.log_error,
-            self.log_format,
+            self.log_verbose, self.log_info, self.log_warning, self.log_error, self.log_format,
             self.log_file,
-        )
+        )  # fmt: skip
 
 
 def limits_by_memory(memory: int) -> dict[str, Value]:
