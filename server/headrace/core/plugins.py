@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = "headrace.backends"  # made with a `headrace.execution.backend.BackendContext`
 STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
-COMMANDS = "headrace.commands"  # called with the subparsers; named like their command
+COMMANDS = "headrace.commands"  # a `headrace.commands.command.Command`, named like it
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
 GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS)
 
