@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.commands.command import EXIT_USAGE, Argument, Command, Group, option
 from headrace.commands.triton import take_pools
-from headrace.execution.private_process import make_private
+from headrace.execution.isolation import make_private
 from headrace.options import SettingsError, Value
 from headrace.settings import (
     CONFIG_FILE_ENV,

@@ -9,9 +9,8 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from google.protobuf import json_format
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.limits import ExecutionLimits, seconds
 from headrace.core.model_spec import LoadSpec, variable_names
+from headrace.execution.isolation import passed_variables
 from headrace.scheduling.quarantine import DEATHS
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from headrace.workers.limits import Limits
@@ -143,33 +143,22 @@ def _wrong(parameters: Mapping[str, str], name: str, expected: str) -> InvalidOp
     return InvalidOption(f"parameters['{name}']", f"expected {expected}, got {parameters[name]!r}")
 
 
-# What a model may see of the server's environment; other variables may be secrets.
-_PASSED = frozenset(
-    {
-        "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY", "GLIBC_TUNABLES",
-    }
-)  # fmt: skip
-_PASSED_PREFIXES = (
-    "LC_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "MALLOC_",
+# Further variables of the server's environment that a model may see; others may be secrets.
+_PASSED = (
+    "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY", "GLIBC_TUNABLES", "CUDA_*", "NVIDIA_*", "HF_*",
+    "TRANSFORMERS_*", "TORCH_*", "OMP_*", "MKL_*", "MALLOC_*",
 )  # fmt: skip
 _OWN = "HEADRACE_"  # settings of the server, keys among them
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def passed_environment(*prefixes: str, variables: Sequence[str] = ()) -> dict[str, str]:
-    """What of the server's environment is no secret, and variables with further `prefixes`.
+def passed_environment(*patterns: str) -> dict[str, str]:
+    """Variables of the server's environment that are no secrets, and those that `patterns` fit.
 
-    Also those that one of the names or patterns in `variables` fits, but for the server's own.
+    Never the server's own settings.
     """
-    every = _PASSED_PREFIXES + prefixes
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _PASSED
-        or name.startswith(every)
-        or (not name.startswith(_OWN) and any(fnmatchcase(name, v) for v in variables))
-    }
+    found = passed_variables(os.environ, (*_PASSED, *patterns))
+    return {name: value for name, value in found.items() if not name.startswith(_OWN)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +192,7 @@ class WorkerSpec:
 
     def environment(self) -> dict[str, str]:
         """The environment variables that the process gets."""
-        passed = passed_environment(variables=self.variables)
+        passed = passed_environment(*self.variables)
         threads = {name: str(self.threads) for name in _THREADS if name not in passed}
         return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace.execution.private_process import make_private
+from headrace.execution.isolation import make_private
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["private"]:

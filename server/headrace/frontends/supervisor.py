@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 
 from headrace.engine.doors import Entrance
 from headrace.execution.child_process import ChildProcess, RestartPolicy
-from headrace.execution.private_process import is_private
+from headrace.execution.isolation import is_private
 from headrace.execution.python_options import passed_environment
 from headrace.frontends.channel import allow_many_files
 from headrace.frontends.config import FrontendConfig, WantedHeaders
@@ -56,7 +56,7 @@ class _FrontEnd:
                     *(["private"] if is_private() else []),
                 ],
                 # What a model might read of it before it is private has no secrets in it.
-                passed_environment("PYTHON", "GRPC_"),
+                passed_environment("PYTHON*", "GRPC_*"),
                 descriptors=(theirs.fileno(),),
             )  # fmt: skip
         except BaseException:

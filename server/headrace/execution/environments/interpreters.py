@@ -7,21 +7,21 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from operator import ge, gt, le, lt
 
 from headrace.core.errors import LoadFailed
+from headrace.execution.isolation import passed_variables
 
-_PASSED = frozenset(
-    {
-        "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-        "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "SSH_AUTH_SOCK", "GIT_SSH_COMMAND",
-        "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "PYENV_ROOT", "PYENV_VERSION",
-        "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
-        "http_proxy", "https_proxy", "all_proxy", "no_proxy",
-    }
+# Further variables that a build sees: more than workers, namely what pip, compilers and downloads
+# are configured with. Of pip's those are left out that would have it install somewhere else.
+_PASSED = (
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE", "NETRC", "SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "CC", "CXX", "CFLAGS",
+    "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "PYENV_ROOT", "PYENV_VERSION", "HTTP_PROXY", "HTTPS_PROXY",
+    "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
 _ELSEWHERE = frozenset(
     {
@@ -34,18 +34,11 @@ _ELSEWHERE = frozenset(
 
 def build_surroundings(environment: Mapping[str, str], offline: bool = False) -> dict[str, str]:
     """Environment variables of a build; `offline` takes pip its configuration, files and all."""
-    found = {
-        name: value
-        for name, value in environment.items()
-        if name in _PASSED or name.startswith("LC_") or (not offline and _is_for_pip(name))
-    }
+    found = passed_variables(environment, _PASSED if offline else (*_PASSED, "PIP_*"))
     if offline:
         found["PIP_CONFIG_FILE"] = os.devnull
-    return found | {"PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
-
-
-def _is_for_pip(name: str) -> bool:
-    return name.startswith("PIP_") and name not in _ELSEWHERE
+    kept = {name: value for name, value in found.items() if name not in _ELSEWHERE}
+    return kept | {"PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
 
 
 OLDEST = (3, 10)  # that a worker runs with
@@ -70,6 +63,12 @@ print(json.dumps(told))
 # Looked up once, while the import lock is held: of two threads that ask `sysconfig` for the first
 # time at once, one may get nothing.
 _ABI = f"{sysconfig.get_config_var('SOABI')} {sysconfig.get_platform()}"
+_ORDERS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    "<=": le,
+    ">=": ge,
+    "<": lt,
+    ">": gt,
+}
 _CLAUSE = re.compile(r"(~=|==|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
 
 
@@ -166,21 +165,11 @@ def _clause(version: tuple[int, ...], text: str) -> bool:
         raise ValueError(f"{text!r}: expected at least two numbers after '~='")
     asked = (*given, 0, 0, 0)[:3]
     begins = version[: len(given)] == given
-    match operator:
-        case "==":
-            return begins if star else version == asked
-        case "!=":
-            return not begins if star else version != asked
-        case "~=":
-            return version >= asked and version[: len(given) - 1] == given[:-1]
-        case "<=":
-            return version <= asked
-        case ">=":
-            return version >= asked
-        case "<":
-            return version < asked
-        case _:
-            return version > asked
+    if operator in ("==", "!="):
+        return (begins if star else version == asked) is (operator == "==")
+    if operator == "~=":
+        return version >= asked and version[: len(given) - 1] == given[:-1]
+    return _ORDERS[operator](version, asked)
 
 
 def _on_path() -> Iterator[str]:

@@ -22,16 +22,16 @@ from pathlib import Path
 
 from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
 from headrace.execution.daemon_thread import run_in_daemon_thread
+from headrace.execution.isolation import passed_variables
 from headrace.execution.remote.grpc_channel import receive_buffer
 from headrace.execution.remote.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Credentials, RemoteOptions
 from headrace.execution.triton.options import Place, TritonOptions
 
-# What Triton sees of the server's environment; other variables may be secrets.
-_PASSED = frozenset({"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"})
-_PASSED_PREFIXES = (
-    "LC_", "CUDA_", "NVIDIA_", "NCCL_", "TRITON", "HF_", "TRANSFORMERS_", "TORCH_", "TF_", "OMP_",
-    "MKL_", "OPENBLAS_", "XDG_CACHE_",
+# Further variables of the server's environment that Triton sees; others may be secrets.
+_PASSED = (
+    "CUDA_*", "NVIDIA_*", "NCCL_*", "TRITON*", "HF_*", "TRANSFORMERS_*", "TORCH_*", "TF_*", "OMP_*",
+    "MKL_*", "OPENBLAS_*", "XDG_CACHE_*",
 )  # fmt: skip
 _PROTOCOLS = (
     "health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"
@@ -83,11 +83,7 @@ def arguments(
 
 def environment(own: Mapping[str, str], options: TritonOptions, place: Place) -> dict[str, str]:
     """The environment variables of a process, of the server's `own`."""
-    found = {
-        name: value
-        for name, value in own.items()
-        if name in _PASSED or name.startswith(_PASSED_PREFIXES) or name in options.passed
-    }
+    found = passed_variables(own, (*_PASSED, *options.passed))
     if place.visible is not None:
         # Otherwise CUDA may number GPUs by their speed, and so by another order than the operator.
         found.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -1,5 +1,6 @@
-"""Keeping this process's memory and environment from the models that it starts as its own user.
+"""Isolation of this process from those that it starts: its environment variables, its memory.
 
+A process sees the variables that are no secrets and that it has a use for (`passed_variables`).
 Linux lets a process read another one's environment and memory, and trace it, if both are of the
 same user, unless that one is "not dumpable". Whoever has CAP_SYS_PTRACE may nevertheless, so this
 process gives that up for itself and for all that it starts: root's workers are held off, too.
@@ -7,13 +8,28 @@ process gives that up for itself and for all that it starts: root's workers are 
 
 import ctypes
 import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
+_COMMON = (
+    "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LC_*",
+)  # fmt: skip
 # Of linux/prctl.h and linux/capability.h.
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _VERSION_3 = 0x20080522
 # With each of these, /proc/PID/environ and more can be read of what is not dumpable.
 _CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
+
+
+def passed_variables(environment: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """Variables that any program may see, and those whose names fit one of `patterns`."""
+    every = (*_COMMON, *patterns)
+    return {
+        name: value
+        for name, value in environment.items()
+        if any(fnmatchcase(name, pattern) for pattern in every)
+    }
 
 
 class _Header(ctypes.Structure):
