@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 
 from headrace.observability.nvml import GpuReading
 from headrace.observability.series import GpuSeries
-from tests.observability.fakes import FakeEngine, collector
+from tests.engine.metrics.fakes import FakeEngine, collector
 
 
 def gpu_families(gpus: GpuSeries) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from headrace.engine.metrics import CONTENT_TYPE, ServerCollector, process_regis
 from headrace.engine.metrics import scrape as scrape_in_turns
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionStatistics
-from tests.observability.fakes import FakeEngine, FakeVersion, collector
+from tests.engine.metrics.fakes import FakeEngine, FakeVersion, collector
 
 COUNTERS = {
     "nv_inference_request_success",
