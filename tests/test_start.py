@@ -28,7 +28,7 @@ FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette.routing"}
 OTHERS = {
     f"headrace.{name}"
     for name in (
-        "execution.environments", "execution.in_process", "execution.loaded_worker",
+        "plugins.environments", "execution.in_process", "execution.loaded_worker",
         "execution.worker_instance", "execution.remote.model", "execution.remote.options",
         "execution.worker_set", "execution.triton.servers", "execution.worker_process", "frontends",
         "wire.http_exchange",

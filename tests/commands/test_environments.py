@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.execution.environments.cache import Built, EnvironmentCache, key_of
+from headrace.plugins.environments.cache import Built, EnvironmentCache, key_of
 from tests.models.python_models import IDENTITY, write_python_model
 
 

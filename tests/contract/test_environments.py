@@ -24,7 +24,7 @@ from tests.support.server_process import ServerProcess, clean_server
 BLOCK = "# /// script\n# dependencies = ['flavour>=2']\n# requires-python = '>=3.10'\n# ///\n"
 ENV_PATH = "EXECUTION_ENV_PATH"
 
-# Environments are built; their parts are tested in tests/execution/environments.
+# Environments are built; their parts are tested in tests/plugins/environments.
 pytestmark = pytest.mark.slow
 
 

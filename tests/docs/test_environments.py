@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from headrace.execution.environments.requirements import ScriptBlock, read_script_block
+from headrace.plugins.environments.requirements import ScriptBlock, read_script_block
 from headrace.repository.config import parse_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")

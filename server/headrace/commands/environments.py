@@ -15,9 +15,9 @@ from headrace.commands.command import (
 )
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions
-from headrace.execution.environments.cache import Entry
-from headrace.execution.environments.resolve import cache_of
 from headrace.observability.logs import Logs, LogSettings
+from headrace.plugins.environments.cache import Entry
+from headrace.plugins.environments.resolve import cache_of
 from headrace.settings import ENVIRONMENT_OPTIONS
 
 _UNUSED_DAYS = 30

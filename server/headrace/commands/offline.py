@@ -22,7 +22,7 @@ from headrace.engine.loading import LoadedInstance, load
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.execution.backend import Backend, BackendContext, load_backends
 from headrace.execution.choice import AutoChoice
-from headrace.execution.environments.resolve import environment_of
+from headrace.execution.environment import environment_of
 from headrace.execution.local import core_limit
 from headrace.observability.logs import Logs, LogSettings
 from headrace.repository import completion, reading

@@ -19,7 +19,8 @@ BACKENDS = "headrace.backends"  # made with a `headrace.execution.backend.Backen
 STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # a `headrace.commands.command.Command`, named like it
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS)
+ENVIRONMENTS = "headrace.environments"  # see `headrace.execution.environment.demanded`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -50,6 +51,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "tfserving": "headrace.plugins.dialects:tfserving_protocol",
         "torchserve": "headrace.plugins.dialects:torchserve_protocol",
     },
+    ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
 }
 _US = "headrace"
 

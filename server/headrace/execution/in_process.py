@@ -48,7 +48,7 @@ from headrace.execution.batch_frames import (
     wrong_parameter,
 )
 from headrace.execution.choice import AutoChoice, InstanceKind
-from headrace.execution.environments.resolve import demand_of
+from headrace.execution.environment import demanded
 from headrace.execution.local import LoadedModel
 from headrace.execution.placement import ModelServices
 from headrace.execution.python_options import (
@@ -165,7 +165,7 @@ class LoadedInProcess(LoadedModel):
                 )
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
-        if demand_of(spec) is not None:
+        if demanded(spec) is not None:
             raise LoadFailed(self._only_in_worker("a model with an environment of its own"))
         paths = [str(spec.path.parent), str(spec.root)]
         self._imports = ModelImports(f"{spec.instance}_v{spec.version}_{id(self):x}", paths)

@@ -20,7 +20,7 @@ from headrace.core.signature import Signature
 from headrace.core.texts import whole_number
 from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.conversation import Conversation, ModelCalls, Slot
-from headrace.execution.environments.resolve import environment_of
+from headrace.execution.environment import environment_of
 from headrace.execution.local import DEFAULT_ROWS, LoadedModel
 from headrace.execution.placement import ModelServices, NoServices, Surroundings
 from headrace.execution.python_options import (

@@ -11,8 +11,9 @@ import pytest
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
-from headrace.execution.environments.interpreters import choose, probe
-from headrace.execution.environments.resolve import Environment, cache_of, environment_of
+from headrace.execution.environment import Environment, environment_of
+from headrace.plugins.environments.interpreters import choose, probe
+from headrace.plugins.environments.resolve import cache_of
 from tests.models.environments import write_wheelhouse
 from tests.support.wheels import write_wheel
 

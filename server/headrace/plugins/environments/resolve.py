@@ -18,12 +18,15 @@ keep what their instance was loaded with.
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.environments.build import (
+from headrace.execution.environment import Environment
+from headrace.plugins.environments.build import (
     UNFIT,
     Plan,
     StepFailed,
@@ -31,15 +34,14 @@ from headrace.execution.environments.build import (
     check_ready,
     packages_plan,
 )
-from headrace.execution.environments.cache import (
+from headrace.plugins.environments.cache import (
     CANNOT_BE_BUILT,
     Built,
     EnvironmentCache,
-    Hold,
     default_root,
 )
-from headrace.execution.environments.interpreters import Interpreter, choose, own, probe, satisfies
-from headrace.execution.environments.requirements import (
+from headrace.plugins.environments.interpreters import Interpreter, choose, own, probe, satisfies
+from headrace.plugins.environments.requirements import (
     Requirements,
     ScriptBlock,
     from_dependencies,
@@ -142,26 +144,16 @@ def _read(path: Path, root: Path) -> Requirements | None:
     return read_requirements(path, root) if os.path.lexists(path) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The environment of a worker: an interpreter and, if it is the model's own, its directory.
+def demanded(spec: LoadSpec) -> Callable[[], Environment] | None:
+    """What provides the environment that a model asks for; None if it asks for none.
 
-    `hold` keeps a cached one from being removed while this value is there.
-    """
-
-    python: str
-    prefix: str = ""
-    hold: Hold | None = None
-
-
-def environment_of(spec: LoadSpec) -> Environment:
-    """The environment that a model asks for; the server's interpreter if it asks for none.
-
-    Raises `LoadFailed` or `InvalidOption` if it cannot be had.
+    Raises as `demand_of`, and what is returned raises likewise if it cannot be had.
     """
     demand = demand_of(spec)
-    if demand is None:
-        return Environment(spec.parameters.get("python") or sys.executable)
+    return None if demand is None else partial(_provided, spec, demand)
+
+
+def _provided(spec: LoadSpec, demand: Packages | Ready) -> Environment:
     if isinstance(demand, Ready):
         return _ready(spec, demand.path)
     interpreter = _interpreter(demand)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.environments.cache import (
+from headrace.plugins.environments.cache import (
     DOCUMENT,
     Built,
     EnvironmentCache,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.execution.environments.requirements import redact
+from headrace.plugins.environments.requirements import redact
 
 
 @pytest.mark.parametrize(

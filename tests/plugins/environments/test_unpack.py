@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.execution.environments.unpack import BadArchive, unpack
+from headrace.plugins.environments.unpack import BadArchive, unpack
 
 MOST = 1000
 

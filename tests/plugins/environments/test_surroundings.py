@@ -1,6 +1,6 @@
 """What of the server's environment a build sees."""
 
-from headrace.execution.environments.interpreters import build_surroundings
+from headrace.plugins.environments.interpreters import build_surroundings
 
 GIVEN = {
     "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p", "PIP_INDEX_URL": "https://u:p@x/",

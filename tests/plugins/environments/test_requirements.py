@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.environments.requirements import (
+from headrace.plugins.environments.requirements import (
     Requirements,
     from_dependencies,
     read_requirements,

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.environments.resolve import Packages, Ready, demand_of
+from headrace.plugins.environments.resolve import Packages, Ready, demand_of
 
 BLOCK = "# /// script\n# dependencies = ['from-block']\n# requires-python = '>=3.11'\n# ///\n"
 

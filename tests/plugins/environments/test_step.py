@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.execution.environments.build import Progress, StepFailed, Steps
+from headrace.plugins.environments.build import Progress, StepFailed, Steps
 from tests.support.scrape import until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.environments.interpreters import (
+from headrace.plugins.environments.interpreters import (
     Interpreter,
     choose,
     own,

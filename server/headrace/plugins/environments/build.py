@@ -24,9 +24,9 @@ import numpy as np
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping
-from headrace.execution.environments.cache import Built, key_of
-from headrace.execution.environments.interpreters import Interpreter, build_surroundings, own, probe
-from headrace.execution.environments.requirements import Requirements, redact
+from headrace.plugins.environments.cache import Built, key_of
+from headrace.plugins.environments.interpreters import Interpreter, build_surroundings, own, probe
+from headrace.plugins.environments.requirements import Requirements, redact
 
 log = logging.getLogger(__name__)
 

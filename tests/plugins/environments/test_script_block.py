@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.execution.environments.requirements import ScriptBlock, read_script_block
+from headrace.plugins.environments.requirements import ScriptBlock, read_script_block
 
 WHOLE = """\
 #!/usr/bin/env python
