@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.backend import Backend, BackendContext
-from headrace.execution.triton.late import LateTritons, LoadCounts
-from headrace.execution.triton.options import TRITON_PARAMETERS, is_managed
+from headrace.execution.triton.late import LateTritons
+from headrace.execution.triton.options import TRITON_PARAMETERS, LoadCounts, is_managed
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:

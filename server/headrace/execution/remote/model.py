@@ -25,10 +25,10 @@ from headrace.execution.remote.options import MOST_IN_FLIGHT, V2, Endpoint, Remo
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.remote.requests import Forwarding
 from headrace.execution.triton.drift import Difference, differences
-from headrace.execution.triton.late import LoadCounts
 from headrace.execution.triton.options import (
     MANAGED_PARAMETERS,
     ControlOptions,
+    LoadCounts,
     check_managed,
     is_managed,
 )

@@ -1,8 +1,4 @@
-"""State of the backend of other servers from before its first model; Tritons are imported later.
-
-`LateTritons` makes the processes that this server starts when the first model asks for them;
-`LoadCounts` are the models that other servers have loaded for this one.
-"""
+"""Tritons that this server starts, made when the first model asks for them, and imported then."""
 
 import asyncio
 from threading import Lock
@@ -53,29 +49,3 @@ class LateTritons:
         self.stop()
         if self._servers is not None:
             await self._servers.close()
-
-
-class LoadCounts:
-    """How many users of this server each model has that other servers have loaded for it.
-
-    A version that is replaced has its model unloaded only if its successor has no use for the same
-    one. Any thread may call this.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._counts: dict[object, int] = {}
-
-    def take(self, key: object) -> None:
-        """One user more."""
-        with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + 1
-
-    def give_back(self, key: object) -> bool:
-        """One user less; whether that was the last one."""
-        with self._lock:
-            self._counts[key] -= 1
-            last = not self._counts[key]
-            if last:
-                del self._counts[key]
-            return last

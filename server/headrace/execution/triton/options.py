@@ -1,10 +1,15 @@
-"""Options of Tritons that this server starts, by the operator and by models' configurations."""
+"""Options of Tritons that this server starts, by the operator and by models' configurations.
+
+`LoadCounts` counts the models that servers have loaded for this one. It is here since a backend
+has it from before its first model, when nothing else of other servers is imported.
+"""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from headrace.core.errors import InvalidOption
 from headrace.core.texts import whole_number
@@ -153,3 +158,29 @@ def gpu_count(devices: Path = Path("/dev")) -> int:
         return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(devices))
     except OSError:
         return 0
+
+
+class LoadCounts:
+    """How many users of this server each model has that other servers have loaded for it.
+
+    A version that is replaced has its model unloaded only if its successor has no use for the same
+    one. Any thread may call this.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: dict[object, int] = {}
+
+    def take(self, key: object) -> None:
+        """One user more."""
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def give_back(self, key: object) -> bool:
+        """One user less; whether that was the last one."""
+        with self._lock:
+            self._counts[key] -= 1
+            last = not self._counts[key]
+            if last:
+                del self._counts[key]
+            return last

@@ -26,8 +26,7 @@ from headrace.execution.remote.connection import CallFailed, RemoteDescription, 
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
 from headrace.execution.triton.drift import Difference, agree, described, differences
-from headrace.execution.triton.late import LoadCounts
-from headrace.execution.triton.options import ControlOptions
+from headrace.execution.triton.options import ControlOptions, LoadCounts
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.wire.status import Fate
