@@ -372,7 +372,7 @@ class Channel:
         if header.flags & IN_FILE:
             if not self._socket.files:
                 raise BrokenFrame("a file that has not come")
-            rest = memoryview(map_file(self._socket.files.popleft(), header.data))
+            rest = memoryview(map_file(self._socket.files.popleft(), header.data, populate=True))
         self._take(header, meta, rest)
 
     def _fail(self, reason: str) -> None:

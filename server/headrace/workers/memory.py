@@ -79,15 +79,17 @@ def write_file(pieces: Sequence[Buffer], size: int) -> int:
     return descriptor
 
 
-def map_file(descriptor: int, size: int) -> mmap.mmap:
+def map_file(descriptor: int, size: int, populate: bool = False) -> mmap.mmap:
     """Map the first `size` bytes of a frame's file, read-only, and close the descriptor.
 
-    They are there until nothing refers to them any more. Raises `OSError` or `BrokenFrame`.
+    They are there until nothing refers to them any more. `populate` maps all pages at once, which
+    is quicker for what is read right away. Raises `OSError` or `BrokenFrame`.
     """
     try:
         if _sealed_size(descriptor) < size or not size:
             raise BrokenFrame(f"a file that has not {size} bytes")
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        return mmap.mmap(descriptor, size, flags, mmap.PROT_READ)
     finally:
         os.close(descriptor)
 
