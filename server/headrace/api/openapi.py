@@ -60,8 +60,7 @@ def document(
                 item = paths.setdefault(path.replace(":path}", "}"), {})
                 item[route.method.lower()] = _described(operation, route, path)
     for version in models:
-        if version.signature is not None:
-            paths |= _model(version, version.signature)
+        paths |= _model(version, version.signature)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -110,15 +109,15 @@ def _described(operation: Operation, route: Route, path: str) -> Schema:
 
 
 def _describe_inference(name: str, described: Schema) -> None:
-    asked, given = "GenerateRequest", _json(_reference("GenerateResponse"))
-    text = "The outputs"
+    text, content = "The outputs", _json(_reference("GenerateRequest"))
+    given = _json(_reference("GenerateResponse"))
     if name == "GenerateStream":
         given = {"text/event-stream": {"schema": _TEXT}}
         text = "One event for each response: `data: ` and a GenerateResponse or an Error"
-    content = _json(_reference("GenerateRequest"))
     if name == "ModelInfer":
-        asked, given = "InferRequest", _json(_reference("InferResponse"))
-        content = _json(_reference(asked)) | {"application/octet-stream": {"schema": _BINARY}}
+        given = _json(_reference("InferResponse"))
+        content = _json(_reference("InferRequest"))
+        content["application/octet-stream"] = {"schema": _BINARY}
         in_bytes = (
             "An InferResponse in as many bytes as Inference-Header-Content-Length says, and behind"
             " it the outputs that were asked for in binary"
@@ -235,14 +234,14 @@ def _kind(spec: TensorSpec) -> str:
 
 
 def _example(version: ModelVersion, signature: Signature, flat: bool) -> Schema | None:
-    """A request with zeros that the model takes; None where that would be too long."""
+    """A request with zeros that the model takes; None where that is too long, or no JSON."""
     zeros = {"boolean": False, "string": "", "number": 0.0, "integer": 0}
     example: Schema = {} if flat else {"inputs": []}
     for spec in signature.inputs:
         if spec.optional:
             continue
         shape = [abs(dim) for dim in signature.wire_shape(spec)]
-        if prod(shape) > _MOST_ELEMENTS:
+        if prod(shape) > _MOST_ELEMENTS or spec.datatype in (Datatype.FP16, Datatype.BF16):
             return None
         data = [zeros[_kind(spec)]] * prod(shape)
         if flat:
