@@ -1,12 +1,14 @@
 """The floors of the server: a module imports from floors below its own, and from its own package.
 
-Reads every import statement, also those in functions and those for the type checker only.
+Inside a package, too, imports go one way: there is no cycle. Reads every import statement, also
+those in functions and those for the type checker only.
 """
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,31 @@ def test_a_worker_needs_the_standard_library_and_numpy_alone(path: Path) -> None
     allowed = sys.stdlib_module_names | {"numpy"}
     for line, name in imports(path, SERVER):
         assert name.partition(".")[0] in allowed or name.startswith("headrace.workers"), line
+
+
+def cycle(imported: Mapping[str, set[str]]) -> Sequence[str]:
+    """Modules that import one another in turn, the first one again at the end; none without."""
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        found: Sequence[str] = error.args[1]
+        return found
+    return ()
+
+
+def test_there_is_no_import_cycle() -> None:
+    names = {path: module_name(path) for path in MODULES}
+    imported = {
+        name: {other for _, other in imports(path, SERVER) if other in NAMES} - {name}
+        for path, name in names.items()
+    }
+    assert sum(map(len, imported.values())) > len(imported)
+    assert not cycle(imported)
+
+
+def test_a_cycle_is_found() -> None:
+    assert not cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
 
 
 @every_module
