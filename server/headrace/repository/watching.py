@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed
 from headrace.repository.layout import (
@@ -43,24 +43,17 @@ _LONG_AGO = float("-inf")
 _LOOK_SECS = 0.2
 
 
-class Look(NamedTuple):
-    """A file as it was seen; `stamp` is None if it is not there.
+def _look_at(path: Path) -> tuple[Stamp | None, bool]:
+    """Stamp of a file, None without one, and whether its last change came after it was written.
 
-    `whole` is whether something was done to it after it was last written, such as a rename.
+    That is so after a rename.
     """
-
-    stamp: Stamp | None
-    whole: bool
-
-
-def look_at(path: Path) -> Look:
-    """A file as it is now."""
     try:
         found = os.stat(path)
     except OSError:
-        return Look(None, False)
+        return None, False
     stamp = Stamp.of(found)._replace(changed_ns=0)  # other permissions are no change
-    return Look(stamp, found.st_ctime_ns > found.st_mtime_ns)
+    return stamp, found.st_ctime_ns > found.st_mtime_ns
 
 
 class WatchedFiles:
@@ -85,10 +78,12 @@ class WatchedFiles:
         `now` is a time in seconds that never goes back.
         """
         for path, before in self._seen.items():
-            found = look_at(path)
-            if found.stamp != before:
-                self._seen[path] = found.stamp
-                self._resting[path] = _LONG_AGO if _is_put_in_place(before, found) else now
+            found, renamed = _look_at(path)
+            if found != before:
+                self._seen[path] = found
+                # Another file than before, and complete: renaming is the last done to it.
+                put = found and renamed and (before is None or before[:2] != found[:2])
+                self._resting[path] = _LONG_AGO if put else now
         changed = [path for path in self._seen if self._seen[path] != self._settled[path]]
         if self._seen[self.file] is None:
             return []
@@ -116,17 +111,10 @@ class WatchedFiles:
         gone = {path for path, stamp in self._seen.items() if stamp is None}
         paths = {self.file, *self._parts(self.file), *gone}
         self._settled = {
-            path: self._seen[path] if path in self._seen else look_at(path).stamp for path in paths
+            path: self._seen[path] if path in self._seen else _look_at(path)[0] for path in paths
         }
         self._seen = dict(self._settled)
         self._resting.clear()
-
-
-def _is_put_in_place(before: Stamp | None, look: Look) -> bool:
-    """Whether a file is another one than before, and complete: renaming is the last done to it."""
-    if look.stamp is None or not look.whole:
-        return False
-    return before is None or (before.device, before.inode) != (look.stamp.device, look.stamp.inode)
 
 
 class FileWatcher:
