@@ -225,11 +225,3 @@ def test_what_is_found(importer: str, statement: str, says: str, tmp_path: Path)
     path.write_text(statement)
     found = list(complaints(path, tmp_path))
     assert [says in complaint for complaint in found] == ([True] if says else [])
-
-
-def test_no_module_imports_itself_by_others() -> None:
-    """No cycle of imports, also inside a package, in functions and for the type checker only."""
-    above = {module_name(path): {name for _, name in imports(path, SERVER)} for path in MODULES}
-    while free := {name for name, needed in above.items() if not needed & above.keys() - {name}}:
-        above = {name: needed for name, needed in above.items() if name not in free}
-    assert sorted(above) == [], "each of these imports another one of them, or is on such a way"

@@ -16,7 +16,7 @@ instances are loaded beside those that serve, or some of them go."""
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
@@ -224,6 +224,17 @@ def _divided(
     return replace(signature, parts=parts, limit=limit)
 
 
+@contextmanager
+def _closed_on_error(loaded: list[LoadedInstance]) -> Iterator[None]:
+    """Close what has been loaded by then if something raises."""
+    try:
+        yield
+    except BaseException:
+        for instance in loaded:
+            instance.model.close()
+        raise
+
+
 def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
     """Load every instance of a version; raises `RepositoryError`, with everything closed again."""
     begun = monotonic()
@@ -236,7 +247,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     wanted = reading.execution(early)
     threads = threads_for(len(placements), options.cores)
     loaded: list[LoadedInstance] = []
-    try:
+    with _closed_on_error(loaded):
         first_spec = _spec(opened.source, early, version, placements[0], threads)
         open_rows = options.auto_complete and not opened.file.sets("max_batch_size")
         first_spec = replace(
@@ -280,10 +291,6 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
         for placement in placements[1:]:
             spec = _spec(opened.source, config, version, placement, first_threads)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
-    except BaseException:
-        for instance in loaded:
-            instance.model.close()
-        raise
     seconds = monotonic() - begun
     origin = opened.origins[version]
     upload = opened.source.upload
@@ -308,14 +315,10 @@ def load_instances(
     threads = 1 if inline else threads_for(len(reading.placements(config)), options.cores)
     samples = read_samples(opened.file, config, reading.signature(config), opened.source.path)
     loaded: list[LoadedInstance] = []
-    try:
+    with _closed_on_error(loaded):
         for placement in placements:
             spec = _spec(opened.source, config, version, placement, threads)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
-    except BaseException:
-        for instance in loaded:
-            instance.model.close()
-        raise
     return loaded
 
 
@@ -448,17 +451,13 @@ class _Loading:
     def result(self) -> LoadedVersion:
         """All of it; raises `RepositoryError`, with everything closed again."""
         begun = monotonic()
-        try:
+        with _closed_on_error(self._instances):
             for rank, tier in enumerate(self._tiers):
                 self._add(rank, tier)
             if not self._loaded:
                 text = "; ".join(f"{n}: {error}" for n, (_, error) in self._absent.items())
                 public = "; ".join(f"{n}: {e.public}" for n, (_, e) in self._absent.items())
                 raise LoadFailed(text, public)
-        except BaseException:
-            for instance in self._instances:
-                instance.model.close()
-            raise
         first = self._loaded[0]
         own = self._tiers[0]
         warnings = [warning for loaded in self._loaded for warning in loaded.warnings]
