@@ -18,7 +18,7 @@ from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, Shares
 from headrace.engine.residency import ResidencyOptions
-from headrace.execution.triton.options import TritonOptions
+from headrace.execution.remote.triton_options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting

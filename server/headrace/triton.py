@@ -219,7 +219,7 @@ def drift_of(
     `versions` are its version directories, in `root`. Raises `ValueError` for what cannot be asked.
     """
     from headrace.core.errors import InvalidOption, LoadFailed
-    from headrace.execution.triton.reconciler import survey
+    from headrace.execution.remote.reconciler import survey
 
     try:
         surveyed = survey(model, config, root, versions, timeout)

@@ -3,8 +3,8 @@
 import re
 
 from headrace.execution.remote.options import remote_parameters
+from headrace.execution.remote.triton_options import TRITON_PARAMETERS
 from headrace.execution.remote.upstream import RULES, Health
-from headrace.execution.triton.options import TRITON_PARAMETERS
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
 from tests.docs.test_readme import ROOT
 

@@ -152,7 +152,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
     # Imported late: `--help` and usage errors should not wait for it.
-    from headrace.execution.triton.options import is_managed
+    from headrace.execution.remote.triton_options import is_managed
     from headrace.repository.reading import parameters
 
     found: list[Drift] = []

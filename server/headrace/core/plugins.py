@@ -20,7 +20,8 @@ STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # a `headrace.commands.command.Command`, named like it
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
 ENVIRONMENTS = "headrace.environments"  # see `headrace.execution.environment.demanded`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS)
+SERVERS = "headrace.servers"  # makes `headrace.execution.remote.reconciler.OwnServers`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -52,6 +53,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "torchserve": "headrace.plugins.dialects:torchserve_protocol",
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
+    SERVERS: {"triton": "headrace.plugins.triton.servers:TritonServers"},
 }
 _US = "headrace"
 

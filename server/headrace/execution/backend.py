@@ -22,8 +22,8 @@ class BackendContext:
 
     `gpus` are the `headrace.backends.gpus.Gpus` of this process, None for all that there are.
     `trust_model_code` is whether files may run code of their authors without saying so. Answers of
-    other servers may have `largest_response` bytes, 0 for the usual. `tritons` are the options of
-    Triton processes (`headrace.execution.triton.options.TritonOptions`), None if there are none.
+    other servers may have `largest_response` bytes, 0 for the usual. `tritons` are the
+    `TritonOptions` of processes of Triton, None if there are none.
     """
 
     gpus: Any = None

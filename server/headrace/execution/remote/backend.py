@@ -6,18 +6,70 @@ What has to do with other servers is imported when the first model is loaded, on
 import asyncio
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from headrace.core import plugins
+from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.execution.backend import Backend, BackendContext
-from headrace.execution.triton.late import LateTritons
-from headrace.execution.triton.options import TRITON_PARAMETERS, LoadCounts, is_managed
+from headrace.execution.remote.triton_options import (
+    TRITON_PARAMETERS,
+    LoadCounts,
+    TritonOptions,
+    is_managed,
+)
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
     from headrace.execution.remote.model import RemoteModel
+    from headrace.execution.remote.reconciler import OwnServers
 
 _LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
+
+
+class LateTritons:
+    """Tritons that this server starts, made by their plugin when the first model asks for them.
+
+    `attach` it to the event loop before a model is loaded, and `close` it there at the end."""
+
+    def __init__(self, options: TritonOptions) -> None:
+        self._options = options
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: OwnServers | None = None
+        self._lock = Lock()  # models load beside one another
+        self._stopped = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Processes belong to this loop."""
+        self._loop = loop
+
+    def servers(self) -> "OwnServers":
+        """All of them. On a loading thread; raises `LoadFailed` where no plugin starts them."""
+        with self._lock:
+            if self._servers is None:
+                made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
+                if not made:
+                    raise LoadFailed("no plugin starts servers, for a reason that the log has")
+                self._servers = next(iter(made.values()))
+                if self._loop is not None:
+                    self._servers.attach(self._loop)
+                if self._stopped:
+                    self._servers.stop()
+            return self._servers
+
+    def stop(self) -> None:
+        """Load nothing more, and unload nothing: the processes end soon."""
+        with self._lock:
+            self._stopped = True
+            if self._servers is not None:
+                self._servers.stop()
+
+    async def close(self) -> None:
+        """End all processes, and remove the directory that they have seen."""
+        self.stop()
+        if self._servers is not None:
+            await self._servers.close()
 
 
 class RemoteBackend(Backend):

@@ -8,7 +8,6 @@ says is held against it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
@@ -21,34 +20,32 @@ from headrace.execution.choice import AutoChoice, InstanceKind
 from headrace.execution.local import LoadedModel
 from headrace.execution.placement import ModelServices, Placement, Surroundings
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, RemoteRequest
+from headrace.execution.remote.drift import Difference, differences
 from headrace.execution.remote.options import MOST_IN_FLIGHT, V2, Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
+from headrace.execution.remote.reconciler import (
+    BlockingClients,
+    DesiredState,
+    DriftWatch,
+    OwnServers,
+    RepositoryReconciler,
+    UpstreamReconciler,
+    asked_of,
+    load_everywhere,
+)
 from headrace.execution.remote.requests import Forwarding
-from headrace.execution.triton.drift import Difference, differences
-from headrace.execution.triton.options import (
+from headrace.execution.remote.triton_options import (
     MANAGED_PARAMETERS,
     ControlOptions,
     LoadCounts,
     check_managed,
     is_managed,
 )
-from headrace.execution.triton.reconciler import (
-    BlockingClients,
-    DesiredState,
-    DriftWatch,
-    RepositoryReconciler,
-    UpstreamReconciler,
-    asked_of,
-    load_everywhere,
-)
 from headrace.execution.warming import Sample
 from headrace.scheduling.sequences import SequenceRules
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from headrace.wire.v2_protobuf import RemoteInput
-
-if TYPE_CHECKING:
-    from headrace.execution.triton.servers import TritonServers
 
 _METADATA_SECS = 10.0
 _MOST_CALLS = 64  # under way at a time, unless the configuration says more
@@ -60,7 +57,7 @@ _IDLE = "max_sequence_idle_microseconds"
 
 
 def load_remote(
-    spec: LoadSpec, tritons: "Callable[[], TritonServers] | None", known: LoadCounts
+    spec: LoadSpec, tritons: "Callable[[], OwnServers] | None", known: LoadCounts
 ) -> "RemoteModel":
     """Ask a server about the model; raises `LoadFailed` or `InvalidOption`.
 

@@ -21,7 +21,7 @@ from headrace.execution.remote.connection import (
     StreamReceiver,
 )
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.triton.reconciler import UpstreamReconciler
+from headrace.execution.remote.reconciler import UpstreamReconciler
 from headrace.observability.series import EndpointSeries
 from headrace.observability.statistics import EndpointCounts
 from headrace.scheduling import upstreams

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.triton.options import TritonOptions
-from headrace.execution.triton.servers import TritonServers
+from headrace.execution.remote.triton_options import TritonOptions
+from headrace.plugins.triton.servers import TritonServers
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 from tests.support.scrape import until
 

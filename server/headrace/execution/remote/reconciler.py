@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -16,17 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from time import monotonic
+from typing import Protocol
 
 from google.protobuf import json_format
 
 from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec
 from headrace.execution.child_process import Backoff
 from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.connection import CallFailed, RemoteDescription, Visit
+from headrace.execution.remote.drift import Difference, agree, described, differences
 from headrace.execution.remote.options import Endpoint, RemoteOptions
 from headrace.execution.remote.protocols import ProtocolClients
-from headrace.execution.triton.drift import Difference, agree, described, differences
-from headrace.execution.triton.options import ControlOptions, LoadCounts
+from headrace.execution.remote.triton_options import ControlOptions, LoadCounts
 from headrace.wire.documents import to_json
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.wire.status import Fate
@@ -113,6 +116,42 @@ class Reconciler(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Unload it where that is wanted."""
+
+
+class PlacedReconciler(Reconciler):
+    """A model on servers that this one has started: what `OwnServers.place` gives.
+
+    `options` are how the servers are asked for it, `endpoints` where they are.
+    """
+
+    options: RemoteOptions
+    endpoints: Sequence[Endpoint]
+
+    @abstractmethod
+    def load(self, deadline: float) -> None:
+        """Load it on every live server; raises `LoadFailed`, with it released again."""
+
+    @abstractmethod
+    def groups(
+        self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
+    ) -> list[ModelInstanceGroup]:
+        """Reported instance groups, with GPUs numbered as the configuration does."""
+
+
+class OwnServers(Protocol):
+    """Servers that this one starts: what a plugin of the group `headrace.servers` makes."""
+
+    def attach(self, loop: AbstractEventLoop) -> None:
+        """Processes belong to this loop; called before a model is placed."""
+
+    def stop(self) -> None:
+        """Load nothing more, and unload nothing: the processes end soon."""
+
+    async def close(self) -> None:
+        """End all processes, and remove what they have seen."""
+
+    def place(self, spec: LoadSpec, config: ModelConfig) -> PlacedReconciler:
+        """Start what a model needs, and write its files there; raises `LoadFailed`. Blocks."""
 
 
 class RepositoryReconciler(Reconciler):

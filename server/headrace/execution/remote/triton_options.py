@@ -1,7 +1,9 @@
-"""Options of Tritons that this server starts, by the operator and by models' configurations.
+"""Options of models that this server has others load, and of the Tritons that it starts for them.
 
-`LoadCounts` counts the models that servers have loaded for this one. It is here since a backend
-has it from before its first model, when nothing else of other servers is imported.
+They come from the operator and from models' configurations. `LoadCounts` counts the models that
+servers have loaded for this one, and `OwnServers` is what a plugin of the group `headrace.servers`
+starts. All of it is here since a backend has it from before its first model, when nothing else of
+other servers is imported.
 """
 
 import os

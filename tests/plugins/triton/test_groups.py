@@ -2,8 +2,8 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import InvalidOption
-from headrace.execution.triton.drift import agree, as_configured, described, groups_of
-from headrace.execution.triton.options import Place
+from headrace.execution.remote.drift import agree, as_configured, described, groups_of
+from headrace.execution.remote.triton_options import Place
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ONE = [Place(0, 1)]

@@ -30,9 +30,16 @@ from headrace.core.model_spec import LoadSpec
 from headrace.execution.child_process import Reaping
 from headrace.execution.daemon_thread import run_in_daemon_thread
 from headrace.execution.remote.connection import Visit
+from headrace.execution.remote.drift import as_configured, groups_of
 from headrace.execution.remote.options import Endpoint, RemoteOptions, Url, remote_parameters
-from headrace.execution.triton.drift import as_configured, groups_of
-from headrace.execution.triton.options import (
+from headrace.execution.remote.reconciler import (
+    LOAD_SECS,
+    BlockingClients,
+    PlacedReconciler,
+    each,
+    loaded,
+)
+from headrace.execution.remote.triton_options import (
     BACKEND,
     PLATFORM,
     TRITON_PARAMETERS,
@@ -41,18 +48,11 @@ from headrace.execution.triton.options import (
     gpu_count,
     places,
 )
-from headrace.execution.triton.process import Secret, arguments, environment
-from headrace.execution.triton.reconciler import (
-    LOAD_SECS,
-    BlockingClients,
-    Reconciler,
-    each,
-    loaded,
-)
+from headrace.plugins.triton.process import Secret, arguments, environment
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 if TYPE_CHECKING:
-    from headrace.execution.triton.process import TritonProcess
+    from headrace.plugins.triton.process import TritonProcess
 
 _CONFIG = "config.pbtxt"
 _NOT_LINKED = frozenset({_CONFIG, "configs"})
@@ -259,7 +259,7 @@ class TritonServers:
             self._starting = None
 
     async def _begin(self, program: str, wanted: Sequence[Place]) -> None:
-        from headrace.execution.triton.process import Start, TritonProcess
+        from headrace.plugins.triton.process import Start, TritonProcess
 
         processes: list[TritonProcess] = []
 
@@ -308,11 +308,8 @@ def _models(directory: Path, place: Place) -> Path:
     return directory / str(place.index) / "models"
 
 
-class PlacedModel(Reconciler):
-    """One version of a model in Tritons of this server; a `Reconciler` of it.
-
-    `options` are how it is reached.
-    """
+class PlacedModel(PlacedReconciler):
+    """One version of a model in Tritons of this server."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import InvalidOption
-from headrace.execution.triton.options import (
+from headrace.execution.remote.triton_options import (
     ControlOptions,
     Place,
     TritonOptions,
@@ -12,7 +12,7 @@ from headrace.execution.triton.options import (
     is_managed,
     places,
 )
-from headrace.execution.triton.process import Secret, arguments, environment
+from headrace.plugins.triton.process import Secret, arguments, environment
 
 
 @pytest.mark.parametrize(

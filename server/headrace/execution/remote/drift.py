@@ -14,7 +14,7 @@ from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.errors import InvalidOption
 from headrace.core.tensors import brackets
 from headrace.execution.remote.connection import RemoteDescription
-from headrace.execution.triton.options import Place
+from headrace.execution.remote.triton_options import Place
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from headrace.wire.pb.model_config_pb2 import ModelInstanceGroup as Group

@@ -10,8 +10,8 @@ import pytest
 from headrace.core.errors import ExecutionFailed
 from headrace.execution.remote.connection import CallFailed, RemoteDescription
 from headrace.execution.remote.options import Endpoint, RemoteOptions
-from headrace.execution.triton.options import LoadCounts
-from headrace.execution.triton.reconciler import BlockingClients, RepositoryReconciler
+from headrace.execution.remote.reconciler import BlockingClients, RepositoryReconciler
+from headrace.execution.remote.triton_options import LoadCounts
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.status import Failure, Fate
 

@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.execution.remote.connection import RemoteDescription
-from headrace.execution.triton.drift import differences
+from headrace.execution.remote.drift import differences
 from headrace.wire.pb import grpc_service_pb2 as pb
 from headrace.wire.pb.model_config_pb2 import ModelConfig
 

@@ -26,7 +26,7 @@ from headrace.execution.isolation import passed_variables
 from headrace.execution.remote.grpc_channel import receive_buffer
 from headrace.execution.remote.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.execution.remote.options import Credentials, RemoteOptions
-from headrace.execution.triton.options import Place, TritonOptions
+from headrace.execution.remote.triton_options import Place, TritonOptions
 
 # Further variables of the server's environment that Triton sees; others may be secrets.
 _PASSED = (

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.triton.servers import (
+from headrace.plugins.triton.servers import (
     remote_config,
     remote_name,
     remove_model,
