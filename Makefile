@@ -69,7 +69,7 @@ weight: $(VENV)/.dev ## print what the server weighs: lines, files, calls a requ
 path: $(VENV)/.dev ## regenerate docs/request-path.md from real requests
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path $(ARGS)
 
-protos: $(VENV)/.dev ## regenerate server/headrace/wire/pb from protos/
+protos: $(VENV)/.dev ## regenerate server/headrace/protocol/pb from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/protos $(ARGS)
 
 models: $(VENV)/.dev ## regenerate the example models in model_repository

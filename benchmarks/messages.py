@@ -10,7 +10,7 @@ from benchmarks.http1 import HttpWire, build_request, header
 from benchmarks.http2 import GrpcWire, grpc_message
 from benchmarks.models import Array, Case, Model
 from benchmarks.wire import Answer, Wire
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 _DTYPES: Mapping[str, type[np.generic]] = {"FP32": np.float32, "INT32": np.int32}
 _DATATYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}

@@ -104,7 +104,7 @@ def _part(module: str) -> str:
     names = module.split(".")
     if names[0] != "headrace":
         return module if module in (LOOP, "other") else names[0]
-    return ".".join(names[1 : 3 if names[1] == "transports" else 2])
+    return ".".join(names[1 : 3 if names[1] in ("doors", "placement", "plugins") else 2])
 
 
 def part_table(parts: Mapping[str, Mapping[str, float]]) -> str:

@@ -28,16 +28,16 @@ from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
-from headrace.execution.loaded_worker import LoadedWorker
-from headrace.execution.placement import Surroundings
-from headrace.execution.python_backend import PythonBackend
-from headrace.execution.worker_instance import WorkerInstance
 from headrace.observability.statistics import VersionStatistics, WorkerCounters
+from headrace.placement.placement import Surroundings
+from headrace.placement.worker.loaded_worker import LoadedWorker
+from headrace.placement.worker.python_backend import PythonBackend
+from headrace.placement.worker.worker_instance import WorkerInstance
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.scheduling.batch import Answer, Batch, Instance, Outcome
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _MODEL = Path(__file__).parent / "peers" / "triton" / "identity.py"
 _ECHO = """
@@ -184,7 +184,7 @@ class _Scheduler:
     """There is no scheduler to be told of anything."""
 
     def suspend(self, instance: Instance) -> None:
-        """See `headrace.execution.placement.Scheduler`."""
+        """See `headrace.placement.placement.Scheduler`."""
 
     resume = suspend
 

@@ -16,20 +16,20 @@ from benchmarks.http1 import header
 from benchmarks.messages import PROTOCOLS
 from benchmarks.models import MLP, MODELS
 from benchmarks.report import table
-from headrace.backends.onnx import OnnxBackend, OnnxModel
 from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
-from headrace.execution.choice import InstanceKind
-from headrace.execution.local import LocalInstance
 from headrace.observability.statistics import VersionStatistics
+from headrace.placement.choice import InstanceKind
+from headrace.placement.local.instances import LocalInstance
+from headrace.placement.local.onnx import OnnxBackend, OnnxModel
+from headrace.protocol import v2_json, v2_protobuf
+from headrace.protocol.v2_json import ResponseForm
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from headrace.wire import v2_json, v2_protobuf
-from headrace.wire.v2_json import ResponseForm
 
 ROWS = (1, 16, 64)
 _ROUNDS = 7

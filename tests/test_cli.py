@@ -13,7 +13,7 @@ import pytest
 
 from headrace import __version__
 from headrace.cli import main
-from headrace.commands.serve import BY_VALUE, WITHOUT_EFFECT, translate
+from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT, translate
 from headrace.options import ENV_PREFIX
 from headrace.settings import OPTIONS, SECTIONS, from_environment
 from tests.support.command import run, write_bad_repository, write_model

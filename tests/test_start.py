@@ -55,12 +55,12 @@ def test_the_command_line_needs_little() -> None:
 
 
 def test_commands_that_ask_for_json_need_little() -> None:
-    modules = imported_by("import headrace.commands.models")
+    modules = imported_by("import headrace.cli.models")
     assert among(modules, LIBRARIES) == []
 
 
 def test_a_front_end_knows_nothing_of_models() -> None:
-    modules = imported_by("import headrace.frontends.process")
+    modules = imported_by("import headrace.doors.frontends.process")
     parts = {f"headrace.{part}" for part in ("backends", "execution", "repository", "scheduling")}
     unused = (
         LIBRARIES - {"google.protobuf", "numpy", "uvicorn"}
@@ -76,7 +76,7 @@ def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: 
     with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
         at_start = _IMPORT.findall(server.log)
         # Imports by `import_module`, as of plugins, are not told themselves, but what they import.
-        assert "headrace.backends.onnx_options" in at_start
+        assert "headrace.placement.local.onnx_options" in at_start
         assert among(at_start, {*OTHERS, *FRAMEWORK, "grpc", "prometheus_client"}) == []
         row = np.ones((1, 16), np.int32)
         tensors = [

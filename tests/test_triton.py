@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.layout import scan
 from headrace.triton import Drift, Group, Model, Pool
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 ENDPOINTS = ["grpc://gpu-1:8001", "http://gpu-2:8000"]
 

@@ -26,7 +26,7 @@ from benchmarks.hostile.wire import (
 from benchmarks.http2 import grpc_message
 from benchmarks.models import MLP
 from benchmarks.server import Target
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 MB = 1_000_000
 _BODY = 63 * MB  # a little less than the server takes at most

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from benchmarks.header_blocks import changes_table
 from benchmarks.plain.batching import MAX_ROWS, Account, Array, Call, Reason, Refused, Version
 from benchmarks.wire import ProtocolError
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8

@@ -24,11 +24,10 @@ from typing import NoReturn
 import uvloop
 
 from headrace import __version__
-from headrace.backends.gpus import Gpus
-from headrace.commands.text import table
+from headrace.cli.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
-from headrace.doors import ServerDoors
+from headrace.doors.server import ServerDoors
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
@@ -39,10 +38,11 @@ from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
-from headrace.execution.backend import BackendContext, load_backends
-from headrace.execution.local import core_limit
 from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import VersionStatistics
+from headrace.placement.backend import BackendContext, load_backends
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.instances import core_limit
 from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
 from headrace.settings import Settings

@@ -6,8 +6,8 @@ from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, Serv
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Tensor
 from headrace.engine.chain import Compose, StageModel, StagePlugin
-from headrace.execution.backend import Backend, BackendContext
-from headrace.execution.local import LoadedModel
+from headrace.placement.backend import Backend, BackendContext
+from headrace.placement.local.instances import LoadedModel
 
 __all__ = [
     "Backend",

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
 from headrace.core.limits import ExecutionLimits, Shares
+from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.engine.residency import ResidencyOptions
-from headrace.execution.remote.triton_options import TritonOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting
-from headrace.transports.grpc.options import LEVELS, GrpcOptions, TlsFiles
-from headrace.wire.http2.keep_alive import KeepAlive
+from headrace.placement.upstream.triton_options import TritonOptions
+from headrace.protocol.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
     from headrace.core.model_spec import EnvironmentOptions

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from headrace.wire.pb.model_config_pb2 import ModelConfig
+    from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 __all__ = ["Drift", "Group", "Model", "Pool"]
 
@@ -120,7 +120,7 @@ class Pool:
         """The configuration of a model, as a message; raises `ValueError` and `KeyError`."""
         from google.protobuf import text_format
 
-        from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+        from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
         model = next((one for one in self.models if one.name == name), None)
         if model is None:
@@ -219,7 +219,7 @@ def drift_of(
     `versions` are its version directories, in `root`. Raises `ValueError` for what cannot be asked.
     """
     from headrace.core.errors import InvalidOption, LoadFailed
-    from headrace.execution.remote.reconciler import survey
+    from headrace.placement.upstream.reconciler import survey
 
     try:
         surveyed = survey(model, config, root, versions, timeout)

@@ -12,17 +12,17 @@ from headrace.api.handlers import HANDLERS, Handler, unary_handlers
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.openapi import document
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
-from headrace.client.connection import Answer, Connection
-from headrace.client.server import Server
+from headrace.cli.client.connection import Answer, Connection
+from headrace.cli.client.server import Server
 from headrace.core.errors import InvalidRequest
+from headrace.doors.grpc.call import Handlers, labels
+from headrace.doors.grpc.services import restricted
+from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.transports.grpc.call import Handlers, labels
-from headrace.transports.grpc.services import restricted
-from headrace.transports.http.app import create_app
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.doors.http.test_changing_routes import ask
 from tests.engine.test_engine_loading import LOAD_OPTIONS
-from tests.transports.http.test_changing_routes import ask
 
 ECHO = Operation(
     "Echo",

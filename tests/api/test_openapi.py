@@ -9,7 +9,7 @@ from headrace.api.openapi import document
 from headrace.api.operations import OPERATIONS
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 
 def described(*inputs: TensorSpec, decoupled: bool = False, config: Any = None) -> Any:

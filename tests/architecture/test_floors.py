@@ -18,36 +18,32 @@ ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
-    "cli", "app", "commands", "doors", "extending",
-    "options", "settings", "triton",
-    "__main__",
+    "app", "cli", "doors.server", "extending", "options", "settings", "triton", "__main__"
 }  # fmt: skip
 FLOORS = {
     "workers": 0,
     "core": 1,
     "observability": 2,
-    "wire": 3,
+    "protocol": 3,
     "scheduling": 3,
-    "execution": 4,
-    "backends": 5,
-    "repository": 6,
-    "engine": 7,
-    "plugins": 8,
-    "api": 8,
-    "transports.acceptor": 8,
-    "client": 9,
-    "transports.http": 9,
-    "transports.grpc": 9,
-    "frontends": 10,
-    "composition": 11,
+    "placement": 4,
+    "repository": 5,
+    "engine": 6,
+    "plugins": 7,
+    "api": 7,
+    "doors.acceptor": 7,
+    "doors.http": 8,
+    "doors.grpc": 8,
+    "doors.frontends": 9,
+    "composition": 10,
 }
 # Which parts may import what, of the libraries that shape what imports them.
 LIBRARIES = {
-    "fastapi": {"transports.http", "transports.grpc", "composition"},
-    "starlette": {"transports.http", "transports.grpc", "frontends", "composition"},
-    "uvicorn": {"transports.http", "transports.grpc", "composition"},
-    "grpc": {"transports.grpc", "execution", "composition"},
-    "onnxruntime": {"backends"},
+    "fastapi": {"doors.http", "doors.grpc", "composition"},
+    "starlette": {"doors.http", "doors.grpc", "doors.frontends", "composition"},
+    "uvicorn": {"doors.http", "doors.grpc", "composition"},
+    "grpc": {"doors.grpc", "plugins", "composition"},
+    "onnxruntime": {"placement"},
 }
 # The root imports nothing but this, and that only for whoever asks for a name of it.
 OFFERED = "headrace.workers.functions"
@@ -72,7 +68,7 @@ NAMES = {module_name(path) for path in MODULES}
 def part_of(module: str) -> str | None:
     """The entry of `FLOORS` that a module belongs to; None for what lies around them."""
     inner = module.removeprefix(ROOT).removeprefix(".")
-    if inner.partition(".")[0] in COMPOSITION:
+    if inner in COMPOSITION or inner.partition(".")[0] in COMPOSITION:
         return "composition"
     found = [part for part in FLOORS if inner == part or inner.startswith(part + ".")]
     return found[0] if found else None
@@ -164,7 +160,7 @@ def test_a_cycle_is_found() -> None:
 @every_module
 def test_every_module_has_a_floor(path: Path) -> None:
     name = module_name(path)
-    assert part_of(name) is not None or name in {ROOT, f"{ROOT}.transports"}
+    assert part_of(name) is not None or name in {ROOT, f"{ROOT}.doors"}
 
 
 def test_the_package_is_light() -> None:
@@ -188,35 +184,39 @@ def test_names_say_what_is_inside(path: Path) -> None:
 @pytest.mark.parametrize(
     ("importer", "statement", "says"),
     [
-        ("wire/x.py", "import headrace.engine", "is on floor 7, the importer on 3"),
-        ("wire/x.py", "from headrace import engine", "is on floor 7"),
-        ("wire/x.py", "from headrace.scheduling.batch import Batch", "is on floor 3, the importer"),
-        ("wire/x.py", "from ..execution import cores", "is on floor 4"),
-        ("wire/x.py", "def f():\n    from headrace.app import main", "is on floor 11"),
-        ("transports/http/x.py", "import headrace.transports.grpc.server", "is on floor 9"),
-        ("transports/__init__.py", "import headrace.core", "around the floors imports nothing"),
+        ("protocol/x.py", "import headrace.engine", "is on floor 6, the importer on 3"),
+        ("protocol/x.py", "from headrace import engine", "is on floor 6"),
+        (
+            "protocol/x.py",
+            "from headrace.scheduling.batch import Batch",
+            "is on floor 3, the importer",
+        ),
+        ("protocol/x.py", "from ..placement import choice", "is on floor 4"),
+        ("protocol/x.py", "def f():\n    from headrace.app import main", "is on floor 10"),
+        ("doors/http/x.py", "import headrace.doors.grpc.server", "is on floor 8"),
+        ("doors/__init__.py", "import headrace.core", "around the floors imports nothing"),
         ("__init__.py", "from headrace.core import errors", "around the floors imports nothing"),
-        ("wire/x.py", "from headrace import model", "headrace.model is not on a floor"),
-        ("wire/x.py", "import headrace.misc", "is not on a floor"),
+        ("protocol/x.py", "from headrace import model", "headrace.model is not on a floor"),
+        ("protocol/x.py", "import headrace.misc", "is not on a floor"),
         ("engine/x.py", "import fastapi.routing", "is only for"),
-        ("transports/http/x.py", "from grpc import aio", "is only for"),
-        ("execution/x.py", "import onnxruntime as ort", "is only for backends"),
-        ("app.py", "import onnxruntime", "is only for backends"),
+        ("doors/http/x.py", "from grpc import aio", "is only for"),
+        ("scheduling/x.py", "import onnxruntime as ort", "is only for placement"),
+        ("app.py", "import onnxruntime", "is only for placement"),
         ("workers/x.py", "import pickle", "is not used anywhere"),
         (
-            "wire/x.py",
+            "protocol/x.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import headrace.engine",
-            "x.py:3: headrace.engine is on floor 7",
+            "x.py:3: headrace.engine is on floor 6",
         ),
-        ("wire/x.py", "from headrace.wire.y import z", ""),
-        ("wire/__init__.py", "from .x import y", ""),
-        ("wire/x.py", "from headrace import __version__", ""),
+        ("protocol/x.py", "from headrace.protocol.y import z", ""),
+        ("protocol/__init__.py", "from .x import y", ""),
+        ("protocol/x.py", "from headrace import __version__", ""),
         ("__init__.py", "from headrace.workers import functions", ""),
         ("app.py", "import uvicorn, grpc", ""),
         ("cli.py", "from headrace.settings import Settings", ""),
-        ("transports/grpc/x.py", "import grpc", ""),
+        ("doors/grpc/x.py", "import grpc", ""),
         ("engine/x.py", "from headrace.repository import reading", ""),
-        ("backends/x.py", "import onnxruntime", ""),
+        ("placement/local/x.py", "import onnxruntime", ""),
     ],
 )
 def test_what_is_found(importer: str, statement: str, says: str, tmp_path: Path) -> None:

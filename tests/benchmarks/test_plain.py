@@ -17,7 +17,7 @@ from benchmarks.plain.grpc_door import decode as decode_message
 from benchmarks.plain.http_door import HttpCall
 from benchmarks.plain.http_door import decode as decode_json
 from benchmarks.scorecard.processes import ask, start
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 
 @pytest.fixture(scope="module")

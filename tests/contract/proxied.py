@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from google.protobuf import text_format
 
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import Triton

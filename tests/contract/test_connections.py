@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hpack import Encoder
 
-from headrace.wire.http2.protocol import (
+from headrace.protocol.http2.protocol import (
     ACK,
     DATA,
     END_HEADERS,
@@ -28,7 +28,7 @@ from headrace.wire.http2.protocol import (
     ErrorCode,
     frame,
 )
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.client import Input
 from tests.support.command import run

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
-from headrace.wire.documents import to_json
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.documents import to_json
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.models.onnx_graphs import write_model

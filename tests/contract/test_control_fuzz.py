@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ServerError
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from tests.contract import graphs
 from tests.models.onnx_graphs import write_model
 from tests.support.grpc_client import GrpcClient

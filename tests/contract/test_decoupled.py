@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.workers import triton_api
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_generate import events

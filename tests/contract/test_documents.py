@@ -4,7 +4,7 @@ import pytest
 
 from headrace import __version__
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy
 from tests.support.client import Client
 
 

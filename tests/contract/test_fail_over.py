@@ -14,9 +14,9 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import RepositoryError
 from headrace.engine.loading import load
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.execution.backend import load_backends
+from headrace.placement.backend import load_backends
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.layout import read_model_directory
-from headrace.wire.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, write_python_model

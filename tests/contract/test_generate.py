@@ -16,12 +16,12 @@ from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import tensors, write_python_model
+from tests.protocol.strategies import object_array
 from tests.support.client import Input
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_socket import HttpSocket, RawAnswer, ask
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server, examples
-from tests.wire.strategies import object_array
 
 VERBS = ["generate", "generate_stream"]
 _EVENTS = "text/event-stream; charset=utf-8"

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.backends.gpus import Gpus
-from headrace.backends.onnx import OnnxBackend
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.onnx import OnnxBackend
 from tests.contract.conftest import CLIENTS
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unsupported
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.client import Answer, Input
 from tests.support.grpc_client import (
     OPTIONS,

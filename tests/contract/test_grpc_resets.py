@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from hpack import Encoder
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.grpc_client import GrpcClient
 from tests.support.http2_socket import REQUEST, prefixed
 from tests.support.server_process import ServerProcess

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from headrace.wire.pb import health_pb2, reflection_pb2
+from headrace.protocol.pb import health_pb2, reflection_pb2
 from tests.support.grpc_client import GrpcClient, procedure
 
 _REFLECTION = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
 from tests.contract.held import Gates
 from tests.support.client import Input, Parameter

@@ -10,10 +10,10 @@ import pytest
 
 from headrace.cli import main
 from headrace.core.errors import Restricted
+from headrace.protocol.pb import POOL
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.status import STATUS
 from headrace.settings import Settings
-from headrace.wire.pb import POOL
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.status import STATUS
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.grpc_client import OPTIONS, SERVICE, infer_message, procedure
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request

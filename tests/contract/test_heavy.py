@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
-from headrace.wire.classification import MAX_CLASSES
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.protobuf_contents import MAX_FIELDS, varint
+from headrace.protocol.classification import MAX_CLASSES
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.protobuf_contents import MAX_FIELDS, varint
 from tests.contract.repository import write_repository
 from tests.support.http_socket import HttpSocket, ask, request
 from tests.support.raw_clients import SERVICE

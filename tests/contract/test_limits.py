@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.errors import PayloadTooLarge, Unavailable
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CLIENTS
 from tests.contract.held import Gates
 from tests.support.client import Client

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable, Unsupported
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.client import error_by_http
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import HttpSocket, ask

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from headrace.core.texts import MAX_ERROR
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS
 from tests.models.onnx_graphs import write_model

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ServerError
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.support.client import Client
 from tests.support.managed import (

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.workers.elements import join, split
 from tests.contract.conftest import CARRIERS
 from tests.models.onnx_graphs import identity, write_model

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.client import Client, Input
 from tests.support.grpc_client import GrpcClient, infer_message, procedure
 from tests.support.http_socket import HttpSocket, ask

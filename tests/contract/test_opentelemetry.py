@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.test_grpc_stream import Stream
 from tests.contract.test_trace import grpc_settings, http_settings
 from tests.models.onnx_graphs import identity, write_model

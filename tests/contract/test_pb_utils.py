@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, Unsupported
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CLIENTS, EACH_PROXY
 from tests.contract.proxied import behind
 from tests.contract.test_grpc_stream import Stream

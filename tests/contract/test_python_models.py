@@ -22,7 +22,7 @@ from headrace.core.errors import (
     Unknown,
     Unsupported,
 )
-from headrace.wire.status import STATUS
+from headrace.protocol.status import STATUS
 from tests.contract.conftest import CLIENTS, EACH_PROXY, EACH_TRITON
 from tests.contract.proxied import TRITONS, behind
 from tests.models.python_models import (

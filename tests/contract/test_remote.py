@@ -13,7 +13,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, RepositoryError, ServerError
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.execution.backend import load_backends
+from headrace.placement.backend import load_backends
 from headrace.repository.layout import read_model_directory
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.support.client import Client, Inputs

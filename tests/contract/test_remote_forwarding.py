@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.grpc_client import SERVICE, procedure
 from tests.support.http_socket import ask

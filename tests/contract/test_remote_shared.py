@@ -15,7 +15,7 @@ from headrace.core.errors import RepositoryError, ServerError
 from headrace.core.tensors import Array
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.execution.backend import load_backends
+from headrace.placement.backend import load_backends
 from headrace.repository.layout import read_model_directory
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.models.onnx_graphs import add_sub, identity, write_model

@@ -10,9 +10,9 @@ import pytest
 from headrace.core.errors import InvalidRequest, RepositoryError
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.execution.backend import load_backends
+from headrace.placement.backend import load_backends
+from headrace.protocol.pb import tfserving_pb2 as tf
 from headrace.repository.layout import read_model_directory
-from headrace.wire.pb import tfserving_pb2 as tf
 from tests.support.grpc_client import GrpcClient
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper

@@ -23,7 +23,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.client import strings, to_raw
 from tests.support.grpc_client import GrpcClient

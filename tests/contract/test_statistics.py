@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Array
-from headrace.wire.pb.grpc_service_pb2 import ModelStatistics
+from headrace.protocol.pb.grpc_service_pb2 import ModelStatistics
 from tests.support.client import Client
 from tests.support.scrape import Scraper
 

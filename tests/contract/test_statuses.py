@@ -18,9 +18,9 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb import traffic_pb2
-from headrace.wire.status import STATUS
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import traffic_pb2
+from headrace.protocol.status import STATUS
 from tests.support.grpc_client import OPTIONS, SERVICE, procedure
 from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError, Unsupported
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, identity, write_model

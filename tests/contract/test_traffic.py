@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavailable
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb import traffic_pb2 as pb_traffic
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import traffic_pb2 as pb_traffic
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
 from tests.contract.test_generate import events

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.wire.pb.grpc_service_pb2 import ModelStatistics
+from headrace.protocol.pb.grpc_service_pb2 import ModelStatistics
 from tests.support.client import Client, Input, Inputs, Parameter, strings
 
 _ROW = np.zeros((1, 16), np.int32)

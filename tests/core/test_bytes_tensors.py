@@ -11,9 +11,16 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, raw_bytes
-from headrace.wire.elements import MAX_OBJECT_BYTES, charge_objects
+from headrace.protocol.elements import MAX_OBJECT_BYTES, charge_objects
 from headrace.workers.elements import join
-from tests.wire.strategies import PROPERTY, assert_same, mutations, object_array, outcome, tensors
+from tests.protocol.strategies import (
+    PROPERTY,
+    assert_same,
+    mutations,
+    object_array,
+    outcome,
+    tensors,
+)
 
 ONE = b"\x03\0\0\0abc"
 EMPTY = b"\0\0\0\0"

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.api.operations import Route
 from headrace.engine.documents import EXTENSIONS
-from headrace.wire.pb import POOL
+from headrace.protocol.pb import POOL
 from tests.contract.test_openapi import ROUTES
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.commands.serve import BY_VALUE, WITHOUT_EFFECT
+from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT
 from headrace.settings import OPTIONS
 from tests.support.server_process import ServerProcess, examples
 

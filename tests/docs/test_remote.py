@@ -2,9 +2,9 @@
 
 import re
 
-from headrace.execution.remote.options import remote_parameters
-from headrace.execution.remote.triton_options import TRITON_PARAMETERS
-from headrace.execution.remote.upstream import RULES, Health
+from headrace.placement.upstream.options import remote_parameters
+from headrace.placement.upstream.triton_options import TRITON_PARAMETERS
+from headrace.placement.upstream.upstream import RULES, Health
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
 from tests.docs.test_readme import ROOT
 

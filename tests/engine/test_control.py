@@ -14,8 +14,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
+from headrace.protocol.documents import to_json
 from headrace.repository.layout import Catalogue
-from headrace.wire.documents import to_json
 from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
 
 

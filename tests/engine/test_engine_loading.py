@@ -23,8 +23,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion, State
 from headrace.engine.opening import LoadOptions
-from headrace.execution.backend import Backend
-from headrace.execution.local import LoadedModel
+from headrace.placement.backend import Backend
+from headrace.placement.local.instances import LoadedModel
 from headrace.repository.layout import ModelSource, read_model_directory
 from headrace.repository.model_files import write_manifest
 

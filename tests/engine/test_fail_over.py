@@ -17,8 +17,8 @@ from headrace.engine.engine import Engine
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Backends, load
 from headrace.engine.opening import open_model
-from headrace.execution.backend import Backend
-from headrace.execution.remote.backend import RemoteBackend
+from headrace.placement.backend import Backend
+from headrace.placement.upstream.backend import RemoteBackend
 from headrace.repository.config import parse_config
 from headrace.repository.layout import ModelSource, read_model_directory
 from tests.engine.test_engine_loading import LOAD_OPTIONS, Constants

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.gpus import CudaDriver, Gpus
-from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, Opened, open_model
-from headrace.execution.backend import Backend
-from headrace.execution.python_backend import PythonBackend
 from headrace.observability.nvml import Nvml
+from headrace.placement.backend import Backend
+from headrace.placement.local.gpus import CudaDriver, Gpus
+from headrace.placement.local.onnx import OnnxBackend
+from headrace.placement.worker.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
 from tests.models import onnx_graphs
 from tests.models.python_models import execution, tensors, write_python_model

@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.backends.onnx import OnnxBackend
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.engine.loading import LoadedVersion, load_instances, load_version
 from headrace.engine.opening import LoadOptions, Opened, open_model
-from headrace.execution.python_backend import PythonBackend
+from headrace.placement.local.onnx import OnnxBackend
+from headrace.placement.worker.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
 from headrace.repository.reading import Placement
 from headrace.scheduling.policy import TimeoutAction

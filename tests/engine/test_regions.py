@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.backends.gpus import CudaDriver, CudaError
 from headrace.core.call import RegionSlice
 from headrace.core.errors import (
     AlreadyExists,
@@ -24,6 +23,7 @@ from headrace.core.errors import (
 )
 from headrace.engine.admission import Admission
 from headrace.engine.shared_memory import Regions
+from headrace.placement.local.gpus import CudaDriver, CudaError
 from tests.support.shared_memory import SharedFile
 
 SIZE = 4096

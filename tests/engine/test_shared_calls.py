@@ -31,8 +31,8 @@ from headrace.core.errors import (
 from headrace.core.tensors import Tensor, raw_bytes
 from headrace.engine.admission import Admission
 from headrace.engine.shared_memory import AT_ONCE, Regions, share
+from tests.protocol.strategies import object_array
 from tests.support.shared_memory import SharedFile
-from tests.wire.strategies import object_array
 
 LONG = AT_ONCE + 4  # bytes that are copied on another thread
 SIZE = 4 * LONG

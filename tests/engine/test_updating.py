@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.loading import Step, adjusted, resize, step
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
 from headrace.repository.layout import read_model_directory
 from headrace.repository.model_files import Origin, fingerprint, origins
 from headrace.repository.reading import Placement
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 CONFIG = 'name: "m" backend: "x" max_batch_size: 4 '
 

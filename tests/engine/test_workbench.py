@@ -11,7 +11,7 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
 from headrace.engine.doors import Target
 from headrace.engine.workbench import Deferred, Workbench
-from headrace.wire.elements import Charge, uncharged
+from headrace.protocol.elements import Charge, uncharged
 
 LONG = 64 << 20
 

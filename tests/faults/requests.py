@@ -7,7 +7,7 @@ from struct import pack, unpack
 import grpc.aio
 import orjson
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.support.busy_model import busy_json
 from tests.support.raw_clients import HttpConnection, call, post, post_bytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.models.python_models import tensors, write_python_model
 from tests.support.busy_model import FOREVER, busy_json, write_busy_model

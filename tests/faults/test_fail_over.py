@@ -13,7 +13,7 @@ from time import monotonic
 import grpc.aio
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.requests import busy_message
 from tests.faults.test_remote import IN_FLIGHT, LOST, load
 from tests.support.busy_model import write_busy_model

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from headrace.core.datatypes import Datatype
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
 from tests.models.onnx_graphs import identity, write_model

@@ -16,7 +16,7 @@ import pytest
 from hpack import Decoder, Encoder
 from onnx import TensorProto, helper
 
-from headrace.wire.http2.protocol import (
+from headrace.protocol.http2.protocol import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -26,7 +26,7 @@ from headrace.wire.http2.protocol import (
     SETTINGS,
     frame,
 )
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.raw_clients import HttpConnection, call, get, open_channel, post, post_bytes
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, incoming, metrics, until

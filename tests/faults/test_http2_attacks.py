@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from hpack import Encoder
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.faults.requests import busy_message, infer_grpc
 from tests.support.raw_clients import open_channel

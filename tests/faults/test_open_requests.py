@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
 from tests.models.triton_models import CONFIG, COROUTINE, DECOUPLED, MANY, ORDINARY

@@ -90,7 +90,7 @@ def test_too_many_requests(few: Busy, waiting_over: str) -> None:
 
 def test_too_many_requests_on_a_stream(few: Busy) -> None:
     async def scenario() -> None:
-        from headrace.wire.pb import grpc_service_pb2 as pb
+        from headrace.protocol.pb import grpc_service_pb2 as pb
 
         server = few.server
         async with open_channel(server.grpc) as channel, holding(few, MODEL):

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.requests import busy_message
 from tests.models.python_models import tensors, write_python_model
 from tests.support.busy_model import FOREVER, write_busy_model

@@ -17,7 +17,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from headrace.core.datatypes import Datatype
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models.onnx_graphs import add_sub, write_model
 from tests.support.remote import write_remote
 from tests.support.server_process import ServerProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.test_grpc_stream import Stream
 from tests.models.python_models import write_python_model
 from tests.models.streaming_models import FLOOD, FLOOD_CONFIG

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import ask
 from tests.support.remote import free_ports, write_remote

@@ -70,7 +70,7 @@ def test_metadata(wheel: ZipFile, metadata: Message) -> None:
 
 
 def test_one_core_dependency_has_an_upper_bound(metadata: Message) -> None:
-    """uvicorn, whose insides the fast path leans on; see tests/transports/http/test_server.py."""
+    """uvicorn, whose insides the fast path leans on; see tests/doors/http/test_server.py."""
     core = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert core
     bounded = [line for line in core if "<" in line or "==" in line]

@@ -9,6 +9,7 @@ from google.protobuf import text_format
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import (
     BackendNames,
     batches,
@@ -18,7 +19,6 @@ from headrace.repository.completion import (
     normalise,
 )
 from headrace.repository.config import ConfigFile, parse_config, read_config
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 @dataclass

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import ConfigFile, Problem, parse_config, read_config
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 GOOD = """\
 name: "m"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from google.protobuf import text_format
 
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import GpuUse, device_problems, may_use_gpus, on_devices
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 NO, BY_DEFAULT = GpuUse(), GpuUse(preferred=True)
 OBSTACLE = GpuUse(preferred=True, obstacle="it has no CUDA")

@@ -8,9 +8,9 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
 from headrace.repository.validation import EFFECTIVE, OWN_PARAMETERS, without_effect
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 def nothing(name: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import parse_config
 from headrace.repository.fail_over import (
     Entry,
@@ -18,7 +19,6 @@ from headrace.repository.fail_over import (
     with_own_fields,
     without_execution,
 )
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 BACKENDS = ["onnxruntime", "python", "triton"]
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidConfig
+from headrace.protocol.documents import to_json
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_config, parse_json_config
 from headrace.repository.overrides import of_own_files, overridden
-from headrace.wire.documents import to_json
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 BASE = parse_config(
     """

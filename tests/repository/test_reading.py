@@ -8,11 +8,11 @@ from google.protobuf import text_format
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER, Datatype
 from headrace.core.signature import Signature, TensorSpec
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.repository.completion import normalise
 from headrace.repository.reading import Placement
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 FP32 = Datatype.FP32
 

@@ -5,8 +5,8 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import field_lines
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 def lines_of(text: str) -> dict[str, int]:

@@ -8,8 +8,8 @@ from google.protobuf import text_format
 
 from headrace.core.datatypes import Datatype
 from headrace.core.model_spec import TensorInfo
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.validation import model_problems, problems, tensor_problems
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 FP32, INT64 = Datatype.FP32, Datatype.INT64
 

@@ -11,7 +11,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import raw_bytes
-from headrace.execution.warming import Sample
+from headrace.placement.warming import Sample
 from headrace.repository.config import parse_config
 from headrace.repository.reading import read_samples
 

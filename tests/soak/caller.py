@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.raw_clients import HttpConnection, open_channel, post_bytes, procedure
 
 _PATH = "/v2/models/simple/infer"

@@ -24,7 +24,7 @@ from headrace.core.tensors import Tensor
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
-from headrace.execution.backend import load_backends
+from headrace.placement.backend import load_backends
 from headrace.repository.layout import ModelSource, read_model_directory
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model

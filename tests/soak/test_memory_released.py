@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.models import onnx_graphs
 from tests.support.raw_clients import HttpConnection, call, open_channel
 from tests.support.server_process import ServerProcess

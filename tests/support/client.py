@@ -1,8 +1,8 @@
 """One client for every transport, so that a test says once what all of them must do.
 
 A client asks what the protocol lets anyone ask and gives the answer as values that do not depend on
-the transport: documents as messages of `headrace.wire.pb`, tensors as numpy arrays, refusals as the
-error class whose status the server sent.
+the transport: documents as messages of `headrace.protocol.pb`, tensors as numpy arrays, refusals as
+the error class whose status the server sent.
 """
 
 from abc import ABC, abstractmethod
@@ -15,14 +15,14 @@ import numpy as np
 from headrace.core.datatypes import BY_NUMPY, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
-from headrace.wire.pb.grpc_service_pb2 import (
+from headrace.protocol.pb.grpc_service_pb2 import (
     ModelMetadataResponse,
     ModelStatistics,
     RepositoryIndexResponse,
     ServerMetadataResponse,
 )
-from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.wire.status import STATUS
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.status import STATUS
 
 Parameter = str | int | float | bool
 Inputs = Mapping[str, Array] | Sequence["Input"]

@@ -9,8 +9,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from tests.support.client import (
     Answer,
     Client,

@@ -4,7 +4,7 @@ from typing import Self
 
 import grpc
 
-from headrace.wire.pb import health_pb2
+from headrace.protocol.pb import health_pb2
 from tests.support.grpc_client import GrpcClient, procedure
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from tests.support.client import (
     Answer,
     Client,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from headrace.core.datatypes import BY_NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.client import error_by_http, from_raw, to_raw
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import from_json

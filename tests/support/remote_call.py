@@ -2,8 +2,8 @@
 
 import asyncio
 
-from headrace.execution.remote.connection import ProtocolClient, RemoteRequest
-from headrace.wire.v2_protobuf import RemoteAnswer
+from headrace.placement.upstream.connection import ProtocolClient, RemoteRequest
+from headrace.protocol.v2_protobuf import RemoteAnswer
 
 
 class _Waiting:

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import grpc
 
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb import model_config_pb2 as config_pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import model_config_pb2 as config_pb
 
 HELD = 1_000  # a number whose request waits until it is let go on
 REFUSED = 2_000  # one that the model refuses

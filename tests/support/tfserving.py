@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 
 from headrace.core.tensors import Array
-from headrace.wire.pb import tfserving_pb2 as tf
+from headrace.protocol.pb import tfserving_pb2 as tf
 
 _TYPES: dict[int, Any] = {tf.DT_FLOAT: np.float32, tf.DT_INT64: np.int64, tf.DT_STRING: object}
 _SIGNATURES: dict[str, dict[str, tuple[dict[str, int], dict[str, int]]]] = {

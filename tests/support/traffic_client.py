@@ -8,7 +8,7 @@ import httpx
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from headrace.wire.pb import traffic_pb2 as pb
+from headrace.protocol.pb import traffic_pb2 as pb
 from tests.support.client import error_by_http
 from tests.support.grpc_client import OPTIONS, error_of, procedure
 from tests.support.server_process import ServerProcess

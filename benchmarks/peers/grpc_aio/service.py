@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import uvloop
 
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 
 def load(path: str) -> onnxruntime.InferenceSession:

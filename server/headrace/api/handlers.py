@@ -23,17 +23,17 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
 from headrace.engine.engine import Engine
 from headrace.observability.logs import FORMATS
-from headrace.wire.compression import check_size
-from headrace.wire.documents import to_json
-from headrace.wire.elements import json_name
-from headrace.wire.parameters import (
+from headrace.protocol.compression import check_size
+from headrace.protocol.documents import to_json
+from headrace.protocol.elements import json_name
+from headrace.protocol.parameters import (
     load_parameters_of_json,
     load_parameters_of_message,
     unload_dependents_of_json,
     unload_dependents_of_message,
 )
-from headrace.wire.pb import POOL, traffic_pb2
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import POOL, traffic_pb2
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 Parts = Mapping[str, str]  # the parameters of a path
 Document = dict[str, Any]

@@ -17,10 +17,10 @@ from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import ModelVersion
 from headrace.observability.logs import FORMATS
-from headrace.wire.documents import message_schemas
-from headrace.wire.pb import POOL, traffic_pb2
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.documents import message_schemas
+from headrace.protocol.pb import POOL, traffic_pb2
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 Schema = dict[str, Any]
 

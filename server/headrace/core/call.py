@@ -85,8 +85,8 @@ class Shared(NamedTuple):
 class Raw(Enum):
     """The form of a raw body, which is a model's only input and not decoded yet."""
 
-    INFER = "what `headrace.wire.v2_json.decode_raw` reads"
-    GENERATE = "what `headrace.wire.generate.decode_generate` reads"
+    INFER = "what `headrace.protocol.v2_json.decode_raw` reads"
+    GENERATE = "what `headrace.protocol.generate.decode_generate` reads"
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree. The transports know a leaf's status from `headrace.wire.status`.
+"""Errors, as one tree. Doors know the status of a leaf from `headrace.protocol.status`.
 
 ServerError ─┬─ InvalidRequest       the client broke the protocol or the model's signature
              │   ├─ PayloadTooLarge  a body, a decompressed body or a message is over the limit

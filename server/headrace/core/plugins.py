@@ -15,40 +15,40 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-BACKENDS = "headrace.backends"  # made with a `headrace.execution.backend.BackendContext`
+BACKENDS = "headrace.backends"  # made with a `headrace.placement.backend.BackendContext`
 STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
-COMMANDS = "headrace.commands"  # a `headrace.commands.command.Command`, named like it
-PROTOCOLS = "headrace.protocols"  # gives a `headrace.execution.remote.options.UpstreamProtocol`
-ENVIRONMENTS = "headrace.environments"  # see `headrace.execution.environment.demanded`
-SERVERS = "headrace.servers"  # makes `headrace.execution.remote.reconciler.OwnServers`
+COMMANDS = "headrace.commands"  # a `headrace.cli.command.Command`, named like it
+PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options.UpstreamProtocol`
+ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
+SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.OwnServers`
 GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
     # In the order in which a model's files are looked at.
     BACKENDS: {
-        "onnxruntime": "headrace.backends.onnx:OnnxBackend.of",
-        "python": "headrace.execution.python_backend:PythonBackend.of",
+        "onnxruntime": "headrace.placement.local.onnx:OnnxBackend.of",
+        "python": "headrace.placement.worker.python_backend:PythonBackend.of",
         "sklearn": f"{_LOADERS}:sklearn",
         "xgboost": f"{_LOADERS}:xgboost",
         "lightgbm": f"{_LOADERS}:lightgbm",
         "catboost": f"{_LOADERS}:catboost",
         "mlflow": f"{_LOADERS}:mlflow",
         "pytorch": f"{_LOADERS}:pytorch",
-        "triton": "headrace.execution.remote.backend:RemoteBackend.of",
+        "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
     },
     STAGES: {"traffic": "headrace.plugins.traffic.rules:TrafficStage"},
     COMMANDS: {
-        "serve": "headrace.commands.serve:SERVE",
-        "infer": "headrace.commands.infer:INFER",
-        "top": "headrace.commands.top:TOP",
-        "models": "headrace.commands.models:MODELS",
-        "environments": "headrace.commands.environments:ENVIRONMENTS",
-        "triton": "headrace.commands.triton:TRITON",
-        "completion": "headrace.commands.completion:COMPLETION",
+        "serve": "headrace.cli.serve:SERVE",
+        "infer": "headrace.cli.infer:INFER",
+        "top": "headrace.cli.top:TOP",
+        "models": "headrace.cli.models:MODELS",
+        "environments": "headrace.cli.environments:ENVIRONMENTS",
+        "triton": "headrace.cli.triton:TRITON",
+        "completion": "headrace.cli.completion:COMPLETION",
     },
     PROTOCOLS: {
-        "v2": "headrace.execution.remote.options:v2_protocol",
+        "v2": "headrace.placement.upstream.options:v2_protocol",
         "tfserving": "headrace.plugins.dialects:tfserving_protocol",
         "torchserve": "headrace.plugins.dialects:torchserve_protocol",
     },

@@ -18,9 +18,9 @@ from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.engine.shared_memory import Queue, placeholders
 from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
-from headrace.wire.classification import classify_outputs
-from headrace.wire.elements import uncharged
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.protocol.classification import classify_outputs
+from headrace.protocol.elements import uncharged
+from headrace.protocol.status import INTERNAL_TEXT
 
 Compose = Callable[[Submit], Submit]  # from what takes calls next to the stage before it
 

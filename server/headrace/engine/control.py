@@ -30,12 +30,12 @@ from headrace.engine.lifecycle import EXITING, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
 from headrace.engine.threads import Stopped, Threads
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, read_model_directory
 from headrace.repository.model_files import Fingerprint, fingerprint
 from headrace.repository.overrides import Uploads, checked_paths, of_own_files, overridden
-from headrace.wire.pb import grpc_service_pb2 as pb
 
 _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import Model, ModelVersion, State
 from headrace.observability.statistics import ResponseCounters, VersionStatistics
-from headrace.wire.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import grpc_service_pb2 as pb
 
 # The parts of the protocol beyond its core that this server offers, under the names of their
 # specifications.

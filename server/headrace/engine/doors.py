@@ -22,8 +22,8 @@ from headrace.core.errors import Overloaded, ServerError
 from headrace.core.limits import PRESSED_SECS, Patience
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ConnectionAccount
-from headrace.wire.plain_json import PlainJson
-from headrace.wire.v2_protobuf import PlainWriter
+from headrace.protocol.plain_json import PlainJson
+from headrace.protocol.v2_protobuf import PlainWriter
 
 _KNOWN = 1024  # kinds of calls that are remembered
 

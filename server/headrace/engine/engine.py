@@ -30,14 +30,14 @@ from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.residency import ResidencyOptions
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
-from headrace.execution.backend import Backend
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
+from headrace.placement.backend import Backend
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 Watcher = Callable[[Mapping[str, Sequence[str]]], None]
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
-from headrace.backends.gpus import Gpus
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import LoadSpec
@@ -32,10 +31,12 @@ from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened
-from headrace.execution.choice import IN_PROCESS, AutoChoice, InstanceKind
-from headrace.execution.local import DEFAULT_ROWS, LoadedModel, threads_for
-from headrace.execution.warming import Sample
 from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
+from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel, threads_for
+from headrace.placement.warming import Sample
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, refuse
@@ -45,7 +46,6 @@ from headrace.repository.overrides import Upload
 from headrace.repository.reading import Placement, read_labels, read_samples
 from headrace.repository.validation import TRAFFIC
 from headrace.scheduling.policy import SchedulingPolicy
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,14 @@ from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
 from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
-from headrace.execution.choice import InstanceKind
-from headrace.execution.placement import PlacedInstance, Placement, Surroundings
 from headrace.observability.series import BackendSeries, EndpointSeries, Sourced, WorkerSeries
 from headrace.observability.statistics import VersionStatistics
+from headrace.placement.choice import InstanceKind
+from headrace.placement.placement import PlacedInstance, Placement, Surroundings
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
+from headrace.protocol.plain_json import PlainJson
+from headrace.protocol.v2_protobuf import PlainWriter
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Origin
 from headrace.repository.overrides import Upload
@@ -32,10 +36,6 @@ from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
-from headrace.wire.pb.model_config_pb2 import ModelConfig
-from headrace.wire.pb.traffic_pb2 import ModelTrafficResponse
-from headrace.wire.plain_json import PlainJson
-from headrace.wire.v2_protobuf import PlainWriter
 
 
 def make_batcher(

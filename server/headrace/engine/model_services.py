@@ -17,11 +17,11 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.tracing import TracedCall, Tracing
-from headrace.execution.placement import ModelServices
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.trace_settings import TRACE_PARAMETER
-from headrace.wire.parameters import load_parameters_of_json
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.placement.placement import ModelServices
+from headrace.protocol.parameters import load_parameters_of_json
+from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class EngineServices:
             found.submit(call)
 
     def begin_call(self, link: str) -> TracedCall | None:
-        """`headrace.execution.remote.connection.CallTraces`."""
+        """`headrace.placement.upstream.connection.CallTraces`."""
         return None if self.tracing is None else self.tracing.begin_call(link)
 
     def control(

@@ -35,13 +35,13 @@ from headrace.engine.model import Model, ModelVersion, State, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.series import MemoryCounts
+from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.generate import decode_generate
+from headrace.protocol.parameters import add_timing, wants_timing
+from headrace.protocol.status import INTERNAL_TEXT
+from headrace.protocol.v2_json import body_of, decode_raw, takes_long
 from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again
 from headrace.repository.model_files import Fingerprint, fingerprint
-from headrace.wire.elements import Charge, charge_objects, uncharged
-from headrace.wire.generate import decode_generate
-from headrace.wire.parameters import add_timing, wants_timing
-from headrace.wire.status import INTERNAL_TEXT
-from headrace.wire.v2_json import body_of, decode_raw, takes_long
 
 Told = Callable[[ServerError | None], None]
 

@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from headrace.backends.gpus import Gpus
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
-from headrace.execution.backend import Backend
-from headrace.execution.placement import ModelServices
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import FIRST_RESPONSE
+from headrace.placement.backend import Backend
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.placement import ModelServices
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation
 from headrace.repository.completion import GpuUse, device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.layout import DUPLICATE, ModelSource
 from headrace.repository.model_files import Digests, Origin, fingerprint, origins
 from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_effect
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.backends.gpus import CudaDriver, CudaError
 from headrace.core.call import (
     Call,
     Done,
@@ -49,9 +48,10 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.admission import Admission
-from headrace.wire.compression import too_large
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.placement.local.gpus import CudaDriver, CudaError
+from headrace.protocol.compression import too_large
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.status import INTERNAL_TEXT
 
 
 class Memory(Protocol):

@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.wire.elements import Charge
-from headrace.wire.status import INTERNAL_TEXT
+from headrace.protocol.elements import Charge
+from headrace.protocol.status import INTERNAL_TEXT
 
 LARGE = 64 << 10  # bytes to decode or encode, up to which the loop does that itself
 _LONG = 4 << 20  # bytes from which on work is long

@@ -20,9 +20,9 @@ from typing import Protocol, TypeAlias
 from headrace.core.datatypes import CONFIG_NUMBERS
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
+from headrace.protocol.pb import model_config_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.config import ConfigFile, Problem, parameter
-from headrace.wire.pb import model_config_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 _ELSEWHERE = "triton"  # the backend of models that other servers run
 _WHOLE = (_ELSEWHERE, "onnxruntime")  # backends that run a batch as if it were one request

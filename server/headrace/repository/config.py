@@ -15,7 +15,7 @@ import orjson
 from google.protobuf import json_format, text_format
 
 from headrace.core.errors import InvalidConfig
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 _TOKEN = re.compile(
     r"""(?P<skip>\s+|\#[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""

@@ -10,8 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from headrace.core.texts import whole_number
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.config import Problem, parameter
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 PARAMETER = "fail_over"
 QUEUE_SIZE = "fail_over_queue_size"

@@ -39,13 +39,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeAlias
 
-from headrace.backends.onnx_files import external_files
 from headrace.core.errors import LoadFailed
+from headrace.placement.local.onnx_files import external_files
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile
 from headrace.repository.layout import ModelSource
 from headrace.repository.validation import TRAFFIC
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 # What says that nothing is there, or nothing for this process; any other error says nothing of it.
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)

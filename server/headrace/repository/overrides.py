@@ -28,8 +28,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from headrace.core.errors import InvalidRequest, LoadFailed
 from headrace.core.tensors import Buffer
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import ConfigFile, Problem, refuse
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 _PREFIX = "headrace-models-"
 MOST_FILES = 1_000

@@ -18,14 +18,14 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, Tensor, brackets, element_count
-from headrace.execution.warming import Sample, SampleInput, Synthetic
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
+from headrace.placement.warming import Sample, SampleInput, Synthetic
+from headrace.protocol.documents import to_json
+from headrace.protocol.pb import model_config_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelWarmup
 from headrace.repository.completion import batches
 from headrace.repository.config import ConfigFile, Problem, parameter, refuse
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
-from headrace.wire.documents import to_json
-from headrace.wire.pb import model_config_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelWarmup
 
 
 @dataclass(frozen=True, slots=True)

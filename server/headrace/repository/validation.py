@@ -17,12 +17,12 @@ from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import quoted
 from headrace.core.tensors import brackets
+from headrace.protocol.pb import model_config_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
-from headrace.wire.pb import model_config_pb2 as pb
-from headrace.wire.pb.model_config_pb2 import ModelConfig
 
 EFFECTIVE = frozenset(
     {

@@ -17,8 +17,8 @@ from headrace.plugins.dialects.tfserving import (
     read_predictions,
     signatures_of,
 )
-from headrace.wire.pb import tfserving_pb2 as tf
-from headrace.wire.v2_protobuf import RemoteInput
+from headrace.protocol.pb import tfserving_pb2 as tf
+from headrace.protocol.v2_protobuf import RemoteInput
 from tests.support.remote import values
 
 

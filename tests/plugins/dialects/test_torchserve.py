@@ -17,13 +17,13 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
-from headrace.execution.remote.connection import CallFailed, Declared, RemoteRequest
-from headrace.execution.remote.http_client import Conversation
-from headrace.execution.remote.options import RemoteOptions
+from headrace.placement.upstream.connection import CallFailed, Declared, RemoteRequest
+from headrace.placement.upstream.http_client import Conversation
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.plugins.dialects.torchserve import TorchServeRest
-from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.status import Fate
-from headrace.wire.v2_protobuf import RemoteInput
+from headrace.protocol.http1 import HttpRequest, HttpResponse
+from headrace.protocol.status import Fate
+from headrace.protocol.v2_protobuf import RemoteInput
 
 T = TypeVar("T")
 

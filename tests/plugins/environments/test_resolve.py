@@ -11,7 +11,7 @@ import pytest
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
-from headrace.execution.environment import Environment, environment_of
+from headrace.placement.worker.environment import Environment, environment_of
 from headrace.plugins.environments.interpreters import choose, probe
 from headrace.plugins.environments.resolve import cache_of
 from tests.models.environments import write_wheelhouse

@@ -2,9 +2,9 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import InvalidOption
-from headrace.execution.remote.drift import agree, as_configured, described, groups_of
-from headrace.execution.remote.triton_options import Place
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.placement.upstream.drift import agree, as_configured, described, groups_of
+from headrace.placement.upstream.triton_options import Place
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ONE = [Place(0, 1)]
 TWO = [Place(0, 2), Place(1, 2)]

@@ -10,7 +10,7 @@ from headrace.plugins.triton.servers import (
     remove_model,
     write_model,
 )
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
 def config(text: str) -> ModelConfig:

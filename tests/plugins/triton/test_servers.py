@@ -11,9 +11,9 @@ import pytest
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.remote.triton_options import TritonOptions
+from headrace.placement.upstream.triton_options import TritonOptions
 from headrace.plugins.triton.servers import TritonServers
-from headrace.wire.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from tests.support.scrape import until
 
 

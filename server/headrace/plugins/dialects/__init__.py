@@ -6,7 +6,7 @@ The protocols themselves are imported when a model has such servers.
 from collections.abc import Mapping
 
 from headrace.core.errors import InvalidOption
-from headrace.execution.remote.options import UpstreamProtocol
+from headrace.placement.upstream.options import UpstreamProtocol
 
 _BODIES = ("array", "object", "raw")
 

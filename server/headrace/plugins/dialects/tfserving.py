@@ -16,27 +16,27 @@ from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
-from headrace.execution.remote.connection import (
+from headrace.placement.upstream.connection import (
     Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.grpc_client import Description, GrpcMessages, Question
-from headrace.execution.remote.http_client import (
+from headrace.placement.upstream.grpc_client import Description, GrpcMessages, Question
+from headrace.placement.upstream.http_client import (
     Conversation,
     Rest,
     failed_by,
     json_of,
     message_of,
 )
-from headrace.execution.remote.options import RemoteOptions
-from headrace.wire.elements import array_of_nested, nested_json
-from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.pb import tfserving_pb2 as tf
-from headrace.wire.protobuf_contents import varint
-from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.protocol.elements import array_of_nested, nested_json
+from headrace.protocol.http1 import HttpRequest, HttpResponse
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb import tfserving_pb2 as tf
+from headrace.protocol.protobuf_contents import varint
+from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 
 _PREDICTIONS = b"/tensorflow.serving.PredictionService/"
 _MODELS = b"/tensorflow.serving.ModelService/"

@@ -20,21 +20,21 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
 from headrace.core.signature import TensorSpec
 from headrace.core.tensors import Buffer, TensorArray, raw_bytes
-from headrace.execution.remote.connection import (
+from headrace.placement.upstream.connection import (
     CallFailed,
     Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
 )
-from headrace.execution.remote.http_client import Conversation, Rest, failed_by, refusal
-from headrace.execution.remote.options import RemoteOptions
-from headrace.wire.elements import array_of_nested, nested_json
-from headrace.wire.http_exchange import HttpRequest, HttpResponse
-from headrace.wire.json_text import parse_json
-from headrace.wire.pb import grpc_service_pb2 as pb
-from headrace.wire.status import Failure, Fate
-from headrace.wire.v2_protobuf import RemoteAnswer, RemoteInput
+from headrace.placement.upstream.http_client import Conversation, Rest, failed_by, refusal
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.protocol.elements import array_of_nested, nested_json
+from headrace.protocol.http1 import HttpRequest, HttpResponse
+from headrace.protocol.json_text import parse_json
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.status import Failure, Fate
+from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 
 _JSON, _BYTES = "application/json", "application/octet-stream"
 _NO_WORKER, _RAISED = "ServiceUnavailableException", "InternalServerException"

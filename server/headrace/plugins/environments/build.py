@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping
+from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping
 from headrace.plugins.environments.cache import Built, key_of
 from headrace.plugins.environments.interpreters import Interpreter, build_surroundings, own, probe
 from headrace.plugins.environments.requirements import Requirements, redact

@@ -13,7 +13,7 @@ from importlib import metadata
 from operator import ge, gt, le, lt
 
 from headrace.core.errors import LoadFailed
-from headrace.execution.isolation import passed_variables
+from headrace.placement.isolation import passed_variables
 
 # Further variables that a build sees: more than workers, namely what pip, compilers and downloads
 # are configured with. Of pip's those are left out that would have it install somewhere else.

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.environment import Environment
+from headrace.placement.worker.environment import Environment
 from headrace.plugins.environments.build import (
     UNFIT,
     Plan,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.backend import BackendContext
-from headrace.execution.choice import IN_PROCESS
-from headrace.execution.local import LoadedModel
-from headrace.execution.python_backend import PythonBackend
-from headrace.execution.python_options import WORKER_PARAMETERS
+from headrace.placement.backend import BackendContext
+from headrace.placement.choice import IN_PROCESS
+from headrace.placement.local.instances import LoadedModel
+from headrace.placement.worker.python_backend import PythonBackend
+from headrace.placement.worker.python_options import WORKER_PARAMETERS
 
 TRUST_PARAMETER = "trust_model_code"
 _ANY = ("",)
@@ -90,7 +90,7 @@ class ArtefactBackend(PythonBackend):
                 f' {{ string_value: "true" }} }}, or start the server with --trust-model-code'
             )
         told = {"trusted": trusted, "default_max_batch_size": spec.default_max_batch_size}
-        from headrace.execution.loaded_worker import LoadedWorker
+        from headrace.placement.worker.loaded_worker import LoadedWorker
 
         return LoadedWorker(spec, self._loader, told)
 

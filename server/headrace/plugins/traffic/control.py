@@ -22,8 +22,8 @@ from headrace.plugins.traffic.rules import (
     TrafficRules,
     read_rules,
 )
+from headrace.protocol.pb import traffic_pb2 as pb
 from headrace.repository.validation import TRAFFIC
-from headrace.wire.pb import traffic_pb2 as pb
 
 TRAFFIC_DISABLED = (
     "changing the traffic between versions is not allowed; --allow-traffic-control allows it"

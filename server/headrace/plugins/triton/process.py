@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from headrace.execution.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
-from headrace.execution.daemon_thread import run_in_daemon_thread
-from headrace.execution.isolation import passed_variables
-from headrace.execution.remote.grpc_channel import receive_buffer
-from headrace.execution.remote.grpc_client import LIVE, GrpcClient, GrpcMessages
-from headrace.execution.remote.options import Credentials, RemoteOptions
-from headrace.execution.remote.triton_options import Place, TritonOptions
+from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
+from headrace.placement.daemon_thread import run_in_daemon_thread
+from headrace.placement.isolation import passed_variables
+from headrace.placement.upstream.grpc_channel import receive_buffer
+from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
+from headrace.placement.upstream.options import Credentials, RemoteOptions
+from headrace.placement.upstream.triton_options import Place, TritonOptions
 
 # Further variables of the server's environment that Triton sees; others may be secrets.
 _PASSED = (

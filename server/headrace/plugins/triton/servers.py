@@ -27,19 +27,19 @@ from google.protobuf import text_format
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.execution.child_process import Reaping
-from headrace.execution.daemon_thread import run_in_daemon_thread
-from headrace.execution.remote.connection import Visit
-from headrace.execution.remote.drift import as_configured, groups_of
-from headrace.execution.remote.options import Endpoint, RemoteOptions, Url, remote_parameters
-from headrace.execution.remote.reconciler import (
+from headrace.placement.child_process import Reaping
+from headrace.placement.daemon_thread import run_in_daemon_thread
+from headrace.placement.upstream.connection import Visit
+from headrace.placement.upstream.drift import as_configured, groups_of
+from headrace.placement.upstream.options import Endpoint, RemoteOptions, Url, remote_parameters
+from headrace.placement.upstream.reconciler import (
     LOAD_SECS,
     BlockingClients,
     PlacedReconciler,
     each,
     loaded,
 )
-from headrace.execution.remote.triton_options import (
+from headrace.placement.upstream.triton_options import (
     BACKEND,
     PLATFORM,
     TRITON_PARAMETERS,
@@ -49,7 +49,7 @@ from headrace.execution.remote.triton_options import (
     places,
 )
 from headrace.plugins.triton.process import Secret, arguments, environment
-from headrace.wire.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 if TYPE_CHECKING:
     from headrace.plugins.triton.process import TritonProcess

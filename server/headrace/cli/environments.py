@@ -1,0 +1,100 @@
+"""`headrace environments`: build models' environments ahead, list them, remove old ones."""
+
+import argparse
+import sys
+import time
+
+from headrace.cli.command import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    Argument,
+    Command,
+    option,
+    settings_as_options,
+    shared_settings,
+)
+from headrace.core.errors import RepositoryError
+from headrace.core.model_spec import EnvironmentOptions
+from headrace.observability.logs import Logs, LogSettings
+from headrace.plugins.environments.cache import Entry
+from headrace.plugins.environments.resolve import cache_of
+from headrace.settings import ENVIRONMENT_OPTIONS
+
+_UNUSED_DAYS = 30
+_DAY = 24 * 60 * 60.0
+_SHOWN = 60  # characters of what an environment was made of
+
+
+def _run(given: argparse.Namespace) -> int:
+    options = shared_settings(given, ENVIRONMENT_OPTIONS).environments
+    Logs(LogSettings())
+    try:
+        match given.action:
+            case "build":
+                # Imported late: the others should not wait for ONNX Runtime.
+                from headrace.cli.offline import build_environments
+
+                return build_environments(given.paths, options)
+            case "list":
+                return _list(options)
+            case _:
+                return _prune(options, given.unused_days)
+    except RepositoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:  # a build has been ended and removed
+        return EXIT_INTERRUPTED
+
+
+def _list(options: EnvironmentOptions) -> int:
+    now = time.time()
+    for entry in cache_of(options.cache).entries():
+        print(_row(entry, now))
+    return 0
+
+
+def _prune(options: EnvironmentOptions, unused_days: float) -> int:
+    now = time.time()
+    removed, kept = cache_of(options.cache).prune(now - unused_days * _DAY)
+    for word, entries in (("removed", removed), ("in use ", kept)):
+        for entry in entries:
+            print(f"{word}  {_row(entry, now)}")
+    return 0
+
+
+def _row(entry: Entry, now: float) -> str:
+    wanted = ", ".join(entry.wanted)
+    shown = wanted if len(wanted) <= _SHOWN else f"{wanted[:_SHOWN]}..."
+    days = max(now - entry.used, 0) / _DAY
+    return f"{entry.key}  used {days:.0f} days ago  {entry.python}  {shown or 'numpy'}"
+
+
+def _action(name: str, text: str, *options: Argument, description: str | None = None) -> Command:
+    return Command(
+        name=name, help=text, description=description, run=_run,
+        options=(*options, *settings_as_options(ENVIRONMENT_OPTIONS)),
+    )  # fmt: skip
+
+
+ENVIRONMENTS = Command(
+    name="environments",
+    help="build, list and remove models' environments",
+    actions=(
+        _action(
+            "build", "build what models need, without loading them",
+            option("paths PATH...", "repositories, or model files"),
+            description="Build the environments of Python models, so that serving finds them.",
+        ),
+        _action("list", "print what is there"),
+        _action(
+            "prune", "remove what has not been used for long",
+            option(
+                "--unused-days N",
+                f"remove what was not used for so many days (default: {_UNUSED_DAYS}); 0 for all",
+                type=float, default=_UNUSED_DAYS,
+            ),
+            description="Remove environments that no model was loaded with for some time, unless"
+            " one is using them, and what builds that crashed have left.",
+        ),
+    ),
+)  # fmt: skip

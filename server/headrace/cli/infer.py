@@ -1,0 +1,440 @@
+"""`headrace infer MODEL`: ask a model of a running server."""
+
+import argparse
+import base64
+import json
+import math
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.cli.client.address import Refused
+from headrace.cli.client.inference import Question, divided, joined
+from headrace.cli.client.server import Document, Server
+from headrace.cli.command import Group, option
+from headrace.cli.infer_inputs import (
+    LAYOUTS,
+    Given,
+    ImageOptions,
+    Random,
+    Reader,
+    Taken,
+    taken,
+)
+from headrace.cli.remote import CommandFailed, parse_version, print_json, remote_command
+from headrace.cli.text import duration, printable, table
+from headrace.core.call import InferResponse
+from headrace.core.datatypes import Datatype
+from headrace.core.tensors import Array, Tensor, brackets
+
+_FLOATS = (Datatype.FP32, Datatype.FP64)
+
+
+def _infer(options: argparse.Namespace, server: Server) -> int:
+    """Ask as the command line says, and print what comes."""
+    model, version = options.model, options.version or ""
+    config: Document = {}
+    metadata = server.document("ModelMetadata", name=model, version=version)
+    with suppress(Refused):  # not every server of the protocol has configurations
+        config = server.document("ModelConfig", name=model, version=version)
+    known = taken(metadata, config)
+    images = ImageOptions(options.layout, options.scale, options.mean, options.std)
+    make_up = Random(options.rows, options.seed, dict(options.shape)) if options.random else None
+    given = Reader(model, known.inputs, images).read(options.data, options.input, make_up)
+    given.parameters.update(options.parameter)
+    if options.id is not None:
+        given.request_id = options.id
+    if options.stream or known.decoupled:
+        return _stream(options, server, given, known)
+    question = _question(options, given, known)
+    parts = divided(question, known.most_rows)
+    if len(parts) > 1:
+        print(
+            f"asked in {len(parts)} requests: {model} takes {known.most_rows} rows at a time",
+            file=sys.stderr,
+        )
+    seconds = []
+    reply: InferResponse
+    for _ in range(options.repeat):
+        started = time.perf_counter()
+        replies = [server.infer(model, version, parts[0])]
+        # Of the same version, whatever share of the requests each version gets.
+        replies += [server.infer(model, replies[0].model_version, part) for part in parts[1:]]
+        seconds.append(time.perf_counter() - started)
+        reply = joined(replies)
+    written = save(reply, Path(options.save)) if options.save is not None else []
+    if options.json:
+        print_json(reply_document(reply, seconds))
+        return 0
+    print(f"{reply.model_name} version {reply.model_version}, {timing_line(seconds)}")
+    width = shutil.get_terminal_size().columns
+    print(*reply_lines(reply, question.classes, width), sep="\n")
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+    return 0
+
+
+def _question(options: argparse.Namespace, given: Given, known: Taken) -> Question:
+    outputs = options.output or given.outputs
+    classes = dict(given.classes)
+    if options.classes:
+        if not outputs:
+            outputs = list(known.outputs)
+            best = [name for name in outputs if known.outputs[name].datatype in _FLOATS]
+            if not best:
+                raise CommandFailed(f"{options.model} has no outputs of floats to take classes of")
+        else:
+            best = outputs
+        classes = dict.fromkeys(best, options.classes)
+    return Question(
+        list(given.tensors.values()), outputs, classes, given.parameters, given.request_id
+    )
+
+
+def _stream(options: argparse.Namespace, server: Server, given: Given, known: Taken) -> int:
+    """Print each response as it comes: texts one behind the other, or a line each."""
+    for name in ("classes", "save"):
+        if getattr(options, name) is not None:
+            raise CommandFailed(
+                f"--{name} is not for streams"
+                + ("" if options.stream else f", and {options.model} answers in a stream")
+            )
+    wanted = options.output or given.outputs or list(known.outputs)
+    texts = len(wanted) == 1 and (
+        wanted[0] in known.outputs and known.outputs[wanted[0]].datatype is Datatype.BYTES
+    )
+    document = flat_document(given)
+    for _ in range(options.repeat):
+        count = 0
+        started = time.perf_counter()
+        try:
+            for response in server.generate(options.model, options.version or "", document):
+                count += 1
+                _print_response(response, wanted, options.json, texts)
+        finally:
+            if texts and count and not options.json:
+                print(flush=True)
+        if not options.json:
+            taken_secs = time.perf_counter() - started
+            print(f"{count} responses, {timing_line([taken_secs])}", file=sys.stderr)
+    return 0
+
+
+def _print_response(response: Document, wanted: list[str], as_json: bool, texts: bool) -> None:
+    if as_json:
+        print(json.dumps(response, ensure_ascii=False), flush=True)
+    elif texts:
+        value = response.get(wanted[0], "")
+        text = value if isinstance(value, str) else "\n".join(map(str, value))
+        print(printable(text), end="", flush=True)
+    else:
+        shown = {name: response[name] for name in wanted if name in response}
+        print(json.dumps(shown, ensure_ascii=False), flush=True)
+
+
+def flat_document(given: Given) -> Document:
+    """Inputs as members of flat JSON; raises `CommandFailed` for what has no such form."""
+    document: Document = dict(given.parameters)
+    if given.request_id:
+        document["id"] = given.request_id
+    for name, tensor in given.tensors.items():
+        values = list(_plain(tensor))
+        document[name] = values[0] if len(values) == 1 else values
+    return document
+
+
+def _plain(tensor: Tensor) -> Iterator[Any]:
+    for item in tensor.array.ravel().tolist():
+        if not isinstance(item, bytes):
+            yield item
+            continue
+        try:
+            yield item.decode()
+        except UnicodeDecodeError:
+            raise CommandFailed(
+                f"input {tensor.name!r}: a stream is asked for in JSON, which takes texts in UTF-8"
+                " and no other bytes"
+            ) from None
+
+
+# --- replies
+
+_SHOWN = 128  # elements that are printed, of more the first and last
+_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+
+
+def reply_lines(reply: InferResponse, classified: Container[str], width: int) -> list[str]:
+    """The reply for a terminal with `width` columns; `classified` outputs hold classes."""
+    heads = [(t.name, f"{t.datatype} {brackets(t.array.shape)}") for t in reply.outputs]
+    lines = table(("", ""), heads)[1:]
+    shown: list[str] = []
+    for line, tensor in zip(lines, reply.outputs, strict=True):
+        if tensor.name in classified and tensor.array.ndim:
+            shown += [line, *_class_lines(tensor)]
+            continue
+        texts = _array_lines(tensor, width - 2)
+        if len(texts) == 1 and len(line) + 2 + len(texts[0]) <= width:
+            shown.append(f"{line}  {texts[0]}")
+        else:
+            shown += [line, *(f"  {text}" for text in texts)]
+    shown += [f"parameter {name} = {json.dumps(v)}" for name, v in reply.parameters.items()]
+    return shown
+
+
+def timing_line(seconds: Sequence[float]) -> str:
+    """Duration of requests, with quantiles where there are several."""
+    if len(seconds) == 1:
+        return duration(seconds[0])
+    found = _timing(seconds)
+    names = ("mean", "p50", "p90", "p99", "max")
+    parts = [f"{name} {duration(found[f'{name}_seconds'])}" for name in names]
+    return f"{len(seconds)} requests: {', '.join(parts)}"
+
+
+def reply_document(reply: InferResponse, seconds: Sequence[float]) -> Document:
+    """The protocol's response, and how long requests took."""
+    return {
+        "model_name": reply.model_name,
+        "model_version": reply.model_version,
+        "id": reply.id,
+        "parameters": dict(reply.parameters),
+        "outputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype.value,
+                "shape": list(tensor.array.shape),
+                "data": [_json_value(item) for item in tensor.array.ravel().tolist()],
+            }
+            for tensor in reply.outputs
+        ],
+        "timing": _timing(seconds),
+    }
+
+
+def save(reply: InferResponse, folder: Path) -> list[Path]:
+    """Write each output as an .npy file; raises `CommandFailed`."""
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for tensor in reply.outputs:
+            path = folder / f"{_file_name(tensor.name)}.npy"
+            if path in written:
+                raise CommandFailed(f"two outputs would be written to {path}")
+            np.save(path, _saved(tensor), allow_pickle=False)
+            written.append(path)
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or folder}: {error.strerror}") from None
+    return written
+
+
+def _file_name(output: str) -> str:
+    """The name is the model's: nothing in it may lead out of the folder."""
+    return re.sub(r"[^\w.-]", "_", output).lstrip(".") or "_"
+
+
+def _saved(tensor: Tensor) -> Array:
+    """An array that .npy can hold."""
+    if tensor.datatype is Datatype.BF16:
+        return np.asarray(tensor.array).astype(np.float32)  # the same values
+    if tensor.datatype is not Datatype.BYTES:
+        return np.asarray(tensor.array)
+    items: list[bytes] = tensor.array.ravel().tolist()
+    if any(item.endswith(b"\0") for item in items):
+        raise CommandFailed(
+            f"output {tensor.name!r} cannot be saved: in .npy, texts cannot end with zero bytes"
+        )
+    return np.array(items, f"S{max(map(len, items), default=1) or 1}").reshape(tensor.array.shape)
+
+
+def _timing(seconds: Sequence[float]) -> Document:
+    ranked = sorted(seconds)
+    found: Document = {"requests": len(seconds), "mean_seconds": statistics.fmean(seconds)}
+    for name, percent in _QUANTILES:
+        found[f"{name}_seconds"] = ranked[math.ceil(len(ranked) * percent / 100) - 1]
+    return found | {"max_seconds": ranked[-1]}
+
+
+def _json_value(item: Any) -> Any:
+    """Texts as texts, other bytes as base64; what JSON has no number for as a text."""
+    if isinstance(item, bytes):
+        try:
+            return item.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(item).decode()}
+    if isinstance(item, float) and not math.isfinite(item):
+        return "NaN" if item != item else "Infinity" if item > 0 else "-Infinity"
+    return item
+
+
+def _array_lines(tensor: Tensor, width: int) -> list[str]:
+    array = np.asarray(tensor.array)
+    form: Any = None
+    if tensor.datatype is Datatype.BYTES:
+        texts: list[str] = [
+            item.decode("utf-8", "backslashreplace") for item in array.ravel().tolist()
+        ]
+        if len(texts) == 1:
+            return printable(texts[0]).split("\n")
+        array = np.array([json.dumps(text, ensure_ascii=False) for text in texts], object)
+        array = array.reshape(tensor.array.shape)
+        form = {"object": str}
+    elif tensor.datatype is Datatype.BF16:
+        array = array.astype(np.float32)
+    if array.size == 1 and array.ndim:
+        return [str(array.ravel()[0])]
+    text: str = np.array2string(
+        array, width, precision=6, suppress_small=True, threshold=_SHOWN, formatter=form
+    )
+    return text.splitlines()
+
+
+def _class_lines(tensor: Tensor) -> list[str]:
+    """Rows of `score:index` or `score:index:label`, the best first."""
+    rows: list[list[bytes]] = np.asarray(tensor.array).reshape(-1, tensor.array.shape[-1]).tolist()
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        if len(rows) > 1:
+            lines.append(f"  row {number}")
+        parts = [printable(item.decode("utf-8", "backslashreplace")).split(":", 2) for item in row]
+        cells = [("  " + p[0], *p[1:], *[""] * (3 - len(p))) for p in parts]
+        lines += table(("  SCORE", "CLASS", "LABEL"), cells, right="  SCORE CLASS")
+    return lines
+
+
+# --- the command line
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _parameter(text: str) -> tuple[str, str | int | float | bool]:
+    name, value = _named(text)
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, parsed if isinstance(parsed, str | int | float | bool) else value
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, value = _named(text)
+    try:
+        shape = tuple(int(size) for size in value.split(","))
+    except ValueError:
+        shape = (-1,)
+    if min(shape) < 0:
+        raise argparse.ArgumentTypeError(f"expected NAME=N,N,..., got {text!r}")
+    return name, shape
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+
+
+def _number(text: str) -> float:
+    over, _, under = text.partition("/")
+    try:
+        return float(over) / float(under or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(_number, text.split(",")))
+
+
+def _divisors(text: str) -> tuple[float, ...]:
+    found = _numbers(text)
+    if 0 in found:
+        raise argparse.ArgumentTypeError(f"expected numbers other than 0, got {text!r}")
+    return found
+
+
+INFER = remote_command(
+    "infer", _infer,
+    option("model MODEL"),
+    option(
+        "data [VALUE]",
+        "the value of the model's only input; or a .npz file, a table with a column for each,"
+        " or JSON such as {\"NAME\": VALUE}, for all; or an inference request in JSON",
+    ),
+    option("--version N", "this version of the model", type=parse_version),
+    option(
+        "--input NAME=VALUE", "the value of one input; may be repeated", many=True, type=_named
+    ),
+    option("--output NAME", "only this output; may be repeated", many=True),
+    option(
+        "--classes K",
+        "the K best classes with their labels in place of an output's numbers: of those named by"
+        " --output, or all of floats",
+        type=_count,
+    ),
+    option(
+        "--parameter NAME=VALUE",
+        "a parameter of the request: a number, true, false, or a text; may be repeated",
+        many=True, type=_parameter,
+    ),
+    option("--id TEXT", "the request's id"),
+    option(
+        "--repeat N", "ask N times, one after the other, and say how long that took",
+        type=_count, default=1,
+    ),
+    option(
+        "--stream",
+        "print responses as they come; models that answer many times are always asked so",
+    ),
+    option("--save DIR", "write each output to DIR/NAME.npy"),
+    as_json="print one JSON document; with a stream, one for each response",
+    groups=(
+        Group("made-up inputs", (
+            option("--random", "make up the inputs that are not given"),
+            option("--rows N", "that many rows (default: 1)", type=_count, default=1),
+            option(
+                "--shape NAME=N,N,...",
+                "an input's shape, where the model's leaves it open; may be repeated",
+                many=True, type=_shape,
+            ),
+            option("--seed N", "the same values every time", type=int),
+        )),
+        Group("images", (
+            option(
+                "--layout", "order of an input's axes, if its number of channels does not tell",
+                action="store", choices=LAYOUTS, default="",
+            ),
+            option("--scale X", "such as 1/255, the default for floats; else 1", type=_number),
+            option(
+                "--mean X[,X,X]", "one number, or by channel", type=_numbers, default=(0.0,)
+            ),
+            option(
+                "--std X[,X,X]", "one number, or by channel", type=_divisors, default=(1.0,)
+            ),
+        ), "Resized to the input's shape; a value is (pixel * scale - mean) / std."),
+    ),
+    help="ask a model of a running server",
+    description="Ask a model of a running server, and print what it answers.",
+    epilog="""\
+A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image),
+another file after an @, JSON, - for standard input, or the text itself where
+the model takes text.
+
+  headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
+  headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3
+  headrace infer simple --input INPUT0=left.npy --random --json
+  headrace infer storyteller --input text_input="The miller" \\
+      --input max_tokens=5
+""",
+)  # fmt: skip

@@ -1,0 +1,581 @@
+"""Inputs of a model, from what stands on the command line of `headrace infer`.
+
+A value is a file, told by its suffix, or JSON, or for a BYTES input the text itself. Files are
+arrays, tables and images; each is brought into the form that the model declares (`Declared`).
+Functions raise `CommandFailed` that says what is wrong with which file.
+"""
+
+import csv
+import difflib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.cli.client.address import BadAnswer
+from headrace.cli.client.inference import cast, elements
+from headrace.cli.remote import CommandFailed, content, parse_json
+from headrace.core.call import Parameter
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import ServerError
+from headrace.core.signature import fits
+from headrace.core.tensors import Array, Tensor, brackets, element_count
+from headrace.workers.elements import object_array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_RANDOM_INTEGERS = 10  # exclusive
+_RANDOM_LETTERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A tensor as the model declares it; with `rows`, axis 0 of `shape` counts them. -1 in
+    `shape` is any number."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    rows: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.datatype} {brackets(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A model's inputs and outputs by name, and whether it may answer more than once.
+
+    A request may have `most_rows`; 0 if that is not known, or if it has no rows.
+    """
+
+    inputs: Mapping[str, Declared]
+    outputs: Mapping[str, Declared]
+    decoupled: bool = False
+    most_rows: int = 0
+
+
+def taken(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Taken:
+    """From the documents of both names; raises `BadAnswer`.
+
+    Without a configuration a model has rows if every input may begin with any number.
+    """
+    shapes = [item.get("shape", ()) for item in metadata.get("inputs", ())]
+    rows = config.get("max_batch_size", 0) > 0
+    if not config:
+        rows = bool(shapes) and all(int(shape[0]) == -1 for shape in shapes if shape)
+    optional = {item["name"] for item in config.get("input", ()) if item.get("optional")}
+
+    def declared(items: Sequence[Mapping[str, Any]]) -> dict[str, Declared]:
+        return {
+            item["name"]: Declared(
+                item["name"],
+                BY_NAME[item["datatype"]],
+                tuple(map(int, item["shape"])),
+                rows,
+                item["name"] in optional,
+            )
+            for item in items
+        }
+
+    try:
+        policy = config.get("model_transaction_policy", {})
+        return Taken(
+            declared(metadata["inputs"]),
+            declared(metadata["outputs"]),
+            bool(policy.get("decoupled", False)),
+            int(config.get("max_batch_size", 0)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAnswer(f"the model's metadata make no sense: {error!r}") from error
+
+
+def fit(array: Array, declared: Declared) -> Array:
+    """`array` in a shape that the model takes: as it is, as one row, or from flat values.
+
+    Raises `ValueError` that says what is expected.
+    """
+    shape = declared.shape
+    if fits(array.shape, shape):
+        return array
+    if declared.rows and fits(array.shape, shape[1:]):
+        return array[np.newaxis]
+    if array.ndim <= 1 and (full := _filled(array.size, shape)) is not None:
+        return array.reshape(full)
+    if array.ndim == 2 and declared.rows:  # of a table, each row in its shape
+        full = _filled(array.shape[1], shape[1:])
+        if full is not None:
+            return array.reshape(array.shape[0], *full)
+    hint = " (-1 is any number)" if -1 in shape else ""
+    raise ValueError(f"expected shape {brackets(shape)}{hint}, got {brackets(array.shape)}")
+
+
+def random(
+    declared: Declared, generator: np.random.Generator, rows: int, shape: Sequence[int] | None
+) -> Array:
+    """Values that mean nothing, of a shape that the model takes; what may be any number is 1.
+
+    Floats are from 0 to 1, integers from 0 to 9, texts have eight letters. `shape` is in place of
+    the declared one, rows and all.
+    """
+    full = tuple(1 if size < 0 else size for size in declared.shape)
+    if declared.rows:
+        full = (rows, *full[1:])
+    if shape is not None:
+        full = tuple(shape)
+    dtype = NUMPY[declared.datatype]
+    if declared.datatype is Datatype.BYTES:
+        letters = generator.integers(97, 123, (math.prod(full), _RANDOM_LETTERS), np.uint8)
+        return object_array([[row.tobytes() for row in letters]], full)
+    if declared.datatype is Datatype.BOOL:
+        return generator.integers(0, 2, full).astype(dtype)
+    if dtype.kind in "iu":
+        return generator.integers(0, _RANDOM_INTEGERS, full).astype(dtype)
+    return generator.random(full).astype(dtype)
+
+
+def _filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """`shape` for so many elements: the last -1 is what is needed, the others are 1."""
+    full = [1 if size < 0 else size for size in shape]
+    fixed = math.prod(full)
+    open_axes = [axis for axis, size in enumerate(shape) if size < 0]
+    if open_axes and fixed and count % fixed == 0:
+        full[open_axes[-1]] = count // fixed
+    return tuple(full) if math.prod(full) == count else None
+
+
+# --- images
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+LAYOUTS = ("HWC", "CHW", "HW")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """Conversion of pixels to values: (pixel * scale - mean) / std, a number each or one a channel.
+
+    Empty `layout` is what the model's shape says, no `scale` is 1/255 for floats, else 1.
+    """
+
+    layout: str = ""
+    scale: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+def read_image(path: Path, declared: Declared, options: ImageOptions) -> Array:
+    """The image in `path` as one row of `declared`; raises `CommandFailed`."""
+    dims = declared.shape[1:] if declared.rows else declared.shape
+    if not declared.rows and len(dims) == 4:
+        dims = dims[1:]  # a model that counts rows without saying so
+    layout = options.layout or _layout(dims)
+    if len(layout) != len(dims) or not layout:
+        raise CommandFailed(
+            f"input '{declared.name}' of shape {brackets(declared.shape)} is not plainly an image;"
+            " --layout says which axis is what: HWC, CHW or HW"
+        )
+    axes = dict(zip(layout, dims, strict=True))
+    channels = axes.get("C", 1)
+    if channels not in (-1, *_MODES):
+        raise CommandFailed(
+            f"input '{declared.name}' of shape {brackets(declared.shape)} has {channels} channels"
+            f" by layout {layout}; images have 1, 3 or 4"
+        )
+    with _opened(path) as image:
+        image = image.convert(_MODES[3 if channels == -1 else channels])
+        high, wide = axes["H"], axes["W"]
+        wanted = (image.width if wide < 0 else wide, image.height if high < 0 else high)
+        pixels = np.asarray(image if wanted == image.size else _resized(image, wanted))
+    values = _normalised(pixels, declared, options)
+    if layout == "CHW":
+        values = values.transpose(2, 0, 1) if values.ndim == 3 else values[np.newaxis]
+    elif layout == "HWC" and values.ndim == 2:
+        values = values[:, :, np.newaxis]
+    return values if len(dims) == len(declared.shape) else values[np.newaxis]
+
+
+def _layout(dims: tuple[int, ...]) -> str:
+    """Layout of an image's axes, if the number of channels tells it."""
+    if len(dims) == 2:
+        return "HW"
+    if len(dims) != 3:
+        return ""
+    for channels in ((1, 3), (4,)):  # an image may be four pixels wide, but hardly three
+        first, last = dims[0] in channels, dims[2] in channels
+        if first != last:
+            return "CHW" if first else "HWC"
+    return ""
+
+
+def _normalised(pixels: Array, declared: Declared, options: ImageOptions) -> Array:
+    wanted = NUMPY[declared.datatype]
+    floats = wanted.kind not in "iub"
+    scale = options.scale if options.scale is not None else 1 / 255 if floats else 1.0
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    for name, given in (("--mean", options.mean), ("--std", options.std)):
+        if len(given) not in (1, channels):
+            raise CommandFailed(f"{name} has {len(given)} numbers for {channels} channels")
+    values = (pixels * scale - np.array(options.mean)) / np.array(options.std)
+    if wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        values = np.rint(values).clip(limits.min, limits.max)
+    result: Array = values.astype(wanted)
+    return result
+
+
+def _opened(path: Path) -> "Image":
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise CommandFailed(
+            f"reading {path.name} needs Pillow: pip install 'headrace[cli]'"
+        ) from None
+    try:
+        image = Image.open(path)
+        # Cameras store pictures as they were held, and say so beside.
+        return ImageOps.exif_transpose(image)
+    except UnidentifiedImageError:
+        raise CommandFailed(f"{path}: not an image that Pillow can read") from None
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise CommandFailed(f"{path}: {error}") from None
+
+
+def _resized(image: "Image", size: tuple[int, int]) -> "Image":
+    from PIL import Image
+
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+# --- files
+
+KNOWN_SUFFIXES = (".csv", ".json", ".npy", ".npz", *SUFFIXES)
+
+
+def file_of(text: str) -> Path | None:
+    """The file that `text` means: after an @, or by its suffix."""
+    if text.startswith("@"):
+        return Path(text[1:])
+    if "\n" in text or len(text) > 4096 or text.lstrip()[:1] in ("{", "[", '"'):
+        return None
+    path = Path(text)
+    return path if path.suffix.lower() in KNOWN_SUFFIXES else None
+
+
+def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
+    """Array in a file for one input, read by its suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _array(path)
+    if suffix == ".npz":
+        with open_archive(path) as arrays:
+            return read_member(path, arrays, declared.name)
+    if suffix == ".json":
+        return to_array(parse_json(read_text(path), str(path)), declared)
+    if suffix == ".csv":
+        rows = read_rows(path)
+        named = {cell.strip() for cell in rows[0]} == {declared.name}
+        return read_cells(path, rows[1:] if named and len(rows) > 1 else rows, declared)
+    if declared.datatype is Datatype.BYTES:
+        return np.array(content(path), object)
+    if suffix in SUFFIXES:
+        content(path)  # says why if it cannot be read
+        return read_image(path, declared, images)
+    raise CommandFailed(
+        f"{path}: what it holds is told by its suffix; known are {' '.join(KNOWN_SUFFIXES)}"
+    )
+
+
+def read_standard_input() -> str:
+    """All of it, without the line feed at its end."""
+    return sys.stdin.read().removesuffix("\n")
+
+
+def to_array(value: Any, declared: Declared) -> Array:
+    """JSON values as an array of the datatype that is declared."""
+    try:
+        return elements(value, declared.datatype)
+    except ValueError as error:
+        raise CommandFailed(f"input {declared.name!r}: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """A text file."""
+    return content(path).decode("utf-8-sig", "replace")
+
+
+def _array(path: Path) -> Array:
+    content(path)
+    try:
+        found: Array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise CommandFailed(f"{path}: not an array that can be read: {error}") from None
+    return _texts(found)
+
+
+def open_archive(path: Path) -> Any:
+    """The arrays in an .npz, a context manager."""
+    content(path)
+    try:
+        return np.load(path, allow_pickle=False)
+    except Exception as error:  # of zipfile's and zlib's, too
+        raise CommandFailed(f"{path}: not an archive that can be read: {error}") from None
+
+
+def read_member(path: Path, arrays: Any, name: str) -> Array:
+    """The array called `name`."""
+    try:
+        return _texts(arrays[name])
+    except KeyError:
+        raise CommandFailed(f"{path}: has no array {name!r}, only {arrays.files}") from None
+    except ValueError as error:
+        raise CommandFailed(f"{path}: array {name!r} cannot be read: {error}") from None
+
+
+def _texts(array: Array) -> Array:
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """The cells of a CSV file, as many in each row."""
+    rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
+    if not rows:
+        raise CommandFailed(f"{path}: it is empty")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise CommandFailed(f"{path}: row {number} has {len(row)} cells, not {len(rows[0])}")
+    return rows
+
+
+def read_cells(path: Path, rows: list[list[str]], declared: Declared) -> Array:
+    """A table as an array; a first row without numbers names the columns of others."""
+    if declared.datatype is Datatype.BYTES:
+        return np.array(rows, object)
+    if len(rows) > 1 and not any(map(_is_number, rows[0])):
+        rows = rows[1:]
+    try:
+        values = [[_number(cell) for cell in row] for row in rows]
+    except ValueError as error:
+        raise CommandFailed(f"{path}: input {declared.name!r}: {error}") from None
+    return np.array(values)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(cell: str) -> int | float:
+    try:
+        return int(cell)  # a float has not all digits of a large one
+    except ValueError:
+        return float(cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Options of made-up inputs: number of rows, and shapes of some inputs."""
+
+    rows: int = 1
+    seed: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Given:
+    """Inputs read so far, with all else that a whole request in JSON says."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    classes: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    request_id: str = ""
+
+
+class Reader:
+    """Reads inputs of one model; every method raises `CommandFailed`."""
+
+    def __init__(
+        self, model: str, inputs: Mapping[str, Declared], images: ImageOptions | None = None
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._images = images or ImageOptions()
+
+    def read(
+        self, whole: str | None, named: Sequence[tuple[str, str]], make_up: Random | None = None
+    ) -> Given:
+        """All inputs: `whole` is for several, `named` are single ones; `make_up` is for others."""
+        given = Given()
+        for name, text in named:
+            declared = self._declared(name)
+            self._add(given, declared, self._value(text, declared))
+        if whole is not None:
+            self._whole(given, whole)
+        missing = self._left(given)
+        if make_up is not None:
+            for name in make_up.shapes:
+                self._declared(name)
+            generator = np.random.default_rng(make_up.seed)
+            for declared in missing:
+                shape = make_up.shapes.get(declared.name)
+                array = random(declared, generator, make_up.rows, shape)
+                given.tensors[declared.name] = Tensor(declared.name, declared.datatype, array)
+        elif missing:
+            raise CommandFailed(
+                f"nothing is given for {', '.join(map(str, missing))};"
+                f" --input {missing[0].name}=VALUE gives it, --random makes it up"
+            )
+        return given
+
+    def _declared(self, name: str) -> Declared:
+        found = self._inputs.get(name)
+        if found is None:
+            near = difflib.get_close_matches(name, self._inputs, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._inputs)}"
+            raise CommandFailed(f"{self._model} has no input {name!r}; {hint}")
+        return found
+
+    def _add(self, given: Given, declared: Declared, array: Array) -> None:
+        name = declared.name
+        if name in given.tensors:
+            raise CommandFailed(f"input {name!r} is given twice")
+        try:
+            fitting = fit(cast(array, declared.datatype), declared)
+        except ValueError as error:
+            raise CommandFailed(f"input {name!r}: {error}") from None
+        given.tensors[name] = Tensor(name, declared.datatype, fitting)
+
+    # --- several inputs at once
+
+    def _whole(self, given: Given, text: str) -> None:
+        path = file_of(text)
+        if path is not None and path.suffix == ".npz":
+            with open_archive(path) as arrays:
+                for name in arrays.files:
+                    self._add(given, self._declared(name), read_member(path, arrays, name))
+        elif text == "-" or text.lstrip()[:1] in ("{", "["):
+            where = "standard input" if text == "-" else "the JSON on the command line"
+            text = read_standard_input() if text == "-" else text
+            if text.lstrip()[:1] in ("{", "["):
+                self._document(given, parse_json(text, where), where)
+            else:
+                declared = self._only(given)
+                self._add(given, declared, self._inline(text, declared))
+        elif path is not None and path.suffix == ".json":
+            self._document(given, parse_json(read_text(path), str(path)), str(path))
+        elif path is not None and path.suffix == ".csv" and len(self._left(given)) > 1:
+            self._table(given, path)
+        else:
+            declared = self._only(given)
+            self._add(given, declared, self._value(text, declared))
+
+    def _left(self, given: Given) -> list[Declared]:
+        return [
+            declared
+            for declared in self._inputs.values()
+            if declared.name not in given.tensors and not declared.optional
+        ]
+
+    def _only(self, given: Given) -> Declared:
+        """The input that a value without a name is for."""
+        left = self._left(given)
+        if len(left) == 1:
+            return left[0]
+        if not left:
+            raise CommandFailed("every input is given by --input: there is none left for VALUE")
+        names = ", ".join(declared.name for declared in left)
+        raise CommandFailed(
+            f"{self._model} has {len(left)} inputs to be given ({names}): --input NAME=VALUE"
+            " gives one"
+        )
+
+    def _document(self, given: Given, document: Any, where: str) -> None:
+        """JSON for all inputs: a request of the protocol, values by name, or the only input's."""
+        if not isinstance(document, dict):
+            declared = self._only(given)
+            self._add(given, declared, to_array(document, declared))
+        elif isinstance(document.get("inputs"), list) and "inputs" not in self._inputs:
+            try:
+                self._request(given, document)
+            except (AttributeError, KeyError, TypeError, ValueError, ServerError) as error:
+                text = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise CommandFailed(f"{where}: not an inference request: {text}") from None
+        else:
+            for name, value in document.items():
+                declared = self._declared(name)
+                self._add(given, declared, to_array(value, declared))
+
+    def _request(self, given: Given, document: Mapping[str, Any]) -> None:
+        """Take a request as it is written; the server checks it."""
+        for item in document["inputs"]:
+            name, data = str(item["name"]), item["data"]
+            if "shape" not in item or "datatype" not in item:
+                declared = self._declared(name)
+                self._add(given, declared, to_array(data, declared))
+                continue
+            datatype = BY_NAME.get(item["datatype"])
+            if datatype is None:
+                raise CommandFailed(f"input {name!r}: there is no datatype {item['datatype']!r}")
+            array = to_array(data, Declared(name, datatype, ()))
+            count = element_count(name, item["shape"])
+            if array.size != count:
+                raise CommandFailed(
+                    f"input {name!r}: shape {item['shape']} has {count} elements,"
+                    f" there are {array.size}"
+                )
+            given.tensors[name] = Tensor(name, datatype, array.reshape(item["shape"]))
+        for item in document.get("outputs", ()):
+            given.outputs.append(item["name"])
+            if classes := item.get("parameters", {}).get("classification"):
+                given.classes[item["name"]] = classes
+        given.request_id = str(document.get("id", ""))
+        given.parameters.update(document.get("parameters", {}))
+        given.parameters.pop("binary_data_output", None)
+
+    def _table(self, given: Given, path: Path) -> None:
+        """Columns named like inputs; several of one name are that input's, side by side."""
+        names, *rows = read_rows(path)
+        columns: dict[str, list[int]] = {}
+        for column, name in enumerate(names):
+            columns.setdefault(name.strip(), []).append(column)
+        for name, places in columns.items():
+            declared = self._declared(name)
+            cells = [[row[place] for place in places] for row in rows]
+            self._add(given, declared, read_cells(path, cells, declared))
+
+    # --- one input
+
+    def _value(self, text: str, declared: Declared) -> Array:
+        if text == "-":
+            return self._inline(read_standard_input(), declared)
+        if (path := file_of(text)) is not None:
+            return read_file(path, declared, self._images)
+        return self._inline(text, declared)
+
+    def _inline(self, text: str, declared: Declared) -> Array:
+        """JSON, or for a BYTES input the text itself."""
+        takes_text = declared.datatype is Datatype.BYTES
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if takes_text:
+            return to_array(value if isinstance(value, str | list) else text, declared)
+        if isinstance(value, bool | int | float | list):
+            return to_array(value, declared)
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise CommandFailed(
+            f"input {declared.name!r}: {shown!r} is neither a file nor a number or array in JSON;"
+            f" expected {declared}"
+        )

@@ -1,0 +1,430 @@
+"""`headrace models`: models on disk (check, manifest) and those of a running server."""
+
+import argparse
+import fnmatch
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.client.address import ClientError, Refused
+from headrace.cli.client.server import Document, Server
+from headrace.cli.command import (
+    EXIT_FAILURE,
+    EXIT_USAGE,
+    Command,
+    option,
+    settings_as_options,
+    shared_settings,
+)
+from headrace.cli.remote import (
+    CommandFailed,
+    complain,
+    content,
+    explain,
+    parse_version,
+    print_json,
+    remote_command,
+)
+from headrace.cli.text import duration, number, size, table
+from headrace.cli.traffic import TRAFFIC
+from headrace.cli.triton import take_pools
+from headrace.core.errors import InvalidConfig, LoadFailed
+from headrace.options import SettingsError
+from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
+
+_CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
+_CHECK_SETTINGS = (
+    *(
+        one
+        for one in OPTIONS
+        if one.field in ("default_max_batch_size", "trust_model_code", "allow_in_process_python")
+    ),
+    *ENVIRONMENT_OPTIONS,
+    *SECTIONS["Tritons that this server starts"],
+)
+
+
+def _check(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        try:
+            options.paths, written = take_pools(options, options.paths, stack)
+        except SettingsError as error:
+            options.parser.exit(EXIT_USAGE, f"headrace models check: {error}\n")
+        if written is not None:
+            options.paths.append(str(written))
+        settings = shared_settings(options, _CHECK_SETTINGS)
+        # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+        from headrace.cli.offline import check_models
+
+        return check_models(options, settings)
+
+
+def _manifest(options: argparse.Namespace) -> int:
+    """Write or check the manifests of directories, and report; 0 if all is well."""
+    # Imported late: what asks a server needs no protobuf.
+    from headrace.repository.model_files import MANIFEST
+
+    reports = [_report(Path(path), options.check) for path in options.paths]
+    if options.json:
+        print_json(reports)
+    for report in reports:
+        for problem in report["problems"]:
+            print(f"error: {report['directory']}: {problem}", file=sys.stderr)
+        if not (options.json or report["problems"]):
+            done = f"as {MANIFEST} says" if options.check else f"{MANIFEST} written"
+            print(f"{report['directory']}: {done}, files: {len(report['files'])}")
+    return int(any(report["problems"] for report in reports))
+
+
+def _report(directory: Path, check: bool) -> dict[str, Any]:
+    from headrace.repository.model_files import MANIFEST, Digests, read_manifest, write_manifest
+
+    report: dict[str, Any] = {"directory": str(directory), "files": {}, "problems": []}
+    try:
+        if not directory.is_dir():
+            raise LoadFailed("it is no directory of a model or of a version")
+        if check and not (directory / MANIFEST).is_file():
+            raise LoadFailed(f"there is no {MANIFEST}")
+        report["files"] = read_manifest(directory) if check else write_manifest(directory)
+        report["problems"] = Digests().problems(directory) if check else []
+    except LoadFailed as error:
+        report["problems"] = [str(error)]
+    except OSError as error:
+        report["problems"] = [f"{error.filename}: {error.strerror}"]
+    return report
+
+
+def _list(options: argparse.Namespace, server: Server) -> int:
+    """Print the index, each version on a line."""
+    entries = [
+        {"name": "", "version": "", "state": "", "reason": ""} | entry
+        for entry in server.documents("RepositoryIndex", {"ready": options.ready})
+    ]
+    if options.pattern:
+        entries = [
+            entry
+            for entry in entries
+            if any(fnmatch.fnmatchcase(entry["name"], pattern) for pattern in options.pattern)
+        ]
+    names = {entry["name"] for entry in entries}
+    missing = [p for p in options.pattern if p not in names and not set(p) & set("*?[")]
+    for name in missing:
+        complain(options, f"no model called {name}" + (" is ready" if options.ready else ""))
+    status = EXIT_FAILURE if missing else 0
+    if options.names:
+        for name in dict.fromkeys(entry["name"] for entry in entries):
+            print(name)
+        return status
+    if options.long:
+        for entry in entries:
+            entry |= _description(server, entry)
+    if options.json:
+        print_json({"models": entries})
+    elif options.long:
+        _print_long(entries)
+    elif entries:
+        rows = [
+            (e["name"], e["version"] or "-", e["state"] or "not loaded", e["reason"])
+            for e in entries
+        ]
+        print(*table(("MODEL", "VERSION", "STATE", "REASON"), rows), sep="\n")
+    elif not missing:
+        print("no models" + (f" called {' or '.join(options.pattern)}" if options.pattern else ""))
+    return status
+
+
+def _description(server: Server, entry: Document) -> Document:
+    """Inputs, outputs, backend and instances of a version that serves."""
+    if entry["state"] != "READY":
+        return {}
+    try:
+        metadata = server.document("ModelMetadata", name=entry["name"], version=entry["version"])
+    except Refused:  # it has gone meanwhile
+        return {}
+    properties = metadata.get("properties", {})
+    return {
+        "platform": metadata.get("platform", ""),
+        "backend": properties.get("backend", ""),
+        "instances": int(properties.get("instances", 0)),
+        "instance_kind": properties.get("instance_kind", ""),
+        "inputs": metadata.get("inputs", []),
+        "outputs": metadata.get("outputs", []),
+    }
+
+
+def _print_long(entries: list[Document]) -> None:
+    for entry in entries:
+        state = entry["state"] or "not loaded"
+        name = f"{entry['name']} {entry['version']}".rstrip()
+        print(f"{name}  {state}" + (f"  {entry['reason']}" if entry["reason"] else ""))
+        if "backend" in entry:
+            runs = entry["backend"] or entry["platform"]
+            if entry["instances"]:
+                runs += f", {entry['instances']} x {entry['instance_kind']}"
+            print(f"  runs on  {runs}")
+            for title, tensors in (("inputs", entry["inputs"]), ("outputs", entry["outputs"])):
+                for tensor in tensors:
+                    shape = ",".join(map(str, tensor["shape"]))
+                    print(f"  {title:7}  {tensor['name']}  {tensor['datatype']} [{shape}]")
+                    title = ""
+
+
+def _load(options: argparse.Namespace, server: Server) -> int:
+    """Load models, one after the other."""
+    overridden = options.config is not None or options.file
+    if overridden and len(options.models) > 1:
+        options.parser.error("--config and --file are for one model")
+    config = "{}" if options.file else ""  # files need one, which the model may complete
+    if options.config is not None:
+        config = _config_text(options.config)
+    files = {path: content(local) for path, local in options.file}
+    known = not files  # else the name may be new
+    return _each(options, server, "loaded", lambda name: server.load(name, config, files), known)
+
+
+def _unload(options: argparse.Namespace, server: Server) -> int:
+    """Unload models, one after the other."""
+    given = {"parameters": {"unload_dependents": options.dependents}}
+
+    def unload(name: str) -> None:
+        server.ask("RepositoryModelUnload", given, name=name)
+
+    return _each(options, server, "unloaded", unload)
+
+
+def _each(
+    options: argparse.Namespace, server: Server, done: str, act: Any, known: bool = True
+) -> int:
+    reports: list[Document] = []
+    for name in options.models:
+        started = time.monotonic()
+        try:
+            act(name)
+            problem = None
+        except ClientError as error:
+            problem = explain(error, server, name if known else "")
+            complain(options, f"{name}: {problem}" if len(options.models) > 1 else problem)
+        taken = time.monotonic() - started
+        reports.append({"name": name, "ok": problem is None, "error": problem, "seconds": taken})
+        if problem is None and not options.json:
+            print(f"{done} {name} in {duration(taken)}")
+    if options.json:
+        print_json({"models": reports})
+    return 0 if all(report["ok"] for report in reports) else EXIT_FAILURE
+
+
+def _stats(options: argparse.Namespace, server: Server) -> int:
+    """Print counters since the server's start: a line a version, or all about one model."""
+    if options.version and not options.model:
+        options.parser.error("--version is of a model: name one")
+    document = server.document(
+        "ModelStatistics", name=options.model or "", version=options.version or ""
+    )
+    versions = document.get("model_stats", [])
+    if options.json:
+        print_json(document)
+    elif options.model:
+        for index, version in enumerate(versions):
+            print("\n" * bool(index) + "\n".join(_details(version)))
+    elif versions:
+        print(*_overview(versions), sep="\n")
+    else:
+        print("no models")
+    return 0
+
+
+def _overview(versions: list[Document]) -> list[str]:
+    counts = ("OK", "FAILED", "ROWS", "BATCH", "QUEUE", "COMPUTE", "TOTAL")
+    rows = []
+    for version in versions:
+        inference = version["inference_stats"]
+        rows.append((
+            version["name"],
+            version["version"],
+            str(inference["success"]["count"]),
+            str(inference["fail"]["count"]),
+            str(version["inference_count"]),
+            number(_ratio(version["inference_count"], version["execution_count"])),
+            *(duration(_mean(inference[k])) for k in ("queue", "compute_infer", "success")),
+        ))  # fmt: skip
+    return table(("MODEL", "VER", *counts), rows, right=" ".join(counts))
+
+
+def _details(version: Document) -> list[str]:
+    inference = version["inference_stats"]
+    rows, batches = version["inference_count"], version["execution_count"]
+    last = version["last_inference"]
+    lines = [
+        f"{version['name']} version {version['version']}",
+        f"  requests  {inference['success']['count']} answered,"
+        f" {inference['fail']['count']} failed"
+        + (f", the last {duration(max(time.time() - last / 1e3, 0))} ago" if last else ""),
+        f"  rows      {rows} in {batches} batches"
+        + (f", {number(rows / batches)} in each" if batches else ""),
+    ]
+    parts = (
+        ("success", "total"), ("queue", "queue"), ("compute_input", "input"),
+        ("compute_infer", "infer"), ("compute_output", "output"),
+    )  # fmt: skip
+    means = [f"{word} {duration(_mean(inference[key]))}" for key, word in parts]
+    lines += [f"  mean      {', '.join(means)}"]
+    for usage in version.get("memory_usage", []):
+        lines.append(f"  memory    {usage.get('type', '')} {size(float(usage['byte_size']))}")
+    if version.get("batch_stats"):
+        rows_of = [
+            (
+                str(batch["batch_size"]),
+                str(batch["compute_infer"]["count"]),
+                duration(_mean(batch["compute_infer"])),
+            )
+            for batch in version["batch_stats"]
+        ]
+        head = ("ROWS", "BATCHES", "INFER")
+        lines += [f"  {line}" for line in table(head, rows_of, right=" ".join(head))]
+    return lines
+
+
+def _mean(counted: Mapping[str, int]) -> float | None:
+    """Seconds on average."""
+    return counted["ns"] / counted["count"] / 1e9 if counted["count"] else None
+
+
+def _ratio(whole: int, parts: int) -> float | None:
+    return whole / parts if parts else None
+
+
+def _config(options: argparse.Namespace, server: Server) -> int:
+    """Print a complete configuration as a `config.pbtxt`."""
+    document = server.document("ModelConfig", name=options.model, version=options.version or "")
+    if options.json:
+        print_json(document)
+    else:
+        # Imported late: everything else needs no protobuf.
+        from google.protobuf import json_format, text_format
+
+        from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+        message = json_format.ParseDict(document, ModelConfig(), ignore_unknown_fields=True)
+        print(text_format.MessageToString(message), end="")
+    return 0
+
+
+def _config_text(given: str) -> str:
+    """A configuration as JSON: inline, or from a file in either form; raises `CommandFailed`."""
+    from google.protobuf import json_format
+
+    from headrace.protocol.pb.model_config_pb2 import ModelConfig
+    from headrace.repository.config import parse_config
+
+    if given.lstrip().startswith("{"):
+        text, name = given, "--config"
+    else:
+        text, name = content(given).decode("utf-8", "replace"), given
+    if not text.lstrip().startswith("{"):
+        try:
+            return str(json_format.MessageToJson(parse_config(text, name).config, indent=None))
+        except InvalidConfig as error:
+            raise CommandFailed(str(error)) from None
+    try:
+        json_format.Parse(text, ModelConfig())
+    except json_format.ParseError as error:
+        raise CommandFailed(f"{name}: {str(error).replace('inference.', '')}") from None
+    return text
+
+
+def _override(text: str) -> tuple[str, str]:
+    path, equals, local = text.partition("=")
+    if not (path and equals and local):
+        raise argparse.ArgumentTypeError(f"expected PATH=LOCAL, got {text!r}")
+    return path, local
+
+
+_VERSION = option("--version N", "a version's number", type=parse_version)
+
+MODELS = Command(
+    name="models",
+    help="look at models, load and unload them",
+    description="Models on disk (check, manifest) and in a running server (all others).",
+    actions=(
+        Command(
+            name="check",
+            help="validate repositories without serving them",
+            description="Load every model, report what is wrong, and print complete"
+            " configurations. Models that other servers run are asked for there; those for Tritons"
+            " that this server starts are loaded in such.",
+            options=(
+                option("paths PATH...", "repositories, or files"),
+                option("--quiet", "print no configurations"),
+                option("--json", "print one JSON document"),
+                *settings_as_options(_CHECK_SETTINGS),
+            ),
+            run=_check,
+        ),
+        Command(
+            name="manifest",
+            help="write down what a model's files hold",
+            description="Write the digests of all files of a model's directory, or of a version's,"
+            " into headrace-manifest.json there. A server loads such a model only when every file"
+            " has its digest, so that it never loads one that is copied half.",
+            options=(
+                option("paths DIR...", "directories of models"),
+                option("--check", "write nothing: compare the files with it"),
+                option("--json", "print one JSON document"),
+            ),
+            run=_manifest,
+        ),
+        remote_command(
+            "list", _list,
+            option("pattern [MODEL...]", "only these; * and ? stand for any characters"),
+            option("--ready", "only what takes requests"),
+            option("--long", "also inputs, outputs, and what runs them"),
+            option("--names", "print names and nothing else"),
+            help="what a running server has, and its states",
+            description="List the models of a running server: each version with its state, and the"
+            " reason where one does not serve.",
+        ),
+        remote_command(
+            "load", _load,
+            option("models MODEL...", "names in its repositories"),
+            option(
+                "--config FILE",
+                "a configuration in place of the model's own: config.pbtxt or JSON, also JSON"
+                " itself",
+            ),
+            option(
+                "--file PATH=LOCAL",
+                "a file in place of the model's directory, such as 1/model.onnx=new.onnx; may be"
+                " repeated; the server must allow it (--load-overrides=files)",
+                many=True, type=_override,
+            ),
+            help="load models, or load them again",
+            description="Have a running server load models, and wait until they are ready. The"
+            " server must allow it (--model-control-mode=explicit).",
+            timeout=_CONTROL_SECS,
+        ),
+        remote_command(
+            "unload", _unload,
+            option("models MODEL..."),
+            option("--dependents", "also models that were loaded only for them"),
+            help="stop serving models",
+            description="Have a running server finish what it has accepted for models, and free"
+            " them.",
+            timeout=_CONTROL_SECS,
+        ),
+        remote_command(
+            "config", _config, option("model MODEL"), _VERSION,
+            help="the configuration that a model runs with",
+            description="Print a model's configuration as a running server has completed it.",
+        ),
+        remote_command(
+            "stats", _stats, option("model [MODEL]", "all about this one"), _VERSION,
+            help="what models have done since the server started",
+            description="Print how many requests models have answered, in which batches, and how"
+            " long they took on average: a line a version, or all about one model.",
+        ),
+        TRAFFIC,
+    ),
+)  # fmt: skip

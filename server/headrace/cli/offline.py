@@ -1,0 +1,171 @@
+"""Models that are loaded without serving them: `headrace models check`, `environments build`."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from google.protobuf import text_format
+
+from headrace.core.errors import RepositoryError
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.engine.chain import load_stages
+from headrace.engine.loading import LoadedInstance, load
+from headrace.engine.opening import LoadOptions, open_model
+from headrace.observability.logs import Logs, LogSettings
+from headrace.placement.backend import Backend, BackendContext, load_backends
+from headrace.placement.choice import AutoChoice
+from headrace.placement.local.instances import core_limit
+from headrace.placement.worker.environment import environment_of
+from headrace.protocol.documents import to_json
+from headrace.repository import completion, reading
+from headrace.repository.layout import ModelSource, find_sources
+from headrace.settings import Settings
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
+
+
+def check_models(given: argparse.Namespace, settings: Settings) -> int:
+    """Print a report on repositories and model files; 0 if all of them can be served, and some."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
+    Logs(LogSettings(info=False))
+    try:
+        sources, warnings = _sources(given.paths)
+    except RepositoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    options = LoadOptions(
+        core_limit(),
+        default_max_batch_size=settings.default_max_batch_size,
+        environments=settings.environments,
+        in_process_python=settings.allow_in_process_python,
+        stages=load_stages(),
+    )
+    context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)
+    with _running(load_backends(context)) as known:
+        reports = [_check(source, known, options) for source in sources]
+    _print_warnings(warnings)
+    if given.json:
+        print(orjson.dumps(reports, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for report in reports:
+            _print(report, given.quiet)
+        failed = sum(not report["ok"] for report in reports)
+        print(f"{len(reports)} models, {failed} with errors")
+    return 0 if reports and all(report["ok"] for report in reports) else 1
+
+
+def build_environments(paths: Sequence[str], options: EnvironmentOptions) -> int:
+    """Build what the models of repositories and files need; raises `RepositoryError`."""
+    sources, warnings = _sources(paths)
+    _print_warnings(warnings)
+    failed = 0
+    for source in sources:
+        try:
+            for spec in _specs(source, options):
+                own = environment_of(spec).prefix
+                print(f"{spec.model} version {spec.version}: {own or 'needs none'}", flush=True)
+        except RepositoryError as error:
+            failed += 1
+            print(f"error: {source.name}: {error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _sources(given: Sequence[str]) -> tuple[list[ModelSource], list[str]]:
+    paths = [Path(path) for path in given]
+    return find_sources(
+        [path for path in paths if not path.is_file()], [path for path in paths if path.is_file()]
+    )
+
+
+def _print_warnings(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def _running(known: Mapping[str, Backend]) -> Iterator[Mapping[str, Backend]]:
+    """Let backends start what models need, such as Tritons, for as long as that is needed."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="backends")
+    thread.start()
+    for backend in known.values():
+        backend.attach(loop)
+    try:
+        yield known
+    finally:
+        for backend in known.values():
+            asyncio.run_coroutine_threadsafe(backend.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _check(
+    source: ModelSource, known: Mapping[str, Backend], options: LoadOptions
+) -> dict[str, Any]:
+    report: dict[str, Any] = {"model": source.name, "ok": False, "versions": [], "warnings": []}
+    if source.duplicate:
+        return report | {"error": "model appears in two or more repositories"}
+    if source.problem:
+        return report | {"error": source.problem}
+    try:
+        opened = open_model(source, known, options)
+        report["warnings"] += opened.warnings
+        for version in opened.versions:
+            loaded = load(opened, version, options)
+            report["versions"].append(version)
+            report["warnings"] += [w for w in loaded.warnings if w not in report["warnings"]]
+            report["instances"] = [f"{i.name}: {_kind(i)}" for i in loaded.instances]
+            report["config"] = to_json(loaded.config)
+            report["config_pbtxt"] = text_format.MessageToString(loaded.config)
+            for instance in loaded.instances:
+                report["warnings"] += instance.model.warnings()
+                instance.model.close()
+    except RepositoryError as error:
+        return report | {"error": str(error)}
+    except Exception as error:  # the others are to be checked all the same
+        log.error("bug while checking %s", source.name, exc_info=error)
+        return report | {"error": f"internal error: {type(error).__name__}"}
+    return report | {"ok": True}
+
+
+def _kind(instance: LoadedInstance) -> str:
+    kind = instance.kind
+    return f"auto ({kind.kind})" if isinstance(kind, AutoChoice) else str(kind)
+
+
+def _print(report: dict[str, Any], quiet: bool) -> None:
+    versions = ", ".join(map(str, report["versions"]))
+    mark = "ok   " if report["ok"] else "ERROR"
+    print(f"{mark} {report['model']}" + (f" (versions {versions})" if versions else ""))
+    for warning in report["warnings"]:
+        print(f"      warning: {warning}")
+    text = report["error"] if not report["ok"] else "" if quiet else report["config_pbtxt"]
+    for line in text.splitlines():
+        print(f"      {line}")
+
+
+def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
+    """One instance of each version that is served, if the model runs in processes of its own."""
+    opened = open_model(
+        source, load_backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
+    )
+    if not opened.backend.isolated:
+        return
+    config = completion.normalise(opened.config)
+    placement = reading.placements(config)[0]
+    for version in opened.versions:
+        spec = reading.load_spec(config, source.path, version, placement, 1)
+        yield replace(spec, path=source.file or spec.path, environments=options)

@@ -1,0 +1,184 @@
+"""Commands that ask a running server: their common options, and how they tell of errors.
+
+Results go to standard output, everything else to standard error.
+"""
+
+import argparse
+import difflib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.client.address import Address, ClientError, NotReached, Refused
+from headrace.cli.client.connection import Connection
+from headrace.cli.client.server import Server
+from headrace.cli.command import EXIT_FAILURE, Argument, Command, CommandParser, Group, option
+from headrace.settings import URL_ENV
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_SECS = 30.0
+_EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
+_NAMED = 12  # models that a message names
+
+Action = Callable[[argparse.Namespace, Server], int]
+
+
+class CommandFailed(Exception):
+    """Failure of a command, with a text for people."""
+
+
+def remote_command(
+    name: str,
+    action: Action,
+    *options: Argument,
+    timeout: float = TIMEOUT_SECS,
+    as_json: str = "print one JSON document",
+    groups: Sequence[Group] = (),
+    **texts: Any,
+) -> Command:
+    """A command that runs `action` with a client of the server that its options name.
+
+    `as_json` is the help of `--json`; the `texts` are those of `Command`.
+    """
+    server = (
+        option(
+            "--url URL", f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+            type=parse_address,
+        ),
+        option(
+            "--header 'NAME: VALUE'",
+            "send this header along, as restricted APIs ask for; may be repeated",
+            many=True, type=_header,
+        ),
+        option(
+            "--timeout SECS", f"how long to wait for an answer (default: {timeout:g})",
+            type=parse_positive, default=timeout,
+        ),
+    )  # fmt: skip
+    return Command(
+        name=name,
+        run=partial(_run, action),
+        options=(*options, option("--json", as_json)),
+        groups=(*groups, Group("server", server)),
+        **texts,
+    )
+
+
+def address(options: argparse.Namespace) -> Address:
+    """The server's address, by option, environment or default; ends with 2 if that is none."""
+    given: Address | None = options.url
+    parser: CommandParser = options.parser
+    try:
+        return given or Address.parse(os.environ.get(URL_ENV) or DEFAULT_URL)
+    except ValueError as error:
+        parser.error(f"{URL_ENV}: {error}")
+
+
+def print_json(document: object) -> None:
+    """One JSON document, with line breaks where people look at it."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(document, indent=indent, ensure_ascii=False))
+
+
+def explain(error: ClientError, server: Server, model: str = "") -> str:
+    """The error, and what may help: the nearest model where `model` is unknown, an option."""
+    text = str(error)
+    if isinstance(error, NotReached) and isinstance(error.__cause__, ConnectionRefusedError):
+        return f"{text}; 'headrace serve' starts one, --url names another"
+    if isinstance(error, Refused) and error.status == 403:
+        return f"{text}; --header sends one"
+    if not model or not isinstance(error, Refused) or error.status not in (400, 404, 500):
+        return text
+    names: list[str] = []
+    with suppress(ClientError):
+        names = list(
+            dict.fromkeys(str(item.get("name")) for item in server.documents("RepositoryIndex", {}))
+        )
+    if model in names or not names:
+        return text
+    if near := difflib.get_close_matches(model, names, 1):
+        return f"{text}; did you mean {near[0]!r}?"
+    if error.status == 500:  # of loading, where a name need not be known
+        return text
+    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return f"{text}; there are {shown}"
+
+
+def content(path: str | Path) -> bytes:
+    """Content of a file; raises `CommandFailed`."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """A JSON text; `where` is what messages call it. Raises `CommandFailed`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandFailed(f"{where}: not JSON: {error}") from None
+
+
+def complain(options: argparse.Namespace, text: str) -> None:
+    """A line on standard error that begins with the command's name."""
+    print(f"{options.parser.prog}: {text}", file=sys.stderr)
+
+
+def _run(action: Action, options: argparse.Namespace) -> int:
+    headers = dict(options.header)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with Server(Connection(address(options), headers, options.timeout)) as server:
+            try:
+                status = action(options, server)
+            except ClientError as error:
+                complain(options, explain(error, server, getattr(options, "model", None) or ""))
+                status = EXIT_FAILURE
+            except CommandFailed as error:
+                complain(options, str(error))
+                status = EXIT_FAILURE
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_PIPE
+    return status
+
+
+def parse_address(text: str) -> Address:
+    """A URL on a command line; raises `argparse.ArgumentTypeError`."""
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    known = name.strip().lower()
+    if not colon or not known.isascii() or not known or " " in known or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got {text!r}")
+    return known, value.strip()
+
+
+def parse_positive(text: str) -> float:
+    """A number above 0; raises `argparse.ArgumentTypeError`."""
+    with suppress(ValueError):
+        value = float(text)
+        if 0 < value < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+
+
+def parse_version(text: str) -> str:
+    """A version's number on a command line; raises `argparse.ArgumentTypeError`."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return text

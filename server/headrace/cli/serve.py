@@ -1,0 +1,194 @@
+"""`headrace serve`: settings from command line, environment and file, and the server with them."""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from headrace.cli.command import EXIT_USAGE, Argument, Command, Group, option
+from headrace.cli.triton import take_pools
+from headrace.options import SettingsError, Value
+from headrace.placement.isolation import make_private
+from headrace.settings import (
+    CONFIG_FILE_ENV,
+    SECTIONS,
+    Settings,
+    from_command_line,
+    from_environment,
+    from_file,
+    limits_by_memory,
+)
+
+_LOOP = "one event loop answers all connections"
+_NO_POOL = "messages are not pooled"
+_GPU_MEMORY = "a model's GPU memory is limited by gpu_mem_limit in its configuration"
+_NO_CACHE = "responses are not cached"
+_NO_LIMIT = "an instance runs as soon as it is free"
+_NO_DOOR = "there is no door of this kind"
+
+# Options of Triton's that are taken and have no effect, and why: what clients see is the same.
+WITHOUT_EFFECT = {
+    "--http-thread-count": _LOOP,
+    "--grpc-infer-thread-count": _LOOP,
+    "--grpc-infer-allocation-pool-size": _NO_POOL,
+    "--grpc-max-response-pool-size": _NO_POOL,
+    "--buffer-manager-thread-count": "tensors are not copied by threads",
+    "--host-policy": "cores are divided over models by the CPU limit",
+    "--cuda-memory-pool-byte-size": _GPU_MEMORY,
+    "--cuda-virtual-address-size": _GPU_MEMORY,
+    "--min-supported-compute-capability": "CUDA_VISIBLE_DEVICES says which GPUs are used",
+    "--model-load-gpu-limit": _GPU_MEMORY,
+    "--enable-peer-access": "tensors do not go from one GPU to another",
+    "--cache-config": _NO_CACHE,
+    "--cache-directory": _NO_CACHE,
+    "--response-cache-byte-size": _NO_CACHE,
+    "--rate-limit": _NO_LIMIT,
+    "--rate-limit-resource": _NO_LIMIT,
+    "--backend-directory": "backends are part of this server",
+    "--repoagent-directory": "there are no repository agents",
+    "--sagemaker-port": _NO_DOOR,
+    "--sagemaker-safe-port-range": _NO_DOOR,
+    "--sagemaker-thread-count": _NO_DOOR,
+    "--vertex-ai-port": _NO_DOOR,
+    "--vertex-ai-thread-count": _NO_DOOR,
+    "--vertex-ai-default-model": _NO_DOOR,
+}
+_TRUE = ("true", "1", "yes", "on")
+
+
+def _door(name: str, value: str) -> tuple[dict[str, str], str]:
+    if value.lower() in _TRUE:
+        raise SettingsError(f"{name} is an option of Triton's that headrace does not offer")
+    return {}, _NO_DOOR
+
+
+def _strict(_name: str, value: str) -> tuple[dict[str, str], str]:
+    return {"disable_auto_complete_config": value}, ""
+
+
+def _backend(name: str, value: str) -> tuple[dict[str, str], str]:
+    setting, equals, given = value.rpartition(",")[2].partition("=")
+    if not equals:
+        raise SettingsError(f"{name} must be BACKEND,SETTING=VALUE, got {value!r}")
+    if setting == "default-max-batch-size":
+        return {"default_max_batch_size": given}, ""
+    return {}, f"{setting}: settings of a backend lie in a model's parameters"
+
+
+# Options of Triton's that mean something here, by their name and value: settings by field, or why
+# they have no effect.
+BY_VALUE: Mapping[str, Callable[[str, str], tuple[dict[str, str], str]]] = {
+    "--allow-sagemaker": _door,
+    "--allow-vertex-ai": _door,
+    "--strict-model-config": _strict,
+    "--backend-config": _backend,
+}
+
+
+class _Given(argparse.Action):
+    """Collects options with their values."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        given: list[tuple[str | None, object]] = getattr(namespace, self.dest) or []
+        setattr(namespace, self.dest, [*given, (option_string, values)])
+
+
+def translate(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Settings by field, and lines for people on what has no effect, each once.
+
+    `given` are options of Triton's with their values. Raises `SettingsError` for what is not
+    offered.
+    """
+    settings: dict[str, str] = {}
+    lines: dict[str, None] = {}
+    for name, value in given:
+        means = BY_VALUE.get(name)
+        found, reason = means(name, value) if means else ({}, WITHOUT_EFFECT[name])
+        settings |= found
+        if reason:
+            lines[f"{name} has no effect: {reason}"] = None
+    return settings, list(lines)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        try:
+            brought, without_effect = translate(options.triton_options or ())
+            options.files, repository = take_pools(options, options.files, stack)
+            if repository is not None:
+                options.model_repository = [*(options.model_repository or ()), str(repository)]
+            settings, limits = _settings(options, brought, options.memory())
+        except SettingsError as error:
+            options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
+        # Before there are threads, of which numeric libraries start some when they are imported.
+        problems = [] if settings.allow_debugging else make_private()
+        for line in (*without_effect, *problems):
+            print(f"headrace serve: {line}", file=sys.stderr)
+        # What is imported stays, and the collector would look through it many times: it rests until
+        # the doors are open.
+        gc.disable()
+        try:
+            # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+            from headrace.app import run
+
+            return run(settings, limits)
+        finally:
+            gc.enable()  # whoever has called this goes on
+
+
+def _settings(
+    options: argparse.Namespace, brought: Mapping[str, str], memory: int
+) -> tuple[Settings, str]:
+    """Command line, then environment, then settings file, then limits by the `memory` there is.
+
+    And what is to be logged of these. `brought` is what options of Triton's with other names on the
+    command line set. Raises `SettingsError`.
+    """
+    limits, given = limits_by_memory(memory), dict[str, Value]()
+    if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
+        given |= from_file(Path(path))
+    given |= from_environment(os.environ)
+    if options.files:
+        options.model_file = [*(options.model_file or ()), *options.files]
+    given |= from_command_line(options, brought=brought)
+    values = limits | given
+    settings = Settings(**values)  # type: ignore[arg-type]  # parsed to each field's own type
+    settings.check()
+    lowered = {name: value for name, value in limits.items() if name not in given}
+    said = ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in lowered.items())
+    return settings, f"limits by {memory >> 20} MiB of memory: {said}" if said else ""
+
+
+SERVE = Command(
+    name="serve",
+    help="serve model repositories",
+    description="Serve the models of one or more repositories over HTTP and gRPC.",
+    usage="%(prog)s [OPTIONS] [FILE ...]",
+    epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
+    " --http-port, or in a settings file.",
+    options=(
+        option("files [FILE...]", "model files to serve as they are"),
+        option("--config-file FILE", "read settings from this TOML file"),
+        *(
+            option(
+                f"{name} VALUE", argparse.SUPPRESS, dest="triton_options", nargs="?", const="true",
+                action=_Given,
+            )
+            for name in (*WITHOUT_EFFECT, *BY_VALUE)
+        ),
+    ),
+    groups=[
+        Group(title, [Argument(*setting.argument()) for setting in settings])
+        for title, settings in SECTIONS.items()
+    ],
+    run=_serve,
+)  # fmt: skip

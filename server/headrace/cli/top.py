@@ -1,0 +1,344 @@
+"""`headrace top`: what a running server is doing, from its metrics."""
+
+import argparse
+import ipaddress
+import json
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self
+
+from headrace.cli.client.address import Address, BadAnswer, ClientError, NotReached
+from headrace.cli.client.connection import Connection
+from headrace.cli.client.server import Server
+from headrace.cli.command import option
+from headrace.cli.remote import (
+    CommandFailed,
+    address,
+    parse_address,
+    parse_positive,
+    remote_command,
+)
+from headrace.cli.top_table import (
+    KEYS,
+    ORDERS,
+    Scrape,
+    View,
+    activity,
+    document,
+    parse,
+    plain_lines,
+    rich_lines,
+)
+
+METRICS_PORT = 8002
+_SAY_WHERE = "--metrics-url says where metrics are"
+_QUIT = ("q", "\x1b")
+
+
+def _top(options: argparse.Namespace, server: Server) -> int:
+    """Show a table for every interval, until it is enough."""
+    live = sys.stdout.isatty() and not (options.once or options.json)
+    metrics = _Metrics(options, server)
+    watch = _Watch(options, server.address, metrics, live)
+    try:
+        if options.json:
+            return watch.lines()
+        return watch.tables()
+    except KeyboardInterrupt:  # the way to end it
+        return 0
+    finally:
+        metrics.close()
+
+
+class _Metrics:
+    """The metrics of a server, wherever it says that they are.
+
+    What listens there may be another server: whose metrics they are is compared with what the
+    server says of itself, unless the user has said where they are.
+    """
+
+    def __init__(self, options: argparse.Namespace, server: Server) -> None:
+        self._options = options
+        self._server = server
+        self._found: tuple[Connection, str] | None = None  # and the server's id; "" for any
+
+    def scrape(self) -> Scrape:
+        """The values now; raises `ClientError` and `CommandFailed`."""
+        known = self._found is not None
+        scrape = self._scrape()
+        if scrape is None and known:  # it may have been started anew
+            self.close()
+            scrape = self._scrape()
+        if scrape is None:
+            raise CommandFailed(
+                f"the metrics at {self._connection().address} are not those of the server at"
+                f" {self._server.address}; {_SAY_WHERE}"
+            )
+        return scrape
+
+    def close(self) -> None:
+        """Close the connection; the next scrape looks anew where metrics are."""
+        if self._found is not None:
+            self._found[0].close()
+            self._found = None
+
+    def _connection(self) -> Connection:
+        return self._locate()[0]
+
+    def _locate(self) -> tuple[Connection, str]:
+        if self._found is None:
+            at, identity = _where(self._options, self._server)
+            headers = dict(self._options.header)
+            self._found = Connection(at, headers, self._options.timeout), identity
+        return self._found
+
+    def _scrape(self) -> Scrape | None:
+        """The values now, None if they are another server's."""
+        connection, identity = self._locate()
+        at = connection.address
+        try:
+            text = connection.ask("GET", "/metrics").body.decode("utf-8", "replace")
+            samples = parse(text)
+        except NotReached as error:
+            self.close()
+            raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
+        except ValueError as error:
+            raise BadAnswer(f"{at}/metrics: {error}") from None
+        if "nv_inference_request_success" not in samples and "headrace_ready" not in samples:
+            raise BadAnswer(f"{at}/metrics are not metrics of headrace")
+        ids = [sample.labels.get("id") for sample in samples.get("headrace_server_info", ())]
+        return Scrape(time.monotonic(), samples) if identity in ("", *ids) else None
+
+
+class _Watch:
+    """Asks again and again, and shows what has changed."""
+
+    def __init__(
+        self, options: argparse.Namespace, title: str, metrics: _Metrics, live: bool
+    ) -> None:
+        self._title = title
+        self._metrics = metrics
+        self._live = live
+        self._interval: float = options.interval
+        self._once: bool = options.once
+        self._order: str = options.sort
+
+    def lines(self) -> int:
+        """A line of JSON for every interval."""
+        before = self._metrics.scrape()
+        while True:
+            time.sleep(self._interval)
+            after = self._metrics.scrape()
+            print(json.dumps(document(self._view(before, after), time.time())), flush=True)
+            if self._once:
+                return 0
+            before = after
+
+    def tables(self) -> int:
+        """In a terminal a table for every interval, in place of the last one; elsewhere one."""
+        before: Scrape | None = self._metrics.scrape()
+        view = View(self._title, None, self._order, "looking ...")
+        with _screen(self._live) as screen:
+            if self._live:
+                screen.show(view)
+            until = time.monotonic() + self._interval
+            while True:
+                key = screen.key(max(until - time.monotonic(), 0))
+                if key in _QUIT:
+                    return 0
+                if key in KEYS:
+                    self._order = KEYS[key]
+                    view = replace(view, order=self._order)
+                    screen.show(view)
+                if time.monotonic() < until:
+                    continue
+                until = time.monotonic() + self._interval
+                before, view = self._next(before, view)
+                screen.show(view)
+                if not self._live:
+                    return 0
+
+    def _next(self, before: Scrape | None, view: View) -> tuple[Scrape | None, View]:
+        """Scrape again. In a terminal a server that is away is waited for."""
+        try:
+            after = self._metrics.scrape()
+        except (ClientError, CommandFailed) as error:
+            if not self._live:
+                raise
+            return None, replace(view, notice=str(error))
+        if before is None:
+            return after, replace(view, notice="back again")
+        return after, self._view(before, after)
+
+    def _view(self, before: Scrape, after: Scrape) -> View:
+        return View(self._title, activity(before, after), self._order)
+
+
+def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
+    """Address of the metrics, and the id of the server that they must be of; "" for any."""
+    given: Address | None = options.metrics_url
+    if given is not None:
+        identity = ""
+        with suppress(NotReached):  # who names the metrics may be where only they can be reached
+            identity = str((server.document("ServerMetadata").get("headrace") or {}).get("id", ""))
+        return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
+    own = address(options)
+    told = server.document("ServerMetadata").get("headrace")
+    if told is None:  # Triton says nothing
+        return replace(own, port=METRICS_PORT, prefix=""), ""
+    try:
+        if told["metrics"] is None:
+            raise CommandFailed(f"the server at {server.address} has no metrics: --allow-metrics")
+        host, port, identity = told["metrics"]["address"], int(told["metrics"]["port"]), told["id"]
+        listens = ipaddress.ip_address(host)
+    except (TypeError, KeyError, ValueError):
+        raise BadAnswer(f"{server.address}/v2 does not say where metrics are: {told}") from None
+    # Where they are for everyone, or for its own machine alone, they are where the server is.
+    if listens.is_unspecified or listens.is_loopback:
+        host = own.host
+    return Address("http", host, port), str(identity)
+
+
+# --- where it is shown
+
+_ABOVE = 6  # lines that are not versions
+_CLEAR = "\x1b[H\x1b[J"
+_HIDE, _UNHIDE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the cursor, on another page
+
+
+class TextScreen:
+    """Table after table, for a file or a pipe; a context manager, as other screens are."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        return None
+
+    def show(self, view: View) -> None:
+        """Print all of it."""
+        width = shutil.get_terminal_size((100, 0)).columns
+        print("\n" * self._shown + "\n".join(plain_lines(view, width)), flush=True)
+        self._shown = True
+
+    def key(self, seconds: float) -> str:
+        """The key that is pressed within that time; empty for none, as always here."""
+        time.sleep(seconds)
+        return ""
+
+
+class PlainScreen(TextScreen):
+    """A terminal that is written anew each time; keys are read if standard input is one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: list[Any] | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stdin.isatty():
+            self._state = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # keys without Return, and not on the screen
+        self.begin()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.end()
+        if self._state is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._state)
+
+    def begin(self) -> None:
+        """Take the terminal."""
+        print(_HIDE, end="", flush=True)
+
+    def end(self) -> None:
+        """Give it back as it was."""
+        print(_UNHIDE, end="", flush=True)
+
+    def show(self, view: View) -> None:
+        """Write it over what was there."""
+        size = shutil.get_terminal_size()
+        lines = plain_lines(view, size.columns, max(size.lines - _ABOVE, 1))
+        print(_CLEAR + "\n".join(line[: size.columns] for line in lines), end="", flush=True)
+
+    def key(self, seconds: float) -> str:
+        if self._state is None:
+            time.sleep(seconds)
+            return ""
+        pressed, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1) if pressed else ""
+
+
+class RichScreen(PlainScreen):
+    """A terminal by rich, with colours; raises `ImportError` if that is not installed."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__()
+        self._console = Console()
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+
+    def begin(self) -> None:
+        """Take the terminal."""
+        self._live.start()
+
+    def end(self) -> None:
+        """Give it back as it was."""
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Show it in place of what was there."""
+        size = self._console.size
+        self._live.update(rich_lines(view, size.width, max(size.height - _ABOVE, 1)), refresh=True)
+
+
+def _screen(live: bool) -> TextScreen:
+    """A terminal if `live`, which standard output must be; by rich if it is there."""
+    if not live:
+        return TextScreen()
+    try:
+        return RichScreen()
+    except ImportError:
+        return PlainScreen()
+
+
+TOP = remote_command(
+    "top", _top,
+    option(
+        "--interval SECS", "how long each table looks back (default: 2)",
+        type=parse_positive, default=2.0,
+    ),
+    option(
+        "--sort BY", f"largest first: {', '.join(ORDERS)} (default: requests)",
+        choices=tuple(ORDERS), default="requests",
+    ),
+    option("--once", "one table of one interval"),
+    option(
+        "--metrics-url URL", "where metrics are (default: where the server says)",
+        type=parse_address,
+    ),
+    as_json="print a JSON document on a line for each interval",
+    help="what a running server is doing",
+    description="Show rates, queues, latencies, batch sizes, instances and memory of the models"
+    " of a running server, and go on until q or Ctrl-C; one table if this is no terminal.",
+    epilog="""\
+Keys in a terminal: r requests, o rows, e errors, w waiting, 5 p50, 9 p99,
+b batch, m memory, n name: order by it; q: quit.
+
+REQ/S     requests answered a second       WAIT    requests that wait now
+ERR/S     requests failed a second         BATCH   rows of a batch, on average
+P50, P99  half of the requests, and all    INST    instances that run the model
+          but one in a hundred, were       MEMORY  that the model takes
+          answered in less
+""",
+)  # fmt: skip

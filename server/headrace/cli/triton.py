@@ -1,0 +1,232 @@
+"""`headrace triton`: Python files that describe models on Tritons (`headrace.triton.Pool`).
+
+`write` writes the model repository of the pools of a file, `drift` shows what their servers have
+otherwise; `serve` and `models check` take such a file like a model (`take_pools`).
+"""
+
+import argparse
+import ast
+import dataclasses
+import json
+import runpy
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.command import EXIT_FAILURE, Command, option
+from headrace.cli.text import printable, table
+from headrace.core.errors import RepositoryError
+from headrace.options import SettingsError
+from headrace.settings import OPTIONS
+from headrace.triton import Drift, Pool, drift_of
+
+if TYPE_CHECKING:
+    from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+_MODULE = "headrace.triton"
+_MOST_LINES = 15  # of an error
+_RUN = "from headrace.cli.triton import main; main()"
+
+
+def describes_pool(path: Path) -> bool:
+    """Whether a file is for `headrace.triton`, by what it imports; nothing of it is run."""
+    if path.suffix != ".py":
+        return False
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False  # to be told by whoever loads it
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            if node.module == _MODULE or (node.module == "headrace" and "triton" in names):
+                return True
+        elif isinstance(node, ast.Import) and any(alias.name == _MODULE for alias in node.names):
+            return True
+    return False
+
+
+def take_pools(
+    given: argparse.Namespace, files: Sequence[str], stack: ExitStack
+) -> tuple[list[str], Path | None]:
+    """The files that are for no pools, and a repository with the models of those that are.
+
+    `given` gets the options that go with them, behind those of the command line. The `stack`
+    removes the repository. Raises `SettingsError`.
+    """
+    pools = [file for file in files if describes_pool(Path(file))]
+    if not pools:
+        return list(files), None
+    # Imported late: few have any.
+    from tempfile import TemporaryDirectory
+
+    directory = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-pools-")))
+    by_flag = {f"--{option.name}": option for option in OPTIONS}
+    for file in pools:
+        for word in write_apart(Path(file), directory):
+            flag, _, value = word.partition("=")
+            setting = by_flag[flag]
+            if getattr(given, setting.field) is None:
+                setattr(given, setting.field, [value] if setting.kind is list else value)
+    return [file for file in files if file not in pools], directory
+
+
+def pools_of(path: Path) -> dict[str, Pool]:
+    """The pools of a file by the names that it has them under; raises `ValueError`."""
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        found = runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path} cannot be run:\n{_told(error, path)}") from error
+    pools = {name: value for name, value in found.items() if isinstance(value, Pool)}
+    if not pools:
+        raise ValueError(f"{path} has no headrace.triton.Pool")
+    return pools
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """The traceback from the file's own lines on, which is all that its author wants to know."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename != str(path):
+        inner = inner.tb_next
+    return "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+
+
+def write_pools(path: Path, directory: Path) -> list[str]:
+    """Write the repository of a file's pools; the options that go with it."""
+    pools = pools_of(path)
+    options = [pool.options() for pool in pools.values() if not pool.endpoints]
+    if any(one != options[0] for one in options):
+        raise ValueError(f"{path}: the Tritons of a server are the same for all its pools")
+    names = [model.name for pool in pools.values() for model in pool.models]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{path}: in two pools: {', '.join(sorted(twice))}")
+    for pool in pools.values():
+        pool.write(directory)
+    return options[0] if options else []
+
+
+def write_apart(path: Path, directory: Path) -> list[str]:
+    """Call `write_pools` in a process of its own: the server runs no file's code itself.
+
+    Raises `SettingsError`.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _RUN, str(path), str(directory)],
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if ran.returncode:
+        lines = ran.stderr.strip().splitlines()
+        raise SettingsError("\n".join(lines[-_MOST_LINES:]) or f"{path} cannot be run")
+    print(ran.stderr, end="", file=sys.stderr)
+    options: list[str] = json.loads(ran.stdout.splitlines()[-1])
+    return options
+
+
+def main() -> None:
+    """Body of that process: the last line that it prints has the options, and nothing else."""
+    try:
+        options = write_pools(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    print(f"\n{json.dumps(options)}")
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        if given.action == "drift":
+            return _drift([Path(path) for path in given.paths], given.timeout, given.json)
+        options = write_pools(Path(given.file), Path(given.directory))
+    except (ValueError, OSError, RepositoryError) as error:
+        print(f"headrace triton: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    print(shlex.join(["headrace", "serve", "--model-repository", given.directory, *options]))
+    return 0
+
+
+def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
+    # Imported late: `--help` and usage errors should not wait for it.
+    from headrace.placement.upstream.triton_options import is_managed
+    from headrace.repository.reading import parameters
+
+    found: list[Drift] = []
+    asked = managed = 0
+    for name, config, root, versions in _models(paths):
+        if is_managed(parameters(config)):
+            managed += 1
+        elif config.backend == "triton":
+            asked += 1
+            found += drift_of(name, config, root, versions, timeout)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found]))
+    elif found:
+        head = ("model", "server", "what", "asked for", "there")
+        rows = [
+            (one.model, one.endpoint, one.field, one.asked, printable(one.reported))
+            for one in found
+        ]
+        print("\n".join(table(head, rows)))
+    else:
+        print(f"{asked} model{'s' if asked != 1 else ''} as asked for")
+        if managed:
+            print(
+                f"{managed} in Tritons that the server starts, which has them as they are asked for"
+            )
+    return EXIT_FAILURE if found else 0
+
+
+def _models(paths: Sequence[Path]) -> Iterator[tuple[str, "ModelConfig", Path, tuple[int, ...]]]:
+    """Name, configuration, directory and version directories of all models."""
+    from headrace.repository.config import read_config
+    from headrace.repository.layout import scan
+    from headrace.repository.reading import chosen_versions
+
+    for path in paths:
+        if path.is_file():
+            for pool in pools_of(path).values():
+                for model in pool.models:
+                    yield model.name, pool.config(model.name), path.parent, ()
+            continue
+        for source in scan([path]):
+            config = read_config(source.config_path, source.name).config
+            yield source.name, config, source.path, chosen_versions(config, source.versions)
+
+
+TRITON = Command(
+    name="triton",
+    help="write and check models that run on Tritons",
+    actions=[
+        Command(
+            name="write",
+            help="write the model repository that a Python file describes",
+            description="Write the model repository of the pools (headrace.triton.Pool) of a Python"
+            " file, and print the options of `headrace serve` that go with it.",
+            options=[
+                option("file FILE", "Python file with a pool"),
+                option("directory DIR", "where the repository is written to"),
+            ],
+            run=_run,
+        ),
+        Command(
+            name="drift",
+            help="show what servers have otherwise than asked for",
+            description="Ask the servers of models what they have, and show what is otherwise than"
+            " the configuration asks for. The exit status is 1 if anything is.",
+            options=[
+                option("paths PATH...", "model repositories, or Python files with pools"),
+                option("--json", "print JSON"),
+                option(
+                    "--timeout SECONDS", "how long a server may take for an answer (default: 10)",
+                    type=float, default=10.0,
+                ),
+            ],
+            run=_run,
+        ),
+    ],
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""Commands of `headrace`, each a module with a `Command` that `core/plugins.py` names."""

@@ -1,0 +1,392 @@
+"""One end of a link: frames over a socket pair, long ones in files that travel along.
+
+What is sent within a turn of the event loop is written at its end, all in one. Files are made when
+their turn to be sent comes, so that few are open however much waits. While a large one is written,
+on a thread, frames of its exchange wait for it, and requests for one another; all others go on.
+Owned by the event loop.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.core.tensors import Buffer
+from headrace.protocol.link_infer import Kind
+from headrace.workers.channel import FrameSocket
+from headrace.workers.frames import (
+    IN_FILE,
+    INLINE,
+    BrokenFrame,
+    FrameReader,
+    Header,
+    frame,
+    pack_header,
+)
+from headrace.workers.memory import map_file, write_file
+
+log = logging.getLogger(__name__)
+
+_READS = 16  # in one turn of the loop
+_FILES = 32  # in one message, and held open at once
+_CHUNK = 256 << 10  # bytes written at once
+_BACKLOG = 8 << 20  # bytes that wait, from which on nothing more is read from the other end
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS)
+_AGAIN_SECS = 0.01
+
+_APART = 1 << 20  # bytes of a file from which on it is written apart from the event loop
+# A header with its meta, and what is to lie in a file, or the file.
+_Long = tuple[bytes, Sequence[Buffer] | int]
+_Going = Callable[[], None] | None  # called when a frame goes
+_IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # of all exchanges
+
+
+class _Apart(NamedTuple):
+    """A header with its meta and what is to lie in a large file, or a frame behind such a one."""
+
+    head: bytes
+    content: Sequence[Buffer]
+    going: _Going
+
+
+class Channel:
+    """Sends frames, and hands those that come to `take`, until `lost` is called: at most once.
+
+    `take` may raise `BrokenFrame`, which ends the channel as any other nonsense does. The end that
+    has `on_waiting` reads nothing while the other end does not: only one of the two may have it, or
+    both could wait.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        take: Callable[[Header[Kind], bytes, Buffer], None],
+        lost: Callable[[str], None],
+        on_waiting: Callable[[int], object] | None = None,
+        count: Callable[[int], object] = int,
+    ) -> None:
+        """`take` gets the header, meta and rest of a frame.
+
+        `count` is told of bytes more, or less, that copies on their way into a file take.
+        `on_waiting` is told of changes of `waiting`, for which the other end says what is `taken`.
+        """
+        sock.setblocking(False)
+        self._socket = FrameSocket(sock, FrameReader(Kind))
+        self._take = take
+        self._lost = lost
+        self._on_waiting = on_waiting
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        self._short: list[bytes] = []  # frames since the last long one
+        self._waiting: deque[bytes | _Long] = deque()
+        self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first has a file
+        self._filling = False  # the file of the first of them is being written
+        self._filled = 0  # files that are, and wait to be sent
+        self._chunk: memoryview | None = None  # what is being written, and its files
+        self._chunk_files: list[int] = []
+        self._size = 0  # bytes of all that waits here
+        self._sent = 0  # bytes of files that were sent, and are not taken
+        self._told = 0
+        self._scheduled = False
+        self._blocked = False  # the system takes nothing more for now
+        self._paused = False
+        self._room: tuple[int, Callable[[], None]] | None = None
+        self.closed = False
+        self._loop.add_reader(sock, self._on_readable)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that wait for the other end to take them."""
+        return self._size + self._sent
+
+    def taken(self, nbytes: int) -> None:
+        """The other end has taken a file of so many bytes."""
+        self._sent -= nbytes
+        self._tell()
+
+    def when_room(self, nbytes: int, callback: Callable[[], None]) -> None:
+        """Call `callback`, once, when no more than `nbytes` wait."""
+        self._room = (nbytes, callback)
+
+    # --- sending
+
+    def send(self, kind: Kind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
+        """Send a frame with little in it."""
+        self._send_short(kind, number, frame(kind, meta, number, rest), None)
+
+    def _send_short(self, kind: int, number: int, frame: bytes, going: _Going) -> None:
+        if self.closed:
+            return
+        if self._apart and (behind := self._apart.get(_lane(kind, number))) is not None:
+            behind.append(_Apart(frame, (), going))
+            self._size += len(frame)
+            return
+        if going is not None:
+            going()
+        self._short.append(frame)
+        self._schedule()
+
+    def send_parts(
+        self,
+        kind: int,
+        flags: int,
+        number: int,
+        meta: bytes,
+        rest: Sequence[Buffer],
+        going: _Going = None,
+    ) -> None:
+        """Send a frame with a rest in pieces, which must stay as they are.
+
+        `going` is called when nothing is in its way any more but what was sent already.
+        """
+        size = sum(map(len, rest))
+        if size <= INLINE:
+            head = pack_header(kind, flags, number, len(meta), size)
+            self._send_short(kind, number, b"".join([head, meta, *rest]), going)
+            return
+        if self.closed:
+            return
+        head = pack_header(kind, flags | IN_FILE, number, len(meta), size) + meta
+        self._size += len(head) + size
+        lane = _lane(kind, number)
+        if size > _APART or lane in self._apart:
+            self._apart.setdefault(lane, deque()).append(_Apart(head, rest, going))
+        else:
+            if going is not None:
+                going()
+            if self._short:
+                self._queue_short()
+            self._waiting.append((head, rest))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """Close the socket; what waits is not sent, and `lost` is not called."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._socket.sock)
+        self._loop.remove_writer(self._socket.sock)
+        self._socket.close()
+        filled = [i[1] for i in self._waiting if not isinstance(i, bytes) and isinstance(i[1], int)]
+        for descriptor in (*self._chunk_files, *filled):
+            os.close(descriptor)
+        self._chunk_files.clear()
+        self._waiting.clear()
+        self._apart.clear()
+        self._short.clear()
+
+    def _queue_short(self) -> None:
+        joined = b"".join(self._short) if len(self._short) > 1 else self._short[0]
+        self._short.clear()
+        self._waiting.append(joined)
+        self._size += len(joined)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._short:
+            self._queue_short()
+        if not self._blocked:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._chunk is not None or self._waiting:
+                if self._chunk is None:
+                    self._next_chunk()
+                self._write_chunk()
+        except BlockingIOError:
+            self._block()
+        except OSError as error:
+            if not self._on_short(error):
+                return
+        self._fill()
+        self._consider()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Report how many bytes wait, to `on_waiting` and the callback of `when_room`."""
+        waiting = self._size + self._sent
+        if waiting != self._told and self._on_waiting is not None:
+            self._told = waiting
+            self._on_waiting(waiting)
+        if (room := self._room) is not None and waiting <= room[0]:
+            self._room = None
+            room[1]()
+
+    def _on_short(self, error: OSError) -> bool:
+        """Try again soon if the system is short of something, otherwise give up; which it is."""
+        if error.errno not in _SHORT_OF:
+            self._fail(str(error))
+            return False
+        self._blocked = True
+        self._loop.call_later(_AGAIN_SECS, self._on_writable)
+        return True
+
+    def _next_chunk(self) -> None:
+        pieces: list[bytes] = []
+        size = 0
+        waiting = self._waiting
+        while waiting and size < _CHUNK and len(self._chunk_files) < _FILES:
+            item = waiting[0]
+            if not isinstance(item, bytes):
+                item, content = item
+                if isinstance(content, int):
+                    self._chunk_files.append(content)
+                    self._filled -= 1
+                else:
+                    nbytes = sum(map(len, content))
+                    try:
+                        self._chunk_files.append(write_file(content, nbytes))
+                    except OSError:
+                        if not pieces:
+                            raise
+                        break
+                    self._went(nbytes)
+            waiting.popleft()
+            pieces.append(item)
+            size += len(item)
+        self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+
+    def _fill(self) -> None:
+        """Write a large file on a thread, unless another one is being written, or waits."""
+        if self._filling or self._filled or self.closed or not self._apart:
+            return
+        lane, items = next(iter(self._apart.items()))
+        content = items[0].content
+        nbytes = sum(map(len, content))
+        self._filling = True
+        self._count(nbytes)
+
+        def filled(done: "asyncio.Future[int]") -> None:
+            self._filling = False
+            self._count(-nbytes)
+            error = done.exception()
+            if self.closed:
+                if error is None:
+                    os.close(done.result())
+            elif error is None:
+                self._went(nbytes)
+                self._send_filled(lane, done.result())
+            elif isinstance(error, OSError):
+                self._on_short(error)
+            else:
+                log.error("bug while writing a file", exc_info=error)
+                self._fail("a bug")
+
+        self._loop.run_in_executor(None, write_file, content, nbytes).add_done_callback(filled)
+
+    def _send_filled(self, lane: int, descriptor: int) -> None:
+        """Send the first frame of a lane, and those behind it up to the next with a large file."""
+        items = self._apart.pop(lane)
+        while items:
+            head, content, going = items.popleft()
+            if going is not None:
+                going()
+            if self._short:
+                self._queue_short()
+            self._waiting.append((head, descriptor) if content else head)
+            if items and items[0].content:
+                self._apart[lane] = items
+                break
+        self._filled += 1
+        if not self._blocked:
+            self._write()
+
+    def _went(self, nbytes: int) -> None:
+        """Move `nbytes` from what waits here to what was written to a file."""
+        self._size -= nbytes
+        if self._on_waiting is not None:
+            self._sent += nbytes
+
+    def _write_chunk(self) -> None:
+        assert self._chunk is not None
+        sent = self._socket.send(self._chunk, self._chunk_files)
+        for descriptor in self._chunk_files:
+            os.close(descriptor)
+        self._chunk_files.clear()
+        self._size -= sent
+        self._chunk = self._chunk[sent:] if sent < len(self._chunk) else None
+
+    def _block(self) -> None:
+        if not self._blocked:
+            self._blocked = True
+            self._loop.add_writer(self._socket.sock, self._on_writable)
+
+    def _on_writable(self) -> None:
+        if self.closed:
+            return
+        self._loop.remove_writer(self._socket.sock)
+        self._blocked = False
+        self._write()
+
+    def _consider(self) -> None:
+        """Read only while not too much waits to be written."""
+        if self._on_waiting is None or self.closed:
+            return
+        if self._size > _BACKLOG and not self._paused:
+            self._paused = True
+            self._loop.remove_reader(self._socket.sock)
+        elif self._paused and self._size <= _BACKLOG // 2:
+            self._paused = False
+            self._loop.add_reader(self._socket.sock, self._on_readable)
+
+    # --- receiving
+
+    def _on_readable(self) -> None:
+        for _ in range(_READS):
+            if self.closed or self._paused:
+                return
+            try:
+                received = self._socket.receive()
+                if received is None:
+                    self._fail("the other end has gone")
+                    return
+                for header, meta, rest in received:
+                    self._hand_on(header, meta, rest)
+            except BlockingIOError:
+                return
+            except (BrokenFrame, OSError) as error:
+                self._fail(str(error))
+                return
+            except Exception:
+                # What came behind it is lost, and would be waited for until the end of days.
+                log.exception("bug while taking a frame")
+                self._fail("a bug")
+                return
+            if not self._socket.full:
+                return
+
+    def _hand_on(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        if self.closed:
+            return
+        if header.flags & IN_FILE:
+            if not self._socket.files:
+                raise BrokenFrame("a file that has not come")
+            rest = memoryview(map_file(self._socket.files.popleft(), header.data, populate=True))
+        self._take(header, meta, rest)
+
+    def _fail(self, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._lost(reason)
+
+
+def _lane(kind: int, number: int) -> int:
+    """The lane of a frame, within which frames keep their order: its exchange, or all requests."""
+    return -1 if kind in _IN_ORDER else number
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files to the hard limit: each mapped file counts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

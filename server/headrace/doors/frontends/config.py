@@ -1,0 +1,101 @@
+"""Configuration of a front end, as the engine's process sends it over the link."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headrace.api.header_rules import HeaderRules
+from headrace.core.limits import Shares
+from headrace.core.texts import FORWARD_PARAMETER, HEADER_PARAMETER
+from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.engine.doors import CONTEXT_HEADERS
+from headrace.observability.logs import LogSettings
+from headrace.protocol.http2.keep_alive import KeepAlive
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP door."""
+
+    address: str
+    port: int
+    fast_path: bool
+    keep_alive_secs: int
+    body_timeout_secs: int
+    max_age_secs: int
+    read_secs: int
+    rules: HeaderRules
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    """The gRPC door."""
+
+    address: str
+    port: int
+    transport: str
+    rules: HeaderRules
+    options: GrpcOptions
+    tls: TlsFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """All of it; a door that is not there is not opened. Limits as in the settings."""
+
+    http: HttpConfig | None
+    grpc: GrpcConfig | None
+    max_request_bytes: int
+    max_admitted_requests: int
+    max_admitted_bytes: int
+    shares: Shares
+    access_log: bool
+    logs: LogSettings
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "FrontendConfig":
+        """The configuration in the document of `document`; raises `TypeError` for any other."""
+        values = dict(document)
+        values["logs"] = LogSettings(**values["logs"])
+        values["shares"] = Shares(**values["shares"])
+        if (http := values["http"]) is not None:
+            values["http"] = HttpConfig(**(http | {"rules": HeaderRules(**http["rules"])}))
+        if (grpc := values["grpc"]) is not None:
+            tls = grpc["tls"] and TlsFiles(**grpc["tls"])
+            rules = HeaderRules(**grpc["rules"])
+            given = grpc["options"]
+            options = GrpcOptions(**(given | {"keep_alive": KeepAlive(**given["keep_alive"])}))
+            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules, "options": options}))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedHeaders:
+    """By model: the header that traffic rules need of requests that name no version, whether those
+    that say which trace a request is part of are wanted, where "" stands for all other models, and
+    those that go on to the servers which run it.
+    """
+
+    routed: Mapping[str, str] = field(default_factory=dict)
+    traced: Mapping[str, bool] = field(default_factory=dict)
+    forwarded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.routed or self.forwarded) or any(self.traced.values())
+
+    def of(self, model: str, version: str) -> list[tuple[str, str]]:
+        """Headers wanted of a request, in lower case, and the parameters that they become."""
+        names = [self.routed[model]] if not version and model in self.routed else []
+        if self.traced.get(model, self.traced.get("", False)):
+            names += CONTEXT_HEADERS
+        wanted = [(name, HEADER_PARAMETER + name) for name in names]
+        wanted += [(name, FORWARD_PARAMETER + name) for name in self.forwarded.get(model, ())]
+        return wanted
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return asdict(self)

@@ -1,0 +1,213 @@
+"""The life of a front end, and its doors, which share their ports with those of the others.
+
+Start: the first frame says what to be; the doors open. End, when the engine asks for it: have
+clients go elsewhere, admit nothing new, finish what was admitted, close the doors, exit 0. Where
+that takes longer than it may, the rest is answered with the server's end. Without the engine
+nothing can be answered any more, so that the process ends at once. Signals are for the engine's
+process, which then asks for the end.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import uvloop
+
+from headrace.api.header_rules import HeaderRules
+from headrace.api.operations import handed_on
+from headrace.doors.frontends.channel import allow_many_files
+from headrace.doors.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+from headrace.doors.frontends.engine_session import (
+    EngineSession,
+    RemoteEngine,
+    forwarding_app,
+    forwarding_handler,
+)
+from headrace.doors.grpc.call import Handlers, Server
+from headrace.doors.grpc.native.server import NativeServer
+from headrace.doors.grpc.services import all_handlers
+from headrace.doors.http.generate import inference_routes
+from headrace.doors.http.infer import CountedApp
+from headrace.doors.http.protocol import BoundedProtocol
+from headrace.doors.http.server import HttpServer, bind, fast_protocol
+from headrace.engine.admission import Admission
+from headrace.observability.logs import Logs
+from headrace.protocol.link_infer import Flag
+from headrace.workers.allocation import keep_memory
+
+
+class Doors:
+    """Opens and closes them."""
+
+    def __init__(self, config: FrontendConfig, link: EngineSession, admission: Admission) -> None:
+        self._config = config
+        self._link = link
+        self._admission = admission
+        self._http: HttpServer | None = None
+        self._grpc: Server | None = None
+
+    async def open(self) -> None:
+        """Answer from now on; raises `OSError`."""
+        if self._config.http is not None:
+            self._open_http(self._config.http)
+        if self._config.grpc is not None:
+            await self._open_grpc(self._config.grpc)
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are half there."""
+        if self._http is not None:
+            self._http.end_unfinished()
+
+    async def announce(self, grace: float) -> None:
+        """Send clients elsewhere; what they have sent is still taken."""
+        doors = [door for door in (self._http, self._grpc) if door is not None]
+        await asyncio.gather(*(door.announce(grace) for door in doors))
+
+    async def close(self, grace: float) -> None:
+        """Close them; what is under way has `grace` seconds."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        if self._http is not None:
+            await self._http.stop(grace)
+
+    def _open_http(self, http: HttpConfig) -> None:
+        config = self._config
+        entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
+        generate = RemoteEngine(self._link, self._admission, Flag.GENERATE)
+        limit, rules = config.max_request_bytes, http.rules
+        routes = inference_routes(entrance, limit, rules, generate)
+        app = forwarding_app(self._link, routes)
+        fast_path = fast_protocol(entrance, limit, config.access_log, rules)
+        self._http = HttpServer(
+            CountedApp(app, self._admission.answers, config.access_log),
+            bind(http.address, http.port, shared=True),
+            http.keep_alive_secs,
+            http.body_timeout_secs,
+            fast_path if http.fast_path else BoundedProtocol,
+            keep_names=bool(rules.forward),
+            max_age_secs=http.max_age_secs,
+            admission=self._admission,
+            read_secs=http.read_secs,
+        )
+        self._http.start()
+
+    async def _open_grpc(self, grpc: GrpcConfig) -> None:
+        config, admission = self._config, self._admission
+        limit = config.max_request_bytes
+        handlers = self._handlers(limit, grpc.rules)
+        if grpc.transport == "native":
+            context = grpc.tls.context() if grpc.tls else None
+            native = NativeServer(
+                handlers, admission, limit, config.access_log, context, grpc.options
+            )
+            self._grpc = native
+            await native.start(bind(grpc.address, grpc.port, shared=True))
+            return
+        # Imported here because it takes memory and time, and few want it.
+        from headrace.doors.grpc.grpcio import GrpcioServer
+
+        server = GrpcioServer(
+            handlers, admission, limit, config.access_log, grpc.options, shared=True
+        )
+        self._grpc = server
+        server.bind(grpc.address, grpc.port, grpc.tls)
+        await server.start()
+
+    def _handlers(self, limit: int, rules: HeaderRules) -> Handlers:
+        link, admission = self._link, self._admission
+        unary = {path: forwarding_handler(link, path) for path in handed_on()}
+        entrance = RemoteEngine(link, admission, Flag.UNARY)
+        streams = RemoteEngine(link, admission, 0)
+        return all_handlers(entrance, streams, unary, link.readiness, limit, rules)
+
+
+log = logging.getLogger(__name__)
+
+_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
+_COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the log is missing
+_UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
+
+
+def main(descriptor: int) -> int:
+    """Serve over the link whose end is open as `descriptor`; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    allow_many_files()
+    return uvloop.run(_serve(socket.socket(fileno=descriptor)))
+
+
+async def _serve(sock: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    setup: asyncio.Future[dict[str, Any]] = loop.create_future()
+    drain: asyncio.Future[float] = loop.create_future()
+    link = EngineSession(sock, setup.set_result, drain.set_result, _without_engine)
+    config = FrontendConfig.of(await setup)
+    logs = Logs(link.logs or config.logs)
+    link.on_logs = logs.apply
+    limits = config.max_admitted_requests, config.max_admitted_bytes
+    admission = Admission(*limits, config.shares)
+    link.watch(admission)
+    doors = Doors(config, link, admission)
+    try:
+        await doors.open()
+    except OSError as error:
+        log.error("a front end cannot start: %s", error)
+        return 1
+    # What start-up has built stays for good: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 10, 10)
+    keep_memory(server=True)
+    link.ready()
+    told = 0
+
+    def report() -> None:
+        nonlocal told
+        if logs.dropped > told:
+            link.unlogged(logs.dropped - told)
+            told = logs.dropped
+        link.answered(admission.answers.take())
+        link.report_soon()  # connections, too, whose changes are not told at once
+
+    while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
+        report()
+    return await _shut_down(doors, admission, drain.result(), report)
+
+
+async def _shut_down(
+    doors: Doors, admission: Admission, seconds: float, report: Callable[[], None]
+) -> int:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    await doors.announce(seconds)
+    admission.close()
+    unfinished = loop.call_later(_UNFINISHED_SECS, doors.end_unfinished)
+    drained = asyncio.Event()
+    admission.when_empty(drained.set)
+    status = 0
+    try:
+        async with asyncio.timeout_at(deadline):
+            while not drained.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(drained.wait(), _COUNT_SECS)
+                report()
+    except TimeoutError:
+        status = 1
+    unfinished.cancel()
+    await doors.close(max(deadline - loop.time(), 0.1))
+    report()
+    return status
+
+
+def _without_engine(reason: str) -> NoReturn:
+    # Quietly: the engine has said what there is to say, or was killed.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,495 @@
+"""The engine's end of one front end's link.
+
+All requests of one read are submitted in the same turn of the event loop, so that they run
+together, whichever front ends they come from. A model that answers many times is asked to pause
+while the client, or the front end itself, does not read. Invariant: `_under_way` holds exactly the
+requests and calls of this front end that are not answered. The front end's account has each of the
+requests, what waits for the front end to take it, and what that says it holds besides.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from time import monotonic_ns
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive
+
+from headrace.core.call import Call, InferResponse, Raw
+from headrace.core.errors import ServerError, Unsupported
+from headrace.core.tensors import Buffer
+from headrace.doors.frontends.channel import Channel
+from headrace.doors.frontends.config import WantedHeaders
+from headrace.doors.grpc.call import Unary
+from headrace.engine.admission import Account, Held
+from headrace.engine.doors import (
+    GIVE_UP_BYTES,
+    GRPC_NOT_DECOUPLED,
+    HTTP_NOT_DECOUPLED,
+    Entrance,
+    Target,
+    not_read,
+)
+from headrace.engine.on_request import submit_raw
+from headrace.protocol.link_infer import (
+    Flag,
+    Kind,
+    RequestReader,
+    ResponseWriter,
+    deadline_of,
+    error_parts,
+    numbers_rest,
+    read_numbers,
+)
+from headrace.workers.frames import INLINE, BrokenFrame, Header
+
+log = logging.getLogger(__name__)
+
+Answer = Callable[[bytes, bytes, bool], None]
+_Parts: TypeAlias = tuple[bytes, bytes]  # meta and rest of an answer
+
+
+class UnderWay(Protocol):
+    """A request or call under way, which can be cancelled."""
+
+    def cancel(self) -> object:
+        """Nobody wants an answer any more."""
+
+
+@runtime_checkable
+class CallUnderWay(UnderWay, Protocol):
+    """Something else than an infer request that is being answered."""
+
+    def take(self, piece: bytes, last: bool) -> None:
+        """Take a piece of the body that was asked for."""
+
+
+class Calls(Protocol):
+    """Answers calls: everything but infer requests."""
+
+    def begin(
+        self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
+    ) -> CallUnderWay:
+        """Answer once, later, unless cancelled.
+
+        `answer` gets the meta and rest of the answer, and whether it is an error; `ask` is called
+        for each further piece of the body that is wanted.
+        """
+
+
+class EngineCalls:
+    """Answers calls by an ASGI application and by handlers of gRPC."""
+
+    def __init__(self, app: ASGIApp, unary: Mapping[str, Unary]) -> None:
+        self._app = app
+        self._unary = unary
+
+    def begin(
+        self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
+    ) -> CallUnderWay:
+        """`Calls.begin`."""
+        if "grpc" in head:
+            handler = self._unary[head["grpc"]]
+            return _Answering(partial(_grpc, handler, body), answer)
+        request = _HttpBody(bool(head["body"]), ask)
+        return _Answering(partial(_http, self._app, head, request.receive), answer, request)
+
+
+class _HttpBody:
+    """The body of a request, which the front end has and sends on in pieces."""
+
+    def __init__(self, more: bool, ask: Callable[[], None]) -> None:
+        """`more` is whether there is one."""
+        self._more = more
+        self._told = False  # that there is no more
+        self._ask = ask
+        self._piece: asyncio.Future[tuple[bytes, bool]] | None = None
+
+    def take(self, piece: bytes, last: bool) -> None:
+        """`CallUnderWay.take`."""
+        if self._piece is not None and not self._piece.done():
+            self._piece.set_result((piece, last))
+
+    async def receive(self) -> Message:
+        """ASGI."""
+        if self._told:
+            return {"type": "http.disconnect"}
+        piece = b""
+        if self._more:
+            self._piece = asyncio.get_running_loop().create_future()
+            self._ask()
+            piece, last = await self._piece
+            self._more = not last
+        self._told = not self._more
+        return {"type": "http.request", "body": piece, "more_body": self._more}
+
+
+class _Answering:
+    """A call that is being answered."""
+
+    def __init__(
+        self, work: Callable[[], Awaitable[_Parts]], answer: Answer, body: _HttpBody | None = None
+    ) -> None:
+        self._body = body
+        self._task = asyncio.get_running_loop().create_task(self._run(work, answer))
+
+    def cancel(self) -> None:
+        """`UnderWay.cancel`."""
+        self._task.cancel()
+
+    def take(self, piece: bytes, last: bool) -> None:
+        """`CallUnderWay.take`."""
+        if self._body is not None:
+            self._body.take(piece, last)
+
+    async def _run(self, work: Callable[[], Awaitable[_Parts]], answer: Answer) -> None:
+        try:
+            answer(*await work(), False)
+        except ServerError as error:
+            answer(*error_parts(error, ""), True)
+        except Exception as error:
+            log.error("bug in a call of a front end", exc_info=error)
+            answer(b" ", b"", True)
+
+
+async def _grpc(handler: Unary, body: bytes) -> _Parts:
+    return b"{}", await handler(body, None)
+
+
+async def _http(app: ASGIApp, head: Any, receive: Receive) -> _Parts:
+    """Status and headers, and the body."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": head["method"],
+        "path": head["path"],
+        "raw_path": head["raw_path"].encode("latin-1"),
+        "query_string": head["query"].encode("latin-1"),
+        "root_path": "",
+        "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in head["headers"]],
+        "client": (head["client"], 0),
+        "server": head["server"],
+        "state": {},
+    }
+    document: dict[str, object] = {}
+    pieces: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            document["status"] = message["status"]
+            document["headers"] = [
+                (n.decode("latin-1"), v.decode("latin-1")) for n, v in message["headers"]
+            ]
+        else:
+            pieces.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return orjson.dumps(document), b"".join(pieces)
+
+
+# Of `Flag`.
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB = 2, 4, 8, 48, 80
+_PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
+_BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
+
+
+class FrontEndCall(Call):
+    """A call of a front end under way."""
+
+    __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "until", "version")
+
+    def __init__(self, host: "FrontEndSession", tag: int, flags: int, *asked: Any) -> None:
+        """`tag` is its number on the link, `flags` are those of its frame."""
+        super().__init__(*asked)
+        self.host = host
+        self.tag = tag
+        self.door, self.refusal = "GRPC", GRPC_NOT_DECOUPLED
+        if flags & _WEB:
+            self.door, self.refusal = "HTTP", HTTP_NOT_DECOUPLED
+        if not flags & _ONE_ANSWER:
+            self.refusal = ""
+        self.version = ""
+        self.found: Target | None = None
+        self.until = 0  # when the client stops waiting, in ns of the monotonic clock; 0 for never
+        self._told = False  # that its model is decoupled
+        self._held_by = 0
+
+    def remaining(self) -> float:
+        """Seconds that the client still waits; 0 if it does not say."""
+        return max(self.until - monotonic_ns(), 1) / 1e9 if self.until else 0.0
+
+    def routed(self, target: Target) -> None:
+        """Take what serves the call, now that it is decided."""
+        self.found = target
+        self.version = target.name
+        if target.decoupled and not self._told:
+            self._told = True
+            self.host.channel.send(Kind.DECOUPLED, self.tag)
+
+    def answered_by(self, backend: str) -> None:
+        """Send which backend answers."""
+        self.host.channel.send(Kind.BACKEND, self.tag, backend.encode())
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send a response, unless far too much waits already."""
+        host = self.host
+        if final:
+            host.leave(self)
+        elif (waiting := host.channel.waiting) > _PAUSE_BYTES:
+            if waiting > host.give_up_bytes and self._held_by & _BY_LINK:
+                self.cancel()
+                host.send_error(self.tag, not_read(), self.version, 0)
+                return
+            host.pause(self)
+        meta, pieces = host.writer.parts(response)
+        host.channel.send_parts(17, _FINAL if final else 0, self.tag, meta, pieces)
+
+    def finish(self) -> None:
+        """Send that nothing more comes."""
+        self.host.leave(self)
+        self.host.channel.send(Kind.FINISH, self.tag)
+
+    def fail(self, error: ServerError) -> None:
+        """Send the error."""
+        self.host.leave(self)
+        self.host.send_error(self.tag, error, self.version, 0)
+
+    def refuse(self, error: ServerError) -> None:
+        """Send the error that the call was refused with."""
+        self.host.leave(self)
+        self.host.send_error(self.tag, error, self.version, _REFUSE)
+
+    def cancel(self) -> None:
+        """Nobody wants an answer any more."""
+        self.host.leave(self)
+        super().cancel()
+
+    def hold_by(self, by: int, held: bool) -> None:
+        """Pause the model while client or link asks for it, if it may answer more than once."""
+        if self.found is None or (self.found.name and not self.found.decoupled):
+            return
+        before = self._held_by
+        self._held_by = before | by if held else before & ~by
+        if bool(before) != bool(self._held_by):
+            self.hold(held)
+
+
+class FrontEndSession:
+    """Takes one front end's frames. `ready` is called once its doors are open."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        engine: Entrance,
+        calls: Calls,
+        ready: Callable[[], None],
+        lost: Callable[[str], None],
+        give_up_bytes: int = GIVE_UP_BYTES,
+        moved: Callable[[], object] = int,
+    ) -> None:
+        """Beyond `give_up_bytes` not read, streams are given up.
+
+        `moved` is called when so much changes in the account that other front ends may be told.
+        """
+        self.writer = ResponseWriter()
+        self.give_up_bytes = give_up_bytes
+        self.unlogged = 0  # lines that the front end could not write into the log
+        self._reader = RequestReader()
+        self._engine = engine
+        self._admission = engine.admission
+        self._account = Account(engine.admission)
+        self._moved = moved
+        self._calls = calls
+        self._ready = ready
+        self._lost = lost
+        self._held = Held()
+        self._elsewhere = 0  # bytes, as the front end was last told
+        self._under_way: dict[int, UnderWay] = {}
+        self._paused: set[FrontEndCall] = set()  # until the front end reads
+        self._unread = Account(self._account)
+        self.channel = Channel(
+            sock, self._take, self._on_lost, self._unread.owe, self._account.count
+        )
+
+    def set_up(self, document: object) -> None:
+        """Send the front end its configuration."""
+        self.channel.send(Kind.SETUP, 0, orjson.dumps(document))
+
+    def apply_logs(self, document: object) -> None:
+        """Send the front end other settings of its log."""
+        self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
+
+    def tell_ready(self, ready: bool) -> None:
+        """Send whether the server is ready."""
+        self.channel.send(Kind.READINESS, int(ready))
+
+    def tell_headers(self, wanted: WantedHeaders) -> None:
+        """Send which headers' values requests are to bring along."""
+        self.channel.send(Kind.HEADERS, 0, orjson.dumps(wanted.document()))
+
+    def tell_elsewhere(self) -> None:
+        """Send how many bytes others hold, if that has changed by a 64th of what all may hold."""
+        server = self._admission
+        now, told = server.bytes - self._account.bytes, self._elsewhere
+        step = max(server.max_bytes // 64, 1)
+        if server.max_bytes and (abs(now - told) >= step or (told and not now)):
+            self._elsewhere = now
+            self.channel.send(Kind.ELSEWHERE, rest=numbers_rest(now))
+
+    def drain(self, seconds: float) -> None:
+        """Ask the front end to finish its requests, and to end."""
+        self.channel.send(Kind.DRAIN, round(seconds * 1_000))
+
+    def close(self) -> None:
+        """Cancel what is under way."""
+        self.channel.close()
+        self._cancel_all()
+
+    def leave(self, call: FrontEndCall) -> None:
+        """Count a call out."""
+        if self._under_way.pop(call.tag, None) is not None:
+            self._account.leave(call.nbytes)
+            if call.nbytes > INLINE:
+                self._moved()
+
+    def _grow(self, call: FrontEndCall, nbytes: int) -> None:
+        self._account.grow(nbytes, call.nbytes)
+        call.nbytes += nbytes
+
+    def pause(self, call: FrontEndCall) -> None:
+        """Pause a model until the front end reads."""
+        if call in self._paused:
+            return
+        if not self._paused:
+            self.channel.when_room(_PAUSE_BYTES // 2, self._go_on)
+        self._paused.add(call)
+        call.hold_by(_BY_LINK, True)
+
+    def _go_on(self) -> None:
+        paused, self._paused = self._paused, set()
+        for call in paused:
+            if self._under_way.get(call.tag) is call:
+                call.hold_by(_BY_LINK, False)
+
+    def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
+        """Answer with an error, None for a bug."""
+        meta, text = (b" ", b"") if error is None else error_parts(error, version)
+        self.channel.send_parts(Kind.FAIL, flags, number, meta, [text])
+
+    def _on_lost(self, reason: str) -> None:
+        self._cancel_all()
+        self._lost(reason)
+
+    def _cancel_all(self) -> None:
+        for item in list(self._under_way.values()):
+            item.cancel()
+        self._under_way.clear()
+        self._unread.owe(0)
+        # What it has given up or refused is not undone by its end.
+        self._hold(self._held.ended())
+
+    def _hold(self, held: Held) -> None:
+        """The front end holds so much that is not submitted, or not read by clients."""
+        before, self._held = self._held, held
+        self._admission.count_process(self._account, before, held)
+        self._moved()
+
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        kind = header.kind
+        if kind is Kind.INFER:
+            self._infer(header, meta, rest)
+        elif kind is Kind.CANCEL:
+            item = self._under_way.get(header.number)
+            if item is not None:
+                item.cancel()
+                self._under_way.pop(header.number, None)
+        elif kind is Kind.CALL:
+            self._call(header.number, meta, rest)
+            self._moved()
+        elif kind is Kind.BODY:
+            item = self._under_way.get(header.number)
+            if isinstance(item, CallUnderWay):
+                item.take(bytes(rest), bool(header.flags & _FINAL))
+                self._moved()
+        elif kind is Kind.PAUSE or kind is Kind.GO_ON:
+            item = self._under_way.get(header.number)
+            if isinstance(item, FrontEndCall):
+                item.hold_by(_BY_CLIENT, kind is Kind.PAUSE)
+        elif kind is Kind.HELD:
+            self._hold(Held(*read_numbers(bytes(rest), len(Held()))))
+        elif kind is Kind.TAKEN:
+            self.channel.taken(*read_numbers(bytes(rest), 1))
+        elif kind is Kind.UNLOGGED:
+            self.unlogged += header.number
+        elif kind is Kind.ANSWERS:
+            try:
+                self._admission.answers.add(orjson.loads(meta))
+            except (ValueError, TypeError, IndexError) as error:
+                raise BrokenFrame(f"counts that make no sense: {error}") from None
+        elif kind is Kind.READY:
+            self._ready()
+        else:
+            raise BrokenFrame(f"a frame of kind {kind}")
+
+    def _infer(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        number, flags = header.number, header.flags
+        if number in self._under_way:
+            raise BrokenFrame(f"a second request of number {number}")
+        entered = -1
+        raw: Raw | None = None
+        if flags & _RAW:
+            raw = Raw.GENERATE if flags & Flag.GENERATE else Raw.INFER
+        try:
+            call = self._reader.read(
+                meta, rest, raw,
+                partial(FrontEndCall, self, number, flags),
+            )  # fmt: skip
+            call.until = deadline_of(rest)
+            found = self._engine.find(call.model_name, call.model_version)
+            if found.decoupled and call.refusal:
+                raise Unsupported(call.refusal)
+            call.routed(found)
+            self._account.enter(call.nbytes)
+            entered = call.nbytes
+            if entered > INLINE:
+                self._moved()
+            self._under_way[number] = call
+            if raw is not None and found.signature is not None:
+                submit_raw(found, call, self._admission, partial(self._grow, call))
+            else:
+                found.submit(call)
+        except BrokenFrame:
+            raise
+        except Exception as error:
+            self._under_way.pop(number, None)
+            if entered >= 0:
+                self._account.leave(entered)
+            if not isinstance(error, ServerError):
+                log.error("bug in a request of a front end", exc_info=error)
+            known = error if isinstance(error, ServerError) else None
+            self.send_error(number, known, "", _REFUSE)
+
+    def _call(self, number: int, meta: bytes, rest: Buffer) -> None:
+        if number in self._under_way:
+            raise BrokenFrame(f"a second call of number {number}")
+
+        def answer(meta: bytes, rest: bytes, failed: bool) -> None:
+            if self._under_way.pop(number, None) is not None:
+                kind = Kind.FAIL if failed else Kind.ANSWER
+                self.channel.send_parts(kind, 0, number, meta, [rest])
+
+        try:
+            head = orjson.loads(meta)
+        except orjson.JSONDecodeError as error:
+            raise BrokenFrame(f"a call that makes no sense: {error}") from None
+
+        def ask() -> None:
+            self.channel.send(Kind.MORE, number)
+
+        body = bytes(rest)
+        self._under_way[number] = self._calls.begin(head, body, answer, ask)

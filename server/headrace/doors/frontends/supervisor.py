@@ -1,0 +1,260 @@
+"""Keeps the front ends running: starts them, starts again what has ended, and has them end.
+
+Each is a process of its own with a fresh interpreter, in a process group of its own, so that a
+signal from a terminal reaches only this process, which ends them in order. One that ends by itself
+is started again at once if it had run for a while, else after a delay that grows. Owned by the
+event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from headrace.doors.frontends.channel import allow_many_files
+from headrace.doors.frontends.config import FrontendConfig, WantedHeaders
+from headrace.doors.frontends.session import Calls, FrontEndSession
+from headrace.engine.doors import Entrance
+from headrace.observability.logs import LogSettings
+from headrace.placement.child_process import ChildProcess, RestartPolicy
+from headrace.placement.isolation import is_private
+from headrace.placement.worker.python_options import passed_environment
+
+log = logging.getLogger(__name__)
+
+_START_SECS = 60.0
+_LOOP_SECS = 10.0  # between starts of a front end that ends again and again
+_FAREWELL_SECS = 2.0  # for a front end to end after it should have
+
+
+class _FrontEnd:
+    """One of them, through all its processes."""
+
+    def __init__(self, owner: "Supervisor", number: int) -> None:
+        self.number = number
+        self.ready = False
+        self.session: FrontEndSession | None = None
+        self.process: ChildProcess | None = None
+        self.restarts = RestartPolicy(pause=_LOOP_SECS)
+        self.restart: asyncio.TimerHandle | None = None
+        self._owner = owner
+        self._begun = 0.0
+
+    def start(self) -> None:
+        """Start a process; raises `OSError`."""
+        owner = self._owner
+        self.restart = None
+        ours, theirs = socket.socketpair()
+        try:
+            self.process = ChildProcess(
+                # -P: what lies in the working directory is not to be imported.
+                [
+                    sys.executable, "-P", "-m", "headrace.doors.frontends", str(theirs.fileno()),
+                    *(["private"] if is_private() else []),
+                ],
+                # What a model might read of it before it is private has no secrets in it.
+                passed_environment("PYTHON*", "GRPC_*"),
+                descriptors=(theirs.fileno(),),
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._begun = owner.loop.time()
+        self.process.attach(owner.loop, self._on_exit)
+        self.session = FrontEndSession(
+            ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
+        )
+        self.session.set_up(owner.document)
+        self.session.tell_ready(owner.serves)
+        if owner.headers:
+            self.session.tell_headers(owner.headers)
+
+    def kill(self) -> None:
+        """Kill the process without waiting for anything."""
+        if self.process is not None:
+            self.process.kill()
+
+    def _on_ready(self) -> None:
+        self.ready = True
+        self._owner.changed()
+
+    def _on_lost(self, reason: str) -> None:
+        if self.process is not None and not self._owner.draining:
+            log.debug("link to front end %d lost: %s", self.number, reason)
+        self.kill()  # without its link it can do nothing
+
+    def _on_exit(self) -> None:
+        owner, process, session = self._owner, self.process, self.session
+        assert process is not None
+        self.process = self.session = None
+        if session is not None:
+            session.close()
+            owner.unlogged_before += session.unlogged
+        was_ready, self.ready = self.ready, False
+        if owner.draining:
+            owner.changed()
+            return
+        steady = was_ready and owner.loop.time() - self._begun >= RestartPolicy.STEADY_SECS
+        if steady:
+            self.restarts.steady()
+        self.restarts.ended()
+        delay = self.restarts.delay
+        log.warning(
+            "front end %d (process %d) ended with status %d; its requests are cancelled, and it is"
+            " started again in %.1f s", self.number, process.pid, process.status, delay,
+        )  # fmt: skip
+        if self.restarts.looping:
+            log.error("front end %d ends again and again; its own log lines say why", self.number)
+        self.restart = owner.loop.call_later(delay, self._start_again)
+        owner.changed()
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:
+            self.restarts.ended()
+            log.error("cannot start front end %d: %s", self.number, error)
+            self.restart = self._owner.loop.call_later(self.restarts.delay, self._start_again)
+
+
+class Supervisor:
+    """All front ends of one engine. `on_change` is told whether any can be reached."""
+
+    def __init__(
+        self,
+        engine: Entrance,
+        calls: Calls,
+        config: FrontendConfig,
+        count: int,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self.engine = engine
+        self.calls = calls
+        self.document = config.document()
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.unlogged_before = 0  # by front ends that have ended
+        self.serves = False  # what front ends tell those who watch the server's health
+        self.headers = WantedHeaders()
+        self._on_change = on_change
+        self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
+        self._changed = asyncio.Event()
+        self._telling = False
+
+    async def start(self) -> None:
+        """Start them and wait until all answer; raises `OSError`."""
+        allow_many_files()
+        for front_end in self._front_ends:
+            front_end.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECS):
+                while not all(f.ready for f in self._front_ends) and not any(
+                    f.restarts.early for f in self._front_ends
+                ):
+                    await self._wait()
+        if not all(front_end.ready for front_end in self._front_ends):
+            raise OSError("a front end did not start; see the log")
+
+    def apply_logs(self, settings: LogSettings) -> None:
+        """Apply settings of logs to all front ends, also those that are started later."""
+        self.document["logs"] = asdict(settings)
+        for session in self._sessions:
+            session.apply_logs(self.document["logs"])
+
+    @property
+    def unlogged(self) -> int:
+        """Lines that front ends could not write into the log."""
+        return self.unlogged_before + sum(session.unlogged for session in self._sessions)
+
+    @property
+    def _sessions(self) -> Iterator[FrontEndSession]:
+        return (f.session for f in self._front_ends if f.session is not None)
+
+    def tell_ready(self, ready: bool) -> None:
+        """Tell all front ends, also those that are started later, whether the server is ready."""
+        self.serves = ready
+        for session in self._sessions:
+            session.tell_ready(ready)
+
+    def tell_soon(self) -> None:
+        """Tell all front ends, at the end of this turn, how much others hold."""
+        if not self._telling:
+            self._telling = True
+            self.loop.call_soon(self._tell_elsewhere)
+
+    def _tell_elsewhere(self) -> None:
+        self._telling = False
+        for session in self._sessions:
+            session.tell_elsewhere()
+
+    def want_routed(self, headers: Mapping[str, str]) -> None:
+        """Say by model which header's value requests for it are to bring along."""
+        self._want(replace(self.headers, routed=dict(headers)))
+
+    def want_contexts(self, models: Mapping[str, bool]) -> None:
+        """Say by model whether requests are to bring along which trace they are part of."""
+        self._want(replace(self.headers, traced=dict(models)))
+
+    def want_forwarded(self, headers: Mapping[str, Sequence[str]]) -> None:
+        """Say by model which headers requests are to bring along for other servers."""
+        self._want(replace(self.headers, forwarded=dict(headers)))
+
+    def _want(self, headers: WantedHeaders) -> None:
+        self.headers = headers
+        for session in self._sessions:
+            session.tell_headers(headers)
+
+    async def drain(self, seconds: float) -> int:
+        """End them once they have finished; how many requests were under way after `seconds`."""
+        admission = self.engine.admission
+        self.draining = True
+        left = 0
+
+        def look() -> None:
+            nonlocal left
+            left = admission.requests
+
+        timer = self.loop.call_later(seconds, look)
+        for front_end in self._front_ends:
+            if front_end.restart is not None:
+                front_end.restart.cancel()
+        for session in self._sessions:
+            session.drain(seconds + 0.1)
+        await self._end(seconds + _FAREWELL_SECS)
+        timer.cancel()
+        return left
+
+    async def stop(self) -> None:
+        """End them at once."""
+        self.draining = True
+        for front_end in self._front_ends:
+            if front_end.restart is not None:
+                front_end.restart.cancel()
+            front_end.kill()
+        await self._end(_FAREWELL_SECS)
+
+    def changed(self) -> None:
+        """One of them has come or gone."""
+        self._changed.set()
+        self._on_change(any(front_end.ready for front_end in self._front_ends))
+
+    async def _end(self, seconds: float) -> None:
+        """Wait until all have ended; those that have not by then are killed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while any(front_end.process for front_end in self._front_ends):
+                    await self._wait()
+        except TimeoutError:
+            for front_end in self._front_ends:
+                front_end.kill()
+            while any(front_end.process for front_end in self._front_ends):
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -1,0 +1,396 @@
+"""The handlers carried by `grpc.aio`."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from headrace.core.errors import Overloaded, ServerError
+from headrace.core.tensors import Buffer
+from headrace.doors.grpc.call import (
+    Direct,
+    Handlers,
+    Message,
+    Noted,
+    Open,
+    Session,
+    error_text,
+    log_access,
+    noted_fields,
+    operation_of,
+    retry_details,
+    without_key,
+)
+from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
+from headrace.doors.grpc.service import InferCall
+from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.protocol.grpc import CANCELLED
+from headrace.protocol.parameters import TIMING, exact_timing, time_of
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
+
+log = logging.getLogger(__name__)
+
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+# grpcio refuses larger messages itself, with a text that names no setting of ours. The exact limit
+# is held by the handlers; this one keeps what must be read before they are asked within bounds.
+_SLACK_BYTES = 64 << 20
+# Messages of a session that wait for the client to read them, and their bytes.
+_IN_FLIGHT = 64
+_IN_FLIGHT_BYTES = 1 << 20
+
+
+class _AioCall:
+    """A call of `grpc.aio`, as handlers see it."""
+
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
+        self._context = context
+        self.account = account
+        self._metadata: dict[str, str] | None = None
+        self._trailing: list[tuple[str, str]] = []
+        self.noted: Noted | None = None
+
+    def metadata(self) -> Mapping[str, str]:
+        if self._metadata is None:
+            self._metadata = {}
+            for key, value in self._context.invocation_metadata() or ():
+                if isinstance(value, str):
+                    known = self._metadata.get(key)
+                    self._metadata[key] = value if known is None else f"{known}, {value}"
+        return self._metadata
+
+    def remaining(self) -> float:
+        left = self._context.time_remaining()
+        return 0.0 if left is None else max(float(left), 1e-6)
+
+    def set_trailing(self, name: str, value: str) -> None:
+        self._trailing = [(known, v) for known, v in self._trailing if known != name]
+        self._trailing.append((name, value))
+        self._context.set_trailing_metadata(tuple(self._trailing))
+
+
+class _UnaryCall(_AioCall, InferCall):
+    """A unary call, which direct handlers answer while somebody awaits it."""
+
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
+        super().__init__(context, account)
+        self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def answer(self, message: Message, timing: bytes) -> None:
+        self.set_trailing(TIMING, timing.decode())
+        if not self._future.done():
+            self._future.set_result(b"".join(message))
+
+    def fail(self, error: ServerError) -> None:
+        self.leave()
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    async def awaited(self, handler: Direct, data: Buffer) -> bytes:
+        """The answer of a direct handler; to cancel the wait cancels the request."""
+        try:
+            handler(data, self)
+            return await self._future
+        except ServerError as error:
+            self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+            raise
+        except asyncio.CancelledError:
+            if self.entered:  # its answer may have come after its client has gone
+                self.cancel()
+            raise
+        finally:
+            self.leave()
+
+
+class _QueuePeer(_AioCall):
+    """A session's client, whose messages are written by whoever iterates over them."""
+
+    def __init__(self, context: Any, account: ConnectionAccount) -> None:
+        super().__init__(context, account)
+        self._messages: deque[bytes] = deque()
+        self._nbytes = 0
+        self._news = asyncio.Event()
+        self._released = asyncio.Event()
+        self._released.set()
+        self._finished = False
+        self._error: Exception | None = None
+
+    @property
+    def congested(self) -> bool:
+        return len(self._messages) >= _IN_FLIGHT or self._nbytes >= _IN_FLIGHT_BYTES
+
+    def send(self, message: Message) -> None:
+        self._messages.append(b"".join(message))
+        self._count(len(self._messages[-1]))
+        self._news.set()
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self.account.count(nbytes)
+
+    def finish(self, error: Exception | None = None) -> None:
+        if not self._finished:
+            self._finished = True
+            self._error = error
+            self._news.set()
+            self._released.set()
+
+    def hold(self, held: bool) -> None:
+        if held:
+            self._released.clear()
+        else:
+            self._released.set()
+
+    async def run(self, requests: AsyncIterator[Buffer], session: Session) -> AsyncIterator[bytes]:
+        """The messages of a session, which gets those of the client; ends as the session does."""
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            while self._messages or not self._finished:
+                if not self._messages:
+                    self._news.clear()
+                    await self._news.wait()
+                    continue
+                message = self._messages.popleft()
+                self._count(-len(message))
+                yield message
+                if not self._finished:
+                    session.sent()
+            if self._error is not None:
+                raise self._error
+        finally:
+            reader.cancel()
+            self.finish()
+            session.closed()
+            self._messages.clear()  # nobody wants what waits any more
+            self._count(-self._nbytes)
+
+    async def _read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
+        """Hand the client's messages to the session."""
+        try:
+            async for message in requests:
+                await self._released.wait()
+                if self._finished:
+                    return
+                session.receive(message)
+            await self._released.wait()
+            if not self._finished:
+                session.half_close()
+        except Exception as error:  # whoever iterates raises it
+            self.finish(error)
+
+
+# Unary handlers as this transport calls them: its calls are also what direct ones need.
+_Unary = Callable[[Buffer, _UnaryCall], Awaitable[bytes]]
+
+
+class _Peers:
+    """The accounts of clients that have calls: the library tells of no connection."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._open: dict[str, tuple[ConnectionAccount, int]] = {}
+
+    @contextmanager
+    def account(self, peer: str) -> Iterator[ConnectionAccount]:
+        """The account of a peer during one of its calls; raises `Overloaded`."""
+        account, calls = self._open.get(peer, (None, 0))
+        if account is None:
+            account = self._admission.connect("grpc", _address(peer))
+            if account is None:
+                raise Overloaded("the server has as many connections as it may (--max-connections)")
+        self._open[peer] = account, calls + 1
+        try:
+            yield account
+        finally:
+            account, calls = self._open.pop(peer)
+            if calls > 1:
+                self._open[peer] = account, calls - 1
+            else:
+                account.close()
+
+
+class GrpcioServer:
+    """A `grpc.aio` server with our handlers."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        admission: Admission,
+        max_request_bytes: int,
+        access_log: bool,
+        options: GrpcOptions,
+        shared: bool = False,
+    ) -> None:
+        """`shared`: other processes listen on the same port."""
+        self._access_log = access_log
+        self._peers = _Peers(admission)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", max_request_bytes + _SLACK_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", int(shared)),
+                *_channel_arguments(options),
+            ]
+        )
+        self._answers = admission.answers
+        self._keys = handlers.keys
+        unaries: dict[str, _Unary] = dict(handlers.unary)
+        for path, direct in handlers.direct.items():
+            unaries[path] = lambda data, call, direct=direct: call.awaited(direct, data)  # type: ignore[misc]
+        methods: dict[str, dict[str, Any]] = {}
+        for path, unary in unaries.items():
+            _, service, name = path.split("/")
+            methods.setdefault(service, {})[name] = grpc.unary_unary_rpc_method_handler(
+                self._unary(path, unary)
+            )
+        for path, opened in handlers.sessions.items():
+            _, service, name = path.split("/")
+            methods.setdefault(service, {})[name] = grpc.stream_stream_rpc_method_handler(
+                self._stream(path, opened)
+            )
+        self._server.add_generic_rpc_handlers(
+            tuple(
+                grpc.method_handlers_generic_handler(name, table) for name, table in methods.items()
+            )
+        )
+
+    def bind(self, address: str, port: int, tls: TlsFiles | None = None) -> int:
+        """Listen; the port it got. Raises `OSError`."""
+        host = f"[{address}]" if ":" in address else address
+        try:
+            if tls is None:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", _credentials(tls))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from None
+        if not bound:
+            raise OSError(f"cannot listen on {host}:{port}")
+        return bound
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        await self._server.start()
+
+    async def announce(self, grace: float) -> None:
+        """Do nothing: the library cannot send GOAWAY without cancelling calls that come."""
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+        await self._server.stop(grace)
+
+    def _unary(self, path: str, handler: _Unary) -> Any:
+        answers = self._answers.of("grpc", operation_of(path))
+
+        async def answer(data: bytes, context: Any) -> bytes:
+            begun, status, call = perf_counter(), 0, None
+            try:
+                try:
+                    with self._peers.account(context.peer()) as account:
+                        call = _UnaryCall(context, account)
+                        self._check_key(path, call)
+                        return await handler(data, call)
+                except (asyncio.CancelledError, GeneratorExit):
+                    status = CANCELLED
+                    raise
+                except Exception as error:
+                    status, text = _told(path, context, error)
+                # grpcio keeps what abort raises, and by its traceback this frame, which must not
+                # hold on to the message, also not by the error above.
+                data = b""
+                await context.abort(_CODES[status], text)
+                raise AssertionError("abort raises")
+            finally:
+                answers[status] += 1
+                self._log(context, path, status, begun, call)
+
+        return answer
+
+    def _stream(self, path: str, opened: Open) -> Any:
+        answers = self._answers.of("grpc", operation_of(path))
+
+        async def answer(requests: AsyncIterator[Buffer], context: Any) -> AsyncIterator[bytes]:
+            begun, status, call = perf_counter(), 0, None
+            try:
+                try:
+                    with self._peers.account(context.peer()) as account:
+                        call = _QueuePeer(context, account)
+                        self._check_key(path, call)
+                        async for message in call.run(requests, opened(call)):
+                            yield message
+                    return
+                except (asyncio.CancelledError, GeneratorExit):
+                    status = CANCELLED
+                    raise
+                except Exception as error:
+                    status, text = _told(path, context, error)
+                await context.abort(_CODES[status], text)
+            finally:
+                answers[status] += 1
+                self._log(context, path, status, begun, call)
+
+        return answer
+
+    def _check_key(self, path: str, call: _AioCall) -> None:
+        """Raise `Restricted` for a client without the key of a procedure, if it needs one."""
+        key = self._keys.get(path)
+        if key is not None and (error := without_key(key, call.metadata())) is not None:
+            raise error
+
+    def _log(
+        self, context: Any, path: str, status: int, begun: float, call: _AioCall | None
+    ) -> None:
+        if self._access_log:
+            noted = noted_fields(None if call is None else call.noted)
+            log_access(_address(context.peer()), path, status, begun, noted)
+
+
+def _told(path: str, context: Any, error: Exception) -> tuple[int, str]:
+    """The status and text of an error, whose details go along behind what was set before."""
+    if not isinstance(error, ServerError):
+        log.error("bug in %s", path, exc_info=error)
+        return INTERNAL.grpc, INTERNAL_TEXT
+    status, text = STATUS[type(error)].grpc, error_text(error)
+    if details := retry_details(error, status, text):
+        before = context.trailing_metadata() or ()
+        context.set_trailing_metadata((*before, ("grpc-status-details-bin", details)))
+    return status, text
+
+
+def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    rules = options.keep_alive
+    found = [
+        ("grpc.keepalive_time_ms", round(rules.interval * 1_000)),
+        ("grpc.keepalive_timeout_ms", round(rules.timeout * 1_000)),
+        ("grpc.keepalive_permit_without_calls", int(rules.without_calls)),
+        ("grpc.http2.max_pings_without_data", rules.pings_without_data),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(rules.least_interval * 1_000)),
+        ("grpc.http2.max_ping_strikes", rules.strikes),
+    ]
+    if level := list(LEVELS).index(options.compression):
+        # Of all procedures; grpcio chooses an algorithm that the client takes, if there is one.
+        found.append(("grpc.default_compression_level", level))
+    if rules.age:
+        found.append(("grpc.max_connection_age_ms", round(rules.age * 1_000)))
+    if rules.grace:
+        found.append(("grpc.max_connection_age_grace_ms", round(rules.grace * 1_000)))
+    return found
+
+
+def _address(peer: str) -> str:
+    """The address of a peer, without its port."""
+    kind, _, address = peer.partition(":")
+    return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    tls.context()  # which says what is wrong with the files
+    roots = Path(tls.root).read_bytes() if tls.root else None
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    return grpc.ssl_server_credentials([pair], roots, tls.mutual)

@@ -1,0 +1,1 @@
+"""gRPC on the server's own event loop: `headrace.protocol.http2` on an asyncio protocol."""

@@ -1,0 +1,104 @@
+"""The native server: its sockets and its end."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+
+from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
+from headrace.doors.grpc.call import Handlers
+from headrace.doors.grpc.native.calls import (
+    SessionRpc,
+    TaskRpc,
+)
+from headrace.doors.grpc.native.connection import (
+    PREFACE_SECS,
+    GrpcConnection,
+    Rpc,
+    ServerContext,
+)
+from headrace.doors.grpc.native.infer import InferRpc
+from headrace.doors.grpc.options import GrpcOptions
+from headrace.engine.admission import Admission
+from headrace.protocol.http2.protocol import Limits
+
+_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished, or unread
+
+
+class NativeServer(ServerContext):
+    """Serves gRPC on the running event loop."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        admission: Admission,
+        max_request_bytes: int,
+        access_log: bool,
+        tls: ssl.SSLContext | None = None,
+        options: GrpcOptions | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        kinds: list[tuple[type[Rpc], Mapping[str, object]]] = [
+            (InferRpc, handlers.direct),
+            (TaskRpc, handlers.unary),
+            (SessionRpc, handlers.sessions),
+        ]
+        procedures = {
+            path: (kind, handler) for kind, table in kinds for path, handler in table.items()
+        }
+        super().__init__(
+            procedures, handlers.keys, admission, max_request_bytes, access_log,
+            options or GrpcOptions(), limits or Limits(),
+        )  # fmt: skip
+        self._tls = tls
+        self._acceptor: Acceptor | None = None
+        self._look: asyncio.TimerHandle | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Answer on a bound socket from now on."""
+        self._acceptor = Acceptor(
+            listener, lambda: GrpcConnection(self), self.admission.fail_accept, self._tls,
+            PREFACE_SECS,
+        )  # fmt: skip
+        self._acceptor.start()
+        self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
+
+    async def announce(self, grace: float) -> None:
+        """`Server.announce`; waits for clients to know it, at most half the `grace`."""
+        self.draining = True
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for connection in list(self.connections):
+            connection.http2.drain()
+        await wait_for(
+            lambda: all(connection.http2.drained for connection in self.connections),
+            min(ANNOUNCE_SECS, grace / 2),
+        )
+        for connection in list(self.connections):
+            connection.http2.finish_drain()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+        if self._look is not None:
+            self._look.cancel()
+        end = self.loop.time() + grace
+        await self.announce(grace)
+        await self._empty(end - self.loop.time())
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def _empty(self, seconds: float) -> None:
+        """Wait for the last connection to close, at most so long."""
+        empty = asyncio.Event()
+        self.on_empty = empty.set
+        if self.connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(empty.wait(), max(seconds, 0))
+
+    def _check_progress(self) -> None:
+        """Close connections whose clients have not begun, or make no progress."""
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.check_progress(now)
+        self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)

@@ -1,0 +1,238 @@
+"""All services of the gRPC door, for the engine's process and for front ends.
+
+The operations of the table come as `unary`: from the engine, or handed on to its process. What a
+door answers itself is here, too: health, reflection, inference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
+
+from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.operations import (
+    HEALTH,
+    INFERENCE,
+    OPERATIONS,
+    REFLECTION,
+    TRAFFIC,
+    Operation,
+    by_procedure,
+)
+from headrace.core.errors import InvalidRequest, ServerExiting
+from headrace.core.tensors import Buffer
+from headrace.core.texts import bounded
+from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, Unary
+from headrace.doors.grpc.service import InferenceService
+from headrace.doors.grpc.stream import stream_opener
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Entrance, Readiness
+from headrace.protocol.pb import POOL, health_pb2, reflection_pb2
+from headrace.protocol.pb import reflection_v1alpha_pb2 as reflection_v1alpha_pb2  # into the pool
+
+_NOT_FOUND = 5
+_SERVICES = (INFERENCE, TRAFFIC, HEALTH, *REFLECTION)
+
+
+def all_handlers(
+    entrance: Entrance,
+    streams: Entrance,
+    unary: Mapping[str, Unary],
+    readiness: Readiness,
+    max_request_bytes: int,
+    rules: HeaderRules,
+) -> Handlers:
+    """The handlers of all services, and the keys that they ask for.
+
+    `streams` is the way to the engine of requests in streams, `entrance` that of all others.
+    """
+    admission, pattern = entrance.admission, rules.pattern()
+    check, watch = health_handlers(readiness, admission)
+    direct: dict[str, Direct] = {
+        f"/{INFERENCE}/ModelInfer": InferenceService(entrance, max_request_bytes, pattern)
+    }
+    sessions: dict[str, Open] = {
+        f"/{INFERENCE}/ModelStreamInfer": stream_opener(
+            streams, max_request_bytes, pattern=pattern
+        ),
+        f"/{HEALTH}/Watch": watch,
+    }
+    for service in REFLECTION:
+        sessions[f"/{service}/ServerReflectionInfo"] = partial(Reflection, admission)
+    handlers = Handlers(
+        direct=direct,
+        unary={**unary, f"/{HEALTH}/Check": check},
+        sessions=sessions,
+    )
+    return restricted(handlers, rules)
+
+
+def restricted(
+    handlers: Handlers, rules: HeaderRules, operations: Sequence[Operation] = OPERATIONS
+) -> Handlers:
+    """Handlers that ask for the keys of their categories.
+
+    Raises `LookupError` for a procedure that is no operation of the table: none can be forgotten.
+    """
+    table, keys = by_procedure(operations), rules.keys()
+    by_path: dict[str, Key] = {}
+    for path in handlers.paths():
+        if path not in table:
+            raise LookupError(f"{path} is not in the table of operations. This is a bug.")
+        category = table[path].category
+        if category is not None and category in keys:
+            by_path[path] = keys[category]
+    return replace(handlers, keys=by_path)
+
+
+# --- grpc.health.v1.Health: the server's readiness for any service name, as Triton answers it
+
+
+def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, Open]:
+    """Check, and Watch: whether the server is ready now, and each time that has changed."""
+
+    async def check(data: Buffer, call: object) -> bytes:
+        return _status(readiness.ready and not admission.exiting)
+
+    return check, partial(Watch, readiness, admission)
+
+
+class Watch:
+    """A `Session` that tells whether the server is ready, until it exits.
+
+    The client's one message says of which service, which makes no difference.
+    """
+
+    def __init__(self, readiness: Readiness, admission: Admission, peer: Peer) -> None:
+        self._readiness, self._admission, self._peer = readiness, admission, peer
+        self._asked = self._begun = False
+        self._last: bool | None = None  # what the client was told
+
+    def receive(self, message: Buffer) -> None:
+        """Take the one message."""
+        if self._asked:
+            raise InvalidRequest("the call takes one message, got another")
+        self._asked = True
+
+    def half_close(self) -> None:
+        """Begin to tell."""
+        if not self._asked:
+            raise InvalidRequest("the call takes one message, got none")
+        self._begun = True
+        self._readiness.watch(self.sent)
+        self._admission.watch_close(self.sent)
+        self.sent()
+
+    def sent(self) -> None:
+        """Send the status if it has changed, once there is room for it."""
+        if not self._begun or self._peer.congested:
+            return
+        exiting = self._admission.exiting
+        ready = self._readiness.ready and not exiting
+        if ready is not self._last:
+            self._last = ready
+            self._peer.send([_status(ready)])
+        if exiting:
+            self._peer.finish()
+
+    def closed(self) -> None:
+        """Watch no more."""
+        self._begun = False
+        self._readiness.unwatch(self.sent)
+        self._admission.unwatch_close(self.sent)
+
+
+def _status(ready: bool) -> bytes:
+    message = health_pb2.HealthCheckResponse
+    status = message.SERVING if ready else message.NOT_SERVING
+    return message(status=status).SerializeToString()
+
+
+# --- reflection (v1 and v1alpha), so that tools such as grpcurl need no .proto files
+
+
+class Reflection:
+    """A `Session` of ServerReflectionInfo.
+
+    The messages of the two packages are the same on the wire; only their names differ.
+    """
+
+    def __init__(self, admission: Admission, peer: Peer) -> None:
+        self._admission, self._peer = admission, peer
+        admission.watch_close(self._exit)
+
+    def receive(self, message: Buffer) -> None:
+        """Answer, and take no more while the client does not read."""
+        try:
+            request = reflection_pb2.ServerReflectionRequest.FromString(bytes(message))
+        except DecodeError as error:
+            raise InvalidRequest(f"not a valid ServerReflectionRequest: {error}") from None
+        self._peer.send([_reflected(request).SerializeToString()])
+        if self._peer.congested:
+            self._peer.hold(True)
+
+    def half_close(self) -> None:
+        """End: everything is answered."""
+        self._peer.finish()
+
+    def sent(self) -> None:
+        """Go on once there is room."""
+        if not self._peer.congested:
+            self._peer.hold(False)
+
+    def closed(self) -> None:
+        """Nothing is left to do."""
+        self._admission.unwatch_close(self._exit)
+
+    def _exit(self) -> None:
+        self._peer.finish(ServerExiting("Server exiting"))
+
+
+def _reflected(
+    request: reflection_pb2.ServerReflectionRequest,
+) -> reflection_pb2.ServerReflectionResponse:
+    response = reflection_pb2.ServerReflectionResponse(
+        valid_host=request.host, original_request=request
+    )
+    kind = request.WhichOneof("message_request")
+    try:
+        match kind:
+            case "list_services":
+                response.list_services_response.SetInParent()
+                for name in _SERVICES:
+                    response.list_services_response.service.add(name=name)
+            case "file_by_filename":
+                _add_files(response, POOL.FindFileByName(request.file_by_filename))
+            case "file_containing_symbol":
+                _add_files(response, _file_of(request.file_containing_symbol))
+            case _:
+                raise KeyError(f"no extensions are known ({kind})")
+    except KeyError as error:
+        response.error_response.error_code = _NOT_FOUND
+        response.error_response.error_message = bounded(str(error.args[0] if error.args else error))
+    return response
+
+
+def _file_of(symbol: str) -> FileDescriptor:
+    """The file that declares `symbol`; raises `KeyError`."""
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # the pool does not find methods by their full names
+        service, _, method = symbol.rpartition(".")
+        descriptor = POOL.FindServiceByName(service)
+        if method not in descriptor.methods_by_name:
+            raise
+        return descriptor.file
+
+
+def _add_files(response: reflection_pb2.ServerReflectionResponse, file: FileDescriptor) -> None:
+    """The file and all that it imports."""
+    todo, seen = [file], set[str]()
+    while todo:
+        current = todo.pop()
+        if current.name not in seen:
+            seen.add(current.name)
+            response.file_descriptor_response.file_descriptor_proto.append(current.serialized_pb)
+            todo.extend(current.dependencies)

@@ -1,0 +1,462 @@
+"""ModelStreamInfer: one bidirectional stream with requests for any models.
+
+Requests are submitted as they arrive and executed concurrently. Responses of ordinary models are
+written in the order of their requests; those of decoupled models as they come. An error does not
+end the stream: it is a message of its own, unless the client asked for real statuses with the
+metadata `triton_grpc_error: true`. When the server ends, so does the stream, as soon as all its
+requests are answered.
+
+What a client that does not read can pile up is bounded: by how many requests may be under way, and
+for models that answer many times by holding the requests whose messages wait here. One that goes on
+nevertheless is given up in the end.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from headrace.api.header_rules import HeaderPattern
+from headrace.core.call import InferResponse
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, ServerExiting
+from headrace.core.tensors import Buffer
+from headrace.doors.grpc.call import Message, Open, Peer, Session
+from headrace.doors.grpc.service import MessageCall
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, Target, not_read
+from headrace.observability.statistics import INFER
+from headrace.protocol.compression import check_size
+from headrace.protocol.grpc import CANCELLED
+from headrace.protocol.parameters import add_timing
+from headrace.protocol.status import INTERNAL_TEXT, STATUS
+from headrace.protocol.v2_protobuf import (
+    InferMessage,
+    InferReader,
+    InferWriter,
+    stream_message,
+    stream_response,
+)
+
+FINAL_PARAMETER = "triton_final_response"
+
+
+class Slot(MessageCall):
+    """One request of a stream, and what came for it and is not written yet.
+
+    `empty_final` are the model and version as the request has them, if it asked to be told of an
+    end without a response.
+    """
+
+    __slots__ = (
+        "answered", "empty_final", "error", "executing", "found", "messages", "ordered", "paused",
+        "ready", "stream", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, stream: "StreamInfer") -> None:
+        super().__init__("", "", "", {})
+        self.stream = stream
+        self.found: Target | None = None
+        self.empty_final: tuple[str, str] | None = None
+        self.ordered = True
+        self.answered = False  # nothing more comes than what waits
+        self.executing = False  # counted in by admission, and submitted
+        self.ready = False  # has its turn to write
+        self.paused = False  # its model was asked to pause
+        self.waiting = 0  # bytes of messages
+        self.messages: deque[Message] = deque()
+        self.error: ServerError | None = None
+
+    def charge(self, nbytes: int) -> None:
+        """Count what the message becomes; raises `Overloaded`."""
+        self.stream.count_more(self, nbytes)
+        self.nbytes += nbytes
+
+    def decoded(self, message: InferMessage) -> None:
+        """Note whether the client is to be told of an end without a response."""
+        if message.empty_final:
+            self.empty_final = message.model_name, message.model_version
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Take a response."""
+        if self.timed:
+            add_timing(response)
+        response.parameters[FINAL_PARAMETER] = final
+        self._add(stream_response(self.stream.writer.pieces(response)), final)
+
+    def finish(self) -> None:
+        """Take the end, with which no response comes."""
+        if self.empty_final is not None:
+            parameters = {FINAL_PARAMETER: True}
+            message = stream_message("", self.id, *self.empty_final, parameters)
+            self._add([message], True)
+        elif not self.answered:
+            self.stream.end(self)
+            self.stream.came(self, None)
+
+    def fail(self, error: ServerError) -> None:
+        """Take the error that ends the request."""
+        found = self.found if self.executing else None
+        names = ("", "") if found is None else (found.model, found.name)
+        parameters = {} if found is None else {FINAL_PARAMETER: True}
+        if not self.answered:
+            self.error = error
+        self._add([stream_message(str(error), self.id, *names, parameters)], True)
+
+    def refuse(self, error: ServerError) -> None:
+        """Take the error that the request was refused with."""
+        self.stream.count_out(self)
+        self.fail(error)
+
+    def header(self, name: str) -> str:
+        """The value of metadata by their name in lower case, "" for none."""
+        return self.stream.metadata().get(name, "")
+
+    def remaining(self) -> float:
+        """`RpcContext.remaining`."""
+        return self.stream.remaining()
+
+    def routed(self, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.found = target
+
+    def _add(self, message: Message, final: bool) -> None:
+        if self.answered:
+            return  # an error here has ended it before its model did
+        if final:
+            self.stream.end(self)
+        self.stream.came(self, message)
+
+
+log = logging.getLogger(__name__)
+
+_MAX_IN_FLIGHT = 1024
+_PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
+
+
+class StreamInfer:
+    """One stream.
+
+    Its requests are in `_ordered`, in order of arrival, or in `_unordered`, until all that came for
+    them is written. `_ready` are those that may write now, each once: they take turns, message by
+    message. `_waiting` counts the bytes of messages of decoupled models' requests that have not
+    ended, which are those that can grow; `_kept` those of all, and `_charged` how many of them the
+    account has, which is told of those that could not be written at once.
+    """
+
+    def __init__(
+        self,
+        engine: Entrance,
+        limit: int,
+        reader: InferReader,
+        writer: InferWriter,
+        peer: Peer,
+        give_up_bytes: int,
+        pattern: HeaderPattern | None,
+    ) -> None:
+        self._told: Mapping[str, str] = {}  # parameters for models, made of metadata
+        self._fault = ""  # for which every request is refused
+        if pattern is not None:
+            try:
+                self._told = pattern.parameters(peer.metadata().items())
+            except InvalidRequest as error:
+                self._fault = str(error)
+        self.writer = writer
+        self._engine = engine
+        self._limit = limit
+        self._reader = reader
+        self._peer = peer
+        self._account = peer.account
+        self._answers = engine.admission.answers.of("grpc", INFER)
+        self._give_up_bytes = give_up_bytes
+        self.metadata = peer.metadata
+        self.remaining = peer.remaining
+        self._real_errors = peer.metadata().get("triton_grpc_error") == "true"
+        self._ordered: deque[Slot] = deque()
+        self._unordered: set[Slot] = set()
+        self._ready: deque[Slot] = deque()
+        self._drained: list[Slot] = []  # held ones of which everything is written
+        self._waiting = self._kept = self._charged = 0
+        self._half_closed = False
+        self._holding = False
+        self._over = False
+        self._writing = False
+        self._deferring = False  # a request is being decoded, those after it are `_behind`
+        self._behind: deque[tuple[Slot, Buffer]] = deque()
+        engine.admission.watch_close(self.write)
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._ordered) + len(self._unordered)
+
+    # --- what the client does
+
+    def receive(self, message: Buffer) -> None:
+        """Submit a request, once those before it are."""
+        slot = Slot(self)
+        self._ordered.append(slot)
+        if self._deferring:
+            if self._count_in(slot, message):
+                self._behind.append((slot, message))
+        else:
+            self._submit(slot, message)
+        if self._under_way >= _MAX_IN_FLIGHT and not self._over:
+            self._holding = True
+            self._peer.hold(True)
+
+    def half_close(self) -> None:
+        """End once everything is answered."""
+        self._half_closed = True
+        self.write()
+
+    def sent(self) -> None:
+        """Go on writing."""
+        self.write()
+        self._charge()
+
+    def closed(self) -> None:
+        """Cancel what is still under way."""
+        self._over = True
+        self._kept = 0
+        self._charge()
+        account = self._account
+        self._engine.admission.unwatch_close(self.write)
+        slots = [*self._ordered, *self._unordered]
+        self._ordered.clear()
+        self._unordered.clear()
+        self._ready.clear()
+        self._behind.clear()
+        for slot in slots:
+            if not slot.answered:
+                self._answers[CANCELLED] += 1
+            if slot.executing:
+                account.leave(slot.nbytes)
+                if not slot.answered:
+                    slot.cancel()
+
+    # --- what the server does
+
+    def count_out(self, slot: Slot) -> None:
+        """A request is not under way any more."""
+        if slot.executing:
+            slot.executing = False
+            self._account.leave(slot.nbytes)
+
+    def count_more(self, slot: Slot, nbytes: int) -> None:
+        """Count bytes of a request in; raises `Overloaded`."""
+        self._account.grow(nbytes, slot.nbytes)
+
+    def end(self, slot: Slot) -> None:
+        """Mark a request as answered: nothing more comes than what waits, and maybe one message."""
+        slot.answered = True
+        self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
+        if not slot.ordered:
+            self._waiting -= slot.waiting
+
+    def came(self, slot: Slot, message: Message | None) -> None:
+        """A message came for a request, or nothing but its end."""
+        if self._over:
+            return
+        if slot.ordered and slot.found is not None and slot.found.decoupled:
+            self._ordered.remove(slot)
+            self._leave_order(slot)
+            self._offer_first()  # which may be another one now
+        if message is not None:
+            slot.messages.append(message)
+            nbytes = sum(map(len, message))
+            slot.waiting += nbytes
+            self._kept += nbytes
+            if not (slot.ordered or slot.answered):
+                self._waiting += nbytes
+        if slot.ordered:
+            self._offer_first()
+        else:
+            self._offer(slot)
+        self.write()
+        self._charge()
+        if slot.waiting and not (slot.ordered or slot.answered or self._over):
+            self._restrain(slot)
+
+    def write(self) -> None:
+        """Write what may be written now, and end the stream if it is time."""
+        if self._writing or self._over:
+            return
+        self._writing = True
+        try:
+            ready, peer = self._ready, self._peer
+            while ready and not peer.congested and self._write_one(ready.popleft()):
+                pass
+        finally:
+            self._writing = False
+        drained, self._drained = self._drained, []
+        for slot in drained:
+            slot.paused = False
+            if not slot.answered:
+                slot.hold(False)
+        self._go_on()
+
+    def _charge(self) -> None:
+        """Count what waits now."""
+        if change := self._kept - self._charged:
+            self._charged = self._kept
+            self._account.count(change)
+
+    def _go_on(self) -> None:
+        """End the stream if it is time, or let more requests come."""
+        if self._over:
+            return
+        under_way = self._under_way
+        if not under_way and self._half_closed:
+            self._finish(None)
+        elif not under_way and self._engine.exiting:
+            self._finish(ServerExiting("Server exiting"))
+        elif self._holding and under_way < _MAX_IN_FLIGHT // 2:
+            self._holding = False
+            self._peer.hold(False)
+
+    def _finish(self, error: ServerError | None) -> None:
+        """Write no more; what is left is dealt with when the stream is `closed`."""
+        self._over = True
+        self._peer.finish(error)
+
+    # --- whose turn it is
+
+    def _offer(self, slot: Slot) -> None:
+        """Give a turn to a request that may write, if it has something."""
+        if not slot.ready and (slot.messages or slot.answered):
+            slot.ready = True
+            self._ready.append(slot)
+
+    def _offer_first(self) -> None:
+        """Give a turn to the first of the requests that have an order."""
+        ordered = self._ordered
+        while ordered:
+            slot = ordered[0]
+            # In a front end that may not have been known when the request was sent.
+            if slot.found is None or not slot.found.decoupled:
+                self._offer(slot)
+                return
+            self._leave_order(ordered.popleft())
+
+    def _leave_order(self, slot: Slot) -> None:
+        """Let a request that is not ordered any more be answered at any time."""
+        slot.ordered = False
+        self._unordered.add(slot)
+        if not slot.answered:
+            self._waiting += slot.waiting
+        self._offer(slot)
+
+    def _write_one(self, slot: Slot) -> bool:
+        """One message of a request, or its end; whether to go on."""
+        slot.ready = False
+        messages = slot.messages
+        if messages:
+            if (
+                self._real_errors
+                and slot.error is not None
+                and slot.executing
+                and len(messages) == 1  # what came before the error is still good
+            ):
+                self._finish(slot.error)
+                return False
+            message = messages.popleft()
+            nbytes = sum(map(len, message))
+            slot.waiting -= nbytes
+            self._kept -= nbytes
+            if not (slot.ordered or slot.answered):
+                self._waiting -= nbytes
+            self._peer.send(message)
+        if messages:
+            self._offer(slot)
+        elif slot.answered:
+            self._answered(slot)
+        elif slot.paused:
+            self._drained.append(slot)
+        return True
+
+    def _answered(self, slot: Slot) -> None:
+        """Everything that came for a request is written."""
+        self.count_out(slot)
+        if slot.ordered:
+            self._ordered.popleft()
+            self._offer_first()
+        else:
+            self._unordered.discard(slot)
+
+    def _restrain(self, slot: Slot) -> None:
+        """Bound what waits, after more has come: pause the request, or give one up."""
+        if not slot.paused:
+            if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
+                slot.paused = True
+                slot.hold(True)
+        elif self._waiting > self._give_up_bytes:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the request of which most waits: its model was asked to pause, and did not."""
+        held = [slot for slot in self._unordered if slot.paused and not slot.answered]
+        slot = max(held, key=lambda slot: slot.waiting)
+        slot.cancel()
+        self._waiting -= slot.waiting
+        self._kept -= slot.waiting
+        slot.waiting = 0
+        slot.messages.clear()
+        slot.fail(not_read())
+
+    def _count_in(self, slot: Slot, data: Buffer) -> bool:
+        """Count a request in that is submitted later, unless it is refused."""
+        try:
+            nbytes = check_size(data, self._limit)
+            self._account.enter(nbytes)
+        except ServerError as error:
+            slot.refuse(error)
+            return False
+        slot.nbytes = nbytes
+        slot.executing = True
+        return True
+
+    def _submit(self, slot: Slot, data: Buffer) -> None:
+        try:
+            nbytes = check_size(data, self._limit)
+            if not slot.executing:
+                self._account.enter(nbytes)
+                slot.nbytes = nbytes
+                slot.executing = True
+            message = self._reader.read(data)
+            slot.id = message.id
+            if self._fault:
+                raise InvalidRequest(self._fault)
+            slot.found = found = self._engine.find(message.model_name, message.model_version)
+            if found.decoupled:
+                self._ordered.remove(slot)
+                self._leave_order(slot)
+            self._deferring = message.long
+            slot.submit(self._engine, message, found, self._told, self._submit_behind)
+        except ServerError as error:
+            slot.refuse(error)
+
+    def _submit_behind(self) -> None:
+        self._deferring = False
+        while self._behind and not (self._deferring or self._over):
+            slot, data = self._behind.popleft()
+            try:
+                self._submit(slot, data)
+            except Exception:
+                log.exception("bug in a request of a stream")
+                slot.refuse(ExecutionFailed(INTERNAL_TEXT))
+
+
+def stream_opener(
+    engine: Entrance,
+    max_request_bytes: int,
+    give_up_bytes: int = GIVE_UP_BYTES,
+    pattern: HeaderPattern | None = None,
+) -> Open:
+    """The factory of sessions of ModelStreamInfer.
+
+    Beyond `give_up_bytes` that wait in one stream, a request that is held is given up. `pattern`
+    picks what of the metadata models are told.
+    """
+    reader, writer = InferReader(), InferWriter()
+
+    def open_stream(peer: Peer) -> Session:
+        return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, pattern)
+
+    return open_stream

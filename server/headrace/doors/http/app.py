@@ -1,0 +1,311 @@
+"""The HTTP routes of the table of operations, but for inference: a FastAPI application.
+
+Before anything of a request is read but its head: who has the key of the operation's category, and,
+for a route that changes models or settings, whether a web page had a browser send the request that
+is not allowed to. A client that goes before its request is there as a whole is no error.
+"""
+
+import asyncio
+import difflib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from headrace import __version__
+from headrace.api.handlers import HANDLERS, Handler, answer_json
+from headrace.api.header_rules import NO_RULES, HeaderRules, Key
+from headrace.api.openapi import document
+from headrace.api.operations import OPERATIONS, Category, Operation, Route
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.doors.http.docs_page import render_docs, render_root
+from headrace.doors.http.head import check_key, opens
+from headrace.doors.http.protocol import ACCOUNT, OPERATION
+from headrace.engine.admission import Account
+from headrace.engine.engine import Engine
+from headrace.protocol.compression import too_large
+from headrace.protocol.json_text import refuse_without_memory
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.v2_json import error_body
+
+log = logging.getLogger(__name__)
+
+_JSON = "application/json"
+_HTML = "text/html; charset=utf-8"
+_NO_ROUTE = "Not Found: /docs describes all paths"
+_BODY_LIMIT = 1 << 20  # bytes of a body, unless it is large
+_ALWAYS = 64 << 10  # bytes of a body for which there is room on a server that is full
+_LONG = 64 << 10  # bytes of a body, from which on it is read on a thread
+
+
+def create_app(
+    engine: Engine,
+    max_request_bytes: int,
+    rules: HeaderRules = NO_RULES,
+    operations: Sequence[Operation] = OPERATIONS,
+    handlers: Mapping[str, Handler] = HANDLERS,
+) -> FastAPI:
+    """The application that answers for `engine`, by these rules for headers; see `LateApp`."""
+    app = FastAPI(
+        title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
+        redoc_url=None, openapi_url=None,
+    )  # fmt: skip
+    served = _Operations(engine, max_request_bytes, rules)
+    for operation in operations:
+        if operation.in_door:
+            continue
+        for route in operation.routes:
+            answer = served.endpoint(operation, route, handlers[operation.name])
+            for path in (*route.forms, *route.also):
+                # Some load balancers probe with HEAD.
+                for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
+                    key = served.keys.get(operation.category) if operation.category else None
+                    app.routes.append(_OperationRoute(path, answer, method, operation, key))
+    _add_errors(app)
+    _add_pages(app, engine, rules, operations)
+    return app
+
+
+class _OperationRoute(APIRoute):
+    """A route of an operation, which asks for its key before it looks at the method."""
+
+    def __init__(
+        self,
+        path: str,
+        answer: Callable[[Request], Awaitable[Response]],
+        method: str,
+        operation: Operation,
+        key: Key | None,
+    ) -> None:
+        super().__init__(
+            path, answer, methods=[method], response_class=Response, include_in_schema=False
+        )
+        self._counted = operation.counted
+        self._key = key
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette's routing interface; raises `Restricted`."""
+        scope[OPERATION] = self._counted
+        check_key(self._key, scope["headers"])
+        await super().handle(scope, receive, send)
+
+
+def _is_probe(operation: Operation, route: Route) -> bool:
+    return operation.category is Category.HEALTH and route.method == "GET"
+
+
+class _Operations:
+    """Endpoints of the operations' routes."""
+
+    def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
+        self._engine = engine
+        self._limit = max_request_bytes
+        self.keys = rules.keys()
+        self._origins = rules.allowed_origins()
+
+    def endpoint(
+        self, operation: Operation, route: Route, handler: Handler
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of a route of an operation; raises `ServerError`."""
+
+        async def answer(request: Request) -> Response:
+            scope, parts = request.scope, request.path_params
+            if route.changes:
+                self._origins.check(scope["headers"], scope["server"])
+            if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as Triton has it
+                return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
+            if handler.check is not None:
+                handler.check(self._engine, parts)
+            try:
+                body = await self._body(request, route, handler) if route.body else {}
+            except ClientDisconnect:
+                log.debug("the client of %s went before its request was there", scope["path"])
+                return Response()
+            found = await answer_json(self._engine, operation, handler, parts, body)
+            if found is None:
+                return Response(media_type=_JSON)
+            return Response(orjson.dumps(found), route.status(found), media_type=_JSON)
+
+        return answer
+
+    async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
+        """The request's body, as the handler has read it."""
+
+        def read() -> Any:
+            return handler.read(parse_object(body))
+
+        account: Account = request.scope.get(ACCOUNT) or self._engine.admission
+        limit = self._limit if route.large else 0
+        async with whole_body(request.stream(), account, limit) as body:
+            return read() if len(body) < _LONG else await asyncio.to_thread(read)
+
+
+@asynccontextmanager
+async def whole_body(
+    pieces: AsyncIterator[bytes], account: Account, limit: int = 0
+) -> AsyncIterator[bytes]:
+    """A body of up to `limit` bytes, 0 for that of control requests.
+
+    It counts while it comes and is being used; the first bytes whatever the limits: whoever
+    operates a server that is full has to be able to ask something of it. Raises `PayloadTooLarge`,
+    `Overloaded` and `ServerExiting`.
+    """
+    body = bytearray()
+    size, charged, begun = 0, 0, False  # charged: bytes beyond the first ones
+    try:
+        async for piece in pieces:
+            wanted = size + len(piece)
+            if wanted > (limit or _BODY_LIMIT):
+                refusal = f"the request body exceeds {_BODY_LIMIT} bytes"
+                raise PayloadTooLarge(too_large("request body", limit) if limit else refusal)
+            if wanted <= _ALWAYS:
+                account.count(len(piece))
+            else:
+                if not begun:
+                    account.begin(len(piece))
+                    begun = True
+                account.grow(len(piece), charged)
+                charged += len(piece)
+            size = wanted
+            body += piece
+        whole = bytes(body)
+        body.clear()
+        yield whole
+    finally:
+        account.count(charged - size)
+        if begun:
+            account.drop(charged)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body, an empty one for an empty body; raises `InvalidRequest`."""
+    if not body.strip():
+        return {}
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    if type(found) is not dict:
+        raise InvalidRequest("the request must be a JSON object")
+    return found
+
+
+def _add_pages(
+    app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
+) -> None:
+    """The pages for people, and the OpenAPI document, which shows models as metadata do."""
+    key = rules.keys().get(Category.METADATA)
+
+    def described(request: Request) -> dict[str, Any]:
+        shown = key is None or opens(key, request.scope["headers"])
+        newest = {found.model: found for found in engine.versions() if found.ready}
+        return document(newest.values() if shown else (), operations)
+
+    @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)
+    async def root() -> Response:
+        return Response(render_root(__version__), media_type=_HTML)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return Response(render_docs(described(request)), media_type=_HTML)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        return Response(orjson.dumps(described(request)), media_type=_JSON)
+
+
+# --- errors
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error in the protocol's form, also those that the framework itself finds."""
+
+    @app.exception_handler(ServerError)
+    async def server_error(_: Request, error: ServerError) -> Response:
+        status = STATUS[type(error)]
+        seconds = retry_after(error)
+        retry = {"retry-after": str(seconds)} if seconds else None
+        return Response(error_body(str(error)), status.http, retry, _JSON)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        text = error.detail
+        if error.status_code == 404:
+            text = _NO_ROUTE + hint(request.url.path)
+        if allowed := (error.headers or {}).get("Allow"):
+            text += f": this path takes {allowed}"
+        return Response(error_body(text), error.status_code, error.headers, _JSON)
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("bug while answering %s", request.url.path, exc_info=error)
+        return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
+
+
+_ALIKE = 0.65  # from which on a path is taken for another one that was written wrongly
+_LONGEST = 100  # characters of a path that is compared with others
+_MODEL = "/v2/models/{name}"
+_OF_MODEL = re.compile(
+    r"(?:/v\d)?/models?/(?P<name>[^/:]+)(?:/versions?/(?P<version>\d+))?(?:[/:](?P<end>[\w/]+))?",
+    re.IGNORECASE,
+)
+# Words of other servers.
+_INFER = frozenset({"infer", "predict", "predictions", "invocations", "inference", "run"})
+_METRICS = "metrics have a port of their own, 8002 unless --metrics-port says another"
+
+
+@cache
+def _known() -> tuple[list[str], list[str]]:
+    """The ends of paths behind a model's name, and all other paths."""
+    forms = [form for found in OPERATIONS for route in found.routes for form in route.forms]
+    ends = [form.removeprefix(_MODEL) for form in forms if form.startswith(_MODEL)]
+    others = [form for form in forms if "{" not in form]
+    named = [f"/v2/models/NAME/{end}" for end in ("infer", "generate")]
+    return [end for end in ends if end and "{" not in end], others + named
+
+
+def hint(path: str) -> str:
+    """The path that one which is not there was probably meant to be, as the end of a sentence.
+
+    Those who come from other servers ask for `/v1/models/m:predict`, `/models/m/infer` or
+    `/health`; "" if nothing is like the path.
+    """
+    if len(path) > _LONGEST:
+        return ""
+    clean = "/" + "/".join(part for part in path.split("/") if part)
+    if clean.endswith("/metrics"):
+        return f"; {_METRICS}"
+    if clean[1:].lower() in _INFER:
+        clean = "/v2/models/NAME/infer"
+    others = _known()[1]
+    near = _of_model(clean) or _nearest(clean, others) or _nearest(f"/v2{clean}", others)
+    return f"; did you mean {near}?" if near and near != path else ""
+
+
+def _of_model(path: str) -> str:
+    found = _OF_MODEL.fullmatch(path)
+    if found is None:
+        return ""
+    end = (found["end"] or "").lower()
+    if end:
+        end = "/infer" if end in _INFER else _nearest(f"/{end}", _known()[0])
+        if not end:
+            return ""
+    version = f"/versions/{found['version']}" if found["version"] else ""
+    return f"/v2/models/{quote(found['name'], safe='')}{version}{end}"
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(path, list(known), 1, _ALIKE)), "")

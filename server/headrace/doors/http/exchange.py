@@ -1,0 +1,376 @@
+"""One infer request over HTTP from its head to its answer, whichever route carries it.
+
+Order of work: find the model, count the request in, take the body within its limit, decode, submit,
+encode the response or the error, count the request out.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    ServerError,
+    Unsupported,
+    UnsupportedEncoding,
+)
+from headrace.core.signature import Signature
+from headrace.core.tensors import Buffer
+from headrace.doors.http.head import Head
+from headrace.engine.admission import Account
+from headrace.engine.doors import HTTP_NOT_DECOUPLED, Target
+from headrace.engine.workbench import LARGE, Deferred, Job, Workbench
+from headrace.protocol.compression import (
+    choose_encoding,
+    compress,
+    decompress,
+    decompress_small,
+    too_large,
+)
+from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.parameters import add_timing, server_timing, time_of, wants_timing
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.v2_json import (
+    ResponseForm,
+    decode_infer,
+    decode_raw,
+    error_body,
+    parse_json_size,
+    pass_raw,
+    takes_long,
+)
+
+log = logging.getLogger(__name__)
+
+# Header lines as they are written.
+JSON = b"content-type: application/json\r\n"
+CLOSE = b"connection: close\r\n"
+_BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model that has several
+_TIMING = b"server-timing: %b\r\n"
+_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+
+
+@dataclass(slots=True)
+class Answer:
+    """A status, header lines without `content-length`, and the body in pieces."""
+
+    status: int
+    lines: bytes
+    buffers: Sequence[Buffer]
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection has to end with it."""
+        return self.status != 200 and self.lines.endswith(CLOSE)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.buffers))
+
+
+class Exchange(Call):
+    """An infer request under way. After `open`, `close` must be called exactly once."""
+
+    __slots__ = (
+        "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_more", "_timed",
+        "account", "entered", "found", "head",
+    )  # fmt: skip
+
+    door = "HTTP"
+    refusal = HTTP_NOT_DECOUPLED
+    found: Target | None
+    _form: ResponseForm | None
+
+    def __init__(self, limit: int, head: Head, account: Account) -> None:
+        """`limit` is of the body's bytes, also once it is decompressed.
+
+        `account` is the connection's.
+        """
+        self.head = head
+        self.account = account
+        self._engine = head.entrance
+        self._limit = limit
+        self.found = self._form = None
+        self.id = self._backend = ""
+        self.nbytes = 0
+        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
+
+    def open(self) -> None:
+        """Find the model and count a message in whose body is yet to come; raises `ServerError`."""
+        self.begin()
+        self._find()
+        declared = self.head.length or 0
+        self._check_size(declared)
+        self.account.begin(declared)
+        self._held = True
+
+    def open_whole(self, nbytes: int) -> None:
+        """Find the model and count the request in, its body of `nbytes` being there.
+
+        Raises `ServerError`.
+        """
+        self.begin()
+        self._find()
+        if nbytes > self._limit:
+            self._check_size(nbytes)
+        self.account.enter(nbytes)
+        self.nbytes = nbytes
+        self.entered = True
+
+    def _check_size(self, declared: int) -> None:
+        if declared > self._limit:
+            raise PayloadTooLarge(too_large("request body", self._limit, declared))
+
+    def grow(self, nbytes: int) -> None:
+        """Count bytes of the body in; raises `ServerError` beyond a limit."""
+        if self.nbytes + nbytes > self._limit:
+            raise PayloadTooLarge(too_large("request body", self._limit))
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
+        self._again = True
+
+    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
+        """Decode the whole body and queue the request, at once or later; raises `ServerError`.
+
+        If later, it is refused with what is wrong, and `after` is called in the end.
+        """
+        self._consumed = True
+        head, found = self.head, self.found
+        assert found is not None, "submit before open. This is a bug."
+        if self._held:
+            self.admit()
+        if self._again:
+            found = self._find()
+        signature = found.signature
+        if head.content_encoding is not None:
+            small = decompress_small(body, head.content_encoding)
+            if small is None:
+                self._defer(body, signature, after)
+                return
+            body = small
+        if len(body) > LARGE and self._takes_long(body, signature):
+            self._defer(body, signature, after)
+            return
+        asked, self._form = decode_body(head, body, signature)
+        self.take(asked)
+        if head.timeout:
+            self.bound()
+        if self.parameters:
+            self._more = wants_timing(self)
+        self.submit_to(found)
+
+    def submit_to(self, found: Target) -> None:
+        """Submit, with what models are told of the head; raises `ServerError`."""
+        if self.head.told:
+            self.parameters.update(self.head.told)
+        found.submit(self)
+
+    def bound(self) -> None:
+        """Wait no longer than the head allows."""
+        timeout = self.head.timeout
+        if timeout and not 0 < self.timeout < timeout:
+            self.timeout = timeout
+
+    def header(self, name: str) -> str:
+        """The value of a header by its name in lower case, "" for none."""
+        return self.head.headers.get(name.encode("latin-1"), "")
+
+    def routed(self, target: Target) -> None:
+        """Take what serves the request, now that it is decided."""
+        self.found = target
+
+    def answered_by(self, backend: str) -> None:
+        """Take which backend answers."""
+        if not self._backend:
+            self._timed, self._more = self._more, True
+        self._backend = backend
+
+    @property
+    def timed(self) -> bool:
+        """Whether timings are wanted in the answer."""
+        return self._timed if self._backend else self._more
+
+    @property
+    def backend_line(self) -> bytes:
+        """The header that names the backend, if there are several."""
+        return _BACKEND % self._backend.encode() if self._backend else b""
+
+    def encodes_long(self, response: InferResponse) -> bool:
+        """Whether it takes long to encode a response, of which an output is larger than `LARGE`."""
+        form = self._form
+        return form is not None and (
+            self.head.accept_encoding is not None
+            or any(
+                t.array.nbytes > LARGE and not form.named.get(t.name, form.binary)
+                for t in response.outputs
+            )
+        )
+
+    @property
+    def workbench(self) -> Workbench:
+        """Where long work for it is done."""
+        return self._engine.admission.workbench
+
+    def succeed_later(self, response: InferResponse, done: Callable[[Answer], None]) -> Job[Answer]:
+        """Make the answer of `success` on a thread, and call `done` with it."""
+
+        def finish(answer: Answer | None, problem: Exception | None) -> None:
+            done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
+
+        size = sum(tensor.array.nbytes for tensor in response.outputs)
+        self.account.count(size)  # the answer, until it is handed over
+        self.nbytes += size
+        return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Answer with `response`, which is encoded on a thread if that takes long."""
+        if self._form is None:
+            self._form = ResponseForm()
+        for tensor in response.outputs:
+            if tensor.array.nbytes > LARGE and self.encodes_long(response):
+                self.owner = self.succeed_later(response, self.end)
+                return
+        self.end(self.success(response))
+
+    def fail(self, error: ServerError) -> None:
+        """Answer with an error."""
+        self.end(self.failure(error))
+
+    def end(self, answer: Answer) -> None:
+        """Send the answer."""
+        raise NotImplementedError
+
+    def success(self, response: InferResponse) -> Answer:
+        """The answer with a response in it; an error's if it has no form that was asked for."""
+        try:
+            return self._encode(response)
+        except Exception as error:
+            return self.failure(error)
+
+    def failure(self, error: BaseException) -> Answer:
+        """The answer to a request that failed with `error`."""
+        if not isinstance(error, ServerError):
+            log.error("bug while answering %s", self.head.path, exc_info=error)
+            lines = JSON + _TIMING % server_timing(time_of(ServerError()))
+            return Answer(INTERNAL.http, lines, [error_body(INTERNAL_TEXT)])
+        lines = JSON + _TIMING % server_timing(time_of(error))
+        if seconds := retry_after(error):
+            lines += b"retry-after: %d\r\n" % seconds
+        if isinstance(error, UnsupportedEncoding):
+            lines += b"accept-encoding: gzip, deflate\r\n"
+        lines += self.backend_line
+        # Answered at once, not when the body is there; the rest of it is passed over. Only where
+        # that is too much, or of unknown size, the connection is given up instead.
+        length = self.head.length
+        if not self._consumed and (length is None or length > self._limit):
+            lines += CLOSE
+        return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
+
+    def close(self) -> None:
+        """Count the request out."""
+        if self.entered:
+            self.entered = False
+            self.account.leave(self.nbytes)
+        elif self._held:
+            self._held = False
+            self.account.drop(self.nbytes)
+
+    def admit(self) -> None:
+        """The body is there as a whole: count it as a request; raises `Overloaded`."""
+        self.account.admit()
+        self._held, self.entered = False, True
+
+    def fields(self) -> dict[str, str]:
+        """Fields of the access log's line besides the path."""
+        if self.found is None:
+            return {}
+        return {
+            "model": self.head.model, "version": self.found.name, "request_id": self.id
+        }  # fmt: skip
+
+    def _find(self) -> Target:
+        """The model version that serves the request now; raises `ServerError`."""
+        if self.head.fault:
+            raise InvalidRequest(self.head.fault)
+        self.found = found = self._engine.find(self.head.model, self.head.version)
+        if found.decoupled and self.refusal:
+            raise Unsupported(self.refusal)
+        return found
+
+    def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
+        return takes_long(body, self.head.json_size, signature)
+
+    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
+        """The request in a body that may be compressed; on a thread."""
+        head = self.head
+        if head.content_encoding is not None:
+            body = decompress(body, head.content_encoding, self._limit, charge=charge)
+        request, self._form = decode_body(head, body, signature, charge)
+        charge_objects(request.inputs.values(), charge)
+        return request
+
+    def _defer(
+        self, body: Buffer, signature: Signature | None, after: Callable[[], None] | None
+    ) -> None:
+        """Decode on a thread, then queue the request."""
+
+        def submit(asked: Call) -> None:
+            found = self._find()  # it may have been replaced meanwhile
+            self.take(asked)
+            self.bound()
+            self._more = wants_timing(self)
+            self.submit_to(found)
+
+        # What is compressed may become long, and mostly does.
+        size = len(body) << 3 if self.head.content_encoding is not None else len(body)
+        Deferred(
+            self.workbench, size,
+            lambda charge: self._decode(body, signature, charge), submit, self, self._charge, after,
+        )  # fmt: skip
+
+    def _charge(self, nbytes: int) -> None:
+        """Count what the body becomes; raises `Overloaded`."""
+        self.account.grow(nbytes, self.nbytes)
+        self.nbytes += nbytes
+
+    def _encode(self, response: InferResponse) -> Answer:
+        form, accept = self._form, self.head.accept_encoding
+        if self._more:
+            return self._encode_more(response)
+        assert form is not None, "an answer to what was not submitted. This is a bug."
+        buffers, json_size = form.encode(response)
+        lines = JSON if json_size is None else _BINARY % json_size
+        lines += _TIMING % server_timing(response.timing)
+        if accept is not None and (encoding := choose_encoding(accept)) != "identity":
+            buffers = [compress(b"".join(buffers), encoding)]
+            lines += b"content-encoding: %b\r\n" % encoding.encode()
+        return Answer(200, lines, buffers)
+
+    def _encode_more(self, response: InferResponse) -> Answer:
+        """An answer that says more than the response."""
+        if self.timed:
+            add_timing(response)
+        self._more = False
+        answer = self._encode(response)
+        answer.lines += self.backend_line
+        return answer
+
+
+def plain_lines(timing: Timing) -> bytes:
+    """The header lines of an answer that is nothing but JSON."""
+    return JSON + _TIMING % server_timing(timing)
+
+
+def decode_body(
+    head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
+) -> tuple[Call, ResponseForm]:
+    """The request in a body, and how to answer it; raises `InvalidRequest`."""
+    json_size = None if head.json_size is None else parse_json_size(head.json_size, len(body))
+    if json_size != 0:
+        return decode_infer(head.model, head.version, body, json_size, signature, charge)
+    if signature is not None:
+        return decode_raw(signature, head.model, head.version, body)
+    return pass_raw(head.model, head.version, body), ResponseForm(binary=True)

@@ -1,0 +1,464 @@
+"""The fast path: infer requests answered straight from the connection's bytes.
+
+Strategy: an infer request whose head is complete in what was received is taken here, without ASGI's
+scope, task and events; everything else goes to uvicorn's parser and the application, and while that
+is busy with anything of this connection, everything does. Answers keep the order of requests.
+
+Clients repeat their heads, so a head is parsed once (by llhttp, the parser that uvicorn uses) and
+then known by its bytes. Only a head that means the same whenever it comes is known: HTTP/1.1, kept
+alive, a plain Content-Length, nothing to upgrade to or to expect.
+"""
+
+import asyncio
+from collections import deque
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any
+
+from headrace.core.blocks import BLOCKS
+from headrace.core.call import NOBODY, Computed, Timing
+from headrace.core.errors import ServerError, ServerExiting
+from headrace.core.tensors import Buffer
+from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
+from headrace.doors.http.head import Head, Heads
+from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
+from headrace.engine.doors import Entrance
+from headrace.engine.workbench import Deferred
+from headrace.observability.statistics import INFER
+from headrace.protocol.plain_json import HTTP_ANSWER, PlainJson
+from headrace.protocol.v2_json import error_body
+
+_END = b"\r\n\r\n"
+_UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read
+_COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
+_DIRECT = 256 << 10  # bytes of a body still to come from which they are received into place
+_JOIN = 64 << 10  # bytes up to which an answer is sent as one buffer
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+
+
+class BodyReader(asyncio.BufferedProtocol):
+    """Stands in for a connection's protocol until `place` is full."""
+
+    def __init__(self, connection: "FastProtocol", place: memoryview) -> None:
+        self._connection = connection
+        self._place = place
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They are there."""
+        self._place = self._place[nbytes:]
+        if not self._connection.body_grew(nbytes):
+            # The transport refers to its last reader for as long as the connection lives, which
+            # must not keep the body.
+            self._place = memoryview(b"")
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+
+class HttpCall(Exchange):
+    """One infer request of a connection, which is the call itself."""
+
+    __slots__ = ("answer", "begun", "body", "connection", "filled", "json")
+
+    answer: Answer | None
+    body: memoryview | None  # what is being gathered, `filled` bytes of it there
+    json: PlainJson | None  # which has read the body, and may write the answer
+
+    def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
+        # As `Exchange.__init__` and `begin`, which would be calls more for each request.
+        self.head = head
+        self.account = connection.account
+        self._engine = head.entrance
+        self._limit = limit
+        self.found = self._form = self.answer = self.body = self.json = None
+        self.id = self._backend = ""
+        self.nbytes = self.filled = 0
+        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
+        self.owner = NOBODY
+        self.stages = self.held = None
+        self.started = self.ended = False
+        self.connection = connection
+        self.begun = perf_counter() if connection.access_log else 0.0
+
+    def respond_from(self, batch: Computed) -> None:
+        """Answer with the part of `batch`, in one step if the call is plain."""
+        json = self.json
+        if json is not None and not self._more:
+            texts = batch.texts
+            if texts is None:
+                batch.texts = texts = json.write(batch.tensors, len(batch.calls)) or False
+            if texts:
+                body = json.encode(self.id, texts, self.first, self.rows)
+                if not self.connection.answer(self, batch, body):
+                    timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
+                    self.end(Answer(200, plain_lines(timing), [body]))
+                return
+        self.respond(batch.response(self), True)
+
+    @property
+    def begun_ns(self) -> int:
+        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        return int(self.connection.begun_reading * 1e9) if self.filled else 0
+
+    def end(self, answer: Answer) -> None:
+        """Answer as soon as all requests before this one are answered."""
+        self.answer = answer
+        self.connection.flush()
+        if self.entered:  # those before it are not answered yet
+            self.account.count(answer.size)
+            self.nbytes += answer.size
+
+
+class FastProtocol(BoundedProtocol):
+    """One connection, with infer requests answered in front of the application."""
+
+    def __init__(
+        self,
+        engine: Entrance,
+        heads: Heads,
+        max_request_bytes: int,
+        access_log: bool,
+        **given: Any,
+    ) -> None:
+        super().__init__(**given)
+        self.access_log = access_log
+        self._answers = self._admission.answers.of("http", INFER)
+        self._engine = engine
+        self._heads = heads
+        self._limit = max_request_bytes
+        self._requests: deque[HttpCall] = deque()  # not answered yet, in order of arrival
+        self._gathering: HttpCall | None = None  # the last of them, if its body is incomplete
+        self._skip = 0  # bytes of a body that nobody wants any more
+        self._held = b""  # received, but not to be looked at yet
+        self._consuming = False
+        self._closing = False
+        self._deferring = False  # the last request is not queued yet; those after it wait
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def begun_reading(self) -> float:
+        """When the request that is being read, or was last, began to come; the loop's time."""
+        return self._begun
+
+    @property
+    def idle(self) -> bool:
+        """See `BoundedProtocol.idle`."""
+        return not self._requests and super().idle
+
+    def shutdown(self) -> None:
+        if self._requests:
+            self._closing = True
+        else:
+            super().shutdown()
+
+    def retire(self) -> None:
+        super().retire()
+        self._closing = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._go_on()
+
+    def check_time(self, now: float) -> None:
+        if (request := self._gathering) is not None:
+            if request.answer is None and (fault := self.lateness(now, request.filled)):
+                request.end(Answer(408, JSON + CLOSE, [error_body(fault)]))
+        elif not self._requests:
+            super().check_time(now)
+
+    def end_unfinished(self) -> None:
+        request = self._gathering
+        if request is None:
+            super().end_unfinished()
+        elif request.answer is None:
+            answer = request.failure(ServerExiting("Server exiting"))
+            answer.lines += CLOSE
+            request.end(answer)
+
+    def give_up(self) -> None:
+        """Answer all that is under way with the server's end."""
+        for request in list(self._requests):
+            if request.answer is None:
+                request.cancel()
+                request.end(request.failure(ServerExiting("Server exiting")))
+
+    def flush(self) -> None:
+        """Write what can be written in order."""
+        requests = self._requests
+        while requests and (answer := requests[0].answer) is not None:
+            request = requests.popleft()
+            if request is self._gathering:  # answered before its body was there: pass it over
+                self._skip = (request.head.length or 0) - request.filled
+                self._gathering = None
+            last = answer.closes or ((self._closing or self._engine.exiting) and not requests)
+            self._write(answer, last)
+            self._count_out(request, answer.status)
+            if last:
+                self._forget()  # requests behind it were never promised an answer
+                self.transport.close()
+                return
+        self._touched = self.loop.time()
+        self._go_on()
+
+    def answer(self, request: HttpCall, batch: Computed, body: bytes) -> bool:
+        """Write the answer to the only request under way, if nothing else is to be done."""
+        requests = self._requests
+        if (
+            len(requests) != 1
+            or self._closing
+            or self.access_log
+            or self.flow.write_paused
+            or self._admission.exiting
+        ):
+            return False
+        requests.popleft()
+        request.account.leave(request.nbytes)
+        self.transport.write(
+            HTTP_ANSWER
+            % (
+                (batch.started - request.arrived) / 1e6,
+                batch.compute_ns / 1e6,
+                batch.rows,
+                len(body),
+                body,
+            )
+        )
+        self._answers[200] += 1
+        self._touched = self.loop.time()
+        if self._held:
+            self._go_on()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what was received, or held, as far as it can be dealt with now."""
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if not self._in_head:
+            self._touched = self.loop.time()
+        if self._held:
+            self._held += data  # one piece may still come after reading was paused
+            return
+        self._consuming = True
+        known, requests = self._heads.known, self._requests
+        cycle: Any = self.cycle  # of the application's last request, if it ever had one
+        position, size = 0, len(data)
+        while position < size and not self.transport.is_closing():
+            if self._gathering is not None:
+                position = self._gather(self._gathering, data, position)
+            elif self._skip:
+                passed = min(self._skip, size - position)
+                self._skip -= passed
+                position += passed
+            elif self._in_message or (cycle is not None and self.answering):
+                super().data_received(data[position:])
+                break
+            elif len(requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
+                self._hold(data[position:])
+                break
+            else:
+                start = data.find(_END, position, position + HEAD_LIMIT) + 4
+                raw = data[position:start] if start > 3 else b""
+                head = known.get(raw) or self._heads.read(raw)
+                if head is None:
+                    if requests:
+                        self._hold(data[position:])  # their answers come first
+                    else:
+                        super().data_received(data[position:])
+                    break
+                request = HttpCall(self, self._limit, head)
+                requests.append(request)
+                length = head.length or 0
+                if start + length <= size:
+                    position = start + length
+                    whole = memoryview(data) if length > _COPIED else data
+                    self._begin(request, whole[start:position])
+                else:
+                    position = start
+                    self._gathering = request
+                    self._begun = self.loop.time()
+                    self._begin_message(request)
+        self._consuming = False
+
+    def _begin(self, request: HttpCall, body: Buffer) -> None:
+        """Count a request in whose body is there, and submit it."""
+        try:
+            nbytes, head = len(body), request.head
+            found = head.entrance.known.get(head.key)
+            if found is None or not found.ready:
+                found = head.entrance.find(head.model, head.version)
+            request.found = found
+            direct = found.direct
+            if direct is None or not head.is_plain or nbytes > self._limit:
+                request.open_whole(nbytes)
+            else:
+                request.account.enter(nbytes)
+                request.nbytes = nbytes
+                request.entered = True
+                if (plain := direct.json.decode(body)) is not None:
+                    request.json = direct.json
+                    request.id, request.inputs, request.rows = plain
+                    # `Call.ask`, which would be a call more for each request.
+                    request.model_name, request.model_version = head.key
+                    request.outputs, request.parameters = (), {}
+                    request.priority = request.timeout = request.sequence_id = 0
+                    request.sequence_start = request.sequence_end = False
+                    request.classes = request.shared = request.raw = None
+                    direct.submit(request)
+                    return
+        except Exception as error:
+            request.end(request.failure(error))
+            return
+        self._submit(request, body)
+
+    def _begin_message(self, request: HttpCall) -> None:
+        """Count a message in whose body is yet to come."""
+        try:
+            request.open()
+        except Exception as error:
+            request.end(request.failure(error))
+
+    def _submit(self, request: HttpCall, body: Buffer) -> None:
+        try:
+            request.submit(body, self._submitted)
+            self._deferring = type(request.owner) is Deferred
+        except Exception as error:
+            request.end(request.failure(error))
+
+    def _submitted(self) -> None:
+        """A request that was decoded apart is queued, or refused."""
+        self._deferring = False
+        self._go_on()
+
+    def _gather(self, request: HttpCall, data: bytes, position: int) -> int:
+        """Add to a body; where the next request begins."""
+        length = request.head.length or 0
+        begin = request.filled
+        if request.answer is not None:  # it waits for earlier answers, and not for its body
+            self._gathering = None
+            self._skip = length - begin
+            return position
+        taken = min(length - begin, len(data) - position)
+        try:
+            request.grow(taken)
+        except ServerError as error:
+            request.end(request.failure(error))
+            return position
+        if request.body is None:
+            request.body = BLOCKS.block(length)
+        request.body[begin : begin + taken] = memoryview(data)[position : position + taken]
+        request.filled = begin + taken
+        if request.filled == length:
+            self._complete(request)
+        elif length - request.filled >= _DIRECT:
+            self._switch(BodyReader(self, request.body[request.filled :]))
+        return position + taken
+
+    def body_grew(self, nbytes: int) -> bool:
+        """`nbytes` of the body that is being gathered are in their place; whether more may come."""
+        self._touched = self.loop.time()
+        request = self._gathering
+        assert request is not None, "a body that nobody gathers. This is a bug."
+        request.filled += nbytes
+        try:
+            request.grow(nbytes)
+        except ServerError as error:
+            self._switch(self)
+            request.end(request.failure(error))
+            return False
+        if request.filled < (request.head.length or 0):
+            return True
+        self._switch(self)
+        self._complete(request)
+        return False
+
+    def _switch(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let `protocol` have what comes from now on."""
+        self.transport.pause_reading()  # the loop asks how to read when it begins to
+        self.transport.set_protocol(protocol)
+        self.transport.resume_reading()
+
+    def _complete(self, request: HttpCall) -> None:
+        """Submit a request whose body has been gathered."""
+        self._gathering = None
+        body, request.body = request.body, None
+        if request.answer is None and body is not None:
+            self._submit(request, body)
+
+    @property
+    def held(self) -> int:
+        """`BoundedProtocol.held`."""
+        return len(self._held) + super().held
+
+    def _hold(self, data: bytes) -> None:
+        self._held = data
+        self.flow.pause_reading()
+        self.count_waiting()
+
+    def _go_on(self) -> None:
+        """Take in what was held, if something of it can be dealt with now."""
+        if (
+            self._held
+            and not self._consuming
+            and not self.flow.write_paused
+            and not self._deferring
+            and not self.transport.is_closing()
+        ):
+            data, self._held = self._held, b""
+            self.count_waiting()
+            self.data_received(data)
+            if not self._held:
+                self.flow.resume_reading()
+
+    def _write(self, answer: Answer, last: bool) -> None:
+        lines, buffers = answer.lines, answer.buffers
+        if last and not answer.closes:
+            lines += CLOSE
+        size = len(buffers[0]) if len(buffers) == 1 else answer.size
+        head = b"%bcontent-length: %d\r\n\r\n" % (_STATUS_LINES[answer.status] + lines, size)
+        if size <= _JOIN:
+            self.transport.write(b"".join([head, *buffers]))
+        else:
+            self.transport.writelines([head, *buffers])
+        if self.flow.write_paused:
+            self._added += len(head) + size
+            self.count_waiting()
+
+    def _forget(self) -> None:
+        """Drop what is held and cancel what is not answered: nobody will have the answers."""
+        self._held = b""
+        requests, self._requests = self._requests, deque()
+        self._gathering = None
+        for request in requests:
+            if request.answer is None:
+                request.cancel()
+            self._count_out(request, GONE)
+
+    def _count_out(self, request: HttpCall, status: int) -> None:
+        request.close()
+        self._answers[status] += 1
+        if self.access_log:
+            client = self.client[0] if self.client else ""
+            log_access(client, "POST", request.head.path, status, request.begun, request.fields())

@@ -1,0 +1,223 @@
+"""Heads of infer requests: parsed once, and then known by their bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+
+from headrace.api.header_rules import HeaderPattern, Key
+from headrace.core.errors import InvalidRequest, Restricted
+from headrace.doors.http.protocol import without_upgrade
+from headrace.engine.doors import Entrance
+from headrace.protocol.parameters import timeout_of
+
+
+@dataclass(slots=True)
+class Head:
+    """The head of an infer request; `length` is None for a chunked body.
+
+    `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
+    `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
+    `Call`: microseconds, 0 for none. `told` are parameters for models, made of headers, unless
+    there is a `fault` for which the request is refused.
+    """
+
+    entrance: Entrance
+    path: str
+    model: str
+    version: str
+    length: int | None
+    json_size: str | None = None
+    content_encoding: str | None = None
+    accept_encoding: str | None = None
+    headers: Mapping[bytes, str] = field(default_factory=dict)
+    timeout: int = 0
+    told: Mapping[str, str] = field(default_factory=dict)
+    fault: str = ""
+
+    key: tuple[str, str] = field(init=False)  # model and version
+    is_plain: bool = field(init=False)  # it says nothing but how long a body of JSON is
+
+    def __post_init__(self) -> None:
+        self.key = self.model, self.version
+        said = self.json_size, self.content_encoding, self.accept_encoding
+        self.is_plain = (
+            said == (None, None, None)
+            and self.length is not None
+            and not (self.timeout or self.told or self.fault)
+        )
+
+
+def told(
+    pattern: HeaderPattern | None, headers: Sequence[tuple[bytes, bytes]]
+) -> tuple[dict[str, str], str]:
+    """Parameters for models made of these headers, and why they must not be, "" if they may."""
+    if pattern is None:
+        return {}, ""
+    try:
+        return pattern.parameters((n.decode("latin-1"), _text(v)) for n, v in headers), ""
+    except InvalidRequest as error:
+        return {}, str(error)
+
+
+def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a request with these headers, their names in lower case, may be answered."""
+    name = key.header.encode()
+    return key.opens([value for given, value in headers if given == name])
+
+
+def check_key(key: Key | None, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise `Restricted` unless these headers have the key, or there is none."""
+    if key is not None and not opens(key, headers):
+        raise Restricted(f"This API is restricted, expecting header '{key.header}'")
+
+
+def model_target(path: str, suffix: str) -> tuple[str, str] | None:
+    """Model name and version (or "") of a model's path with this end; None for any other path."""
+    if not path.startswith("/v2/models/") or not path.endswith(suffix):
+        return None
+    parts = path[len("/v2/models/") : -len(suffix)].split("/")
+    if len(parts) == 1 and parts[0]:
+        return parts[0], ""
+    if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
+        return parts[0], parts[2]
+    return None
+
+
+def head_of(
+    entrance: Entrance,
+    path: str,
+    target: tuple[str, str],
+    headers: Sequence[tuple[bytes, bytes]],
+    told: tuple[Mapping[str, str], str] = ({}, ""),
+) -> Head:
+    """The head of a request to a model and version; raises `InvalidRequest`."""
+    values = {name: value.decode("latin-1") for name, value in headers}
+    length: int | None = None
+    if b"transfer-encoding" not in values:
+        text = values.get(b"content-length", "0").strip(" \t")
+        if not (text.isascii() and text.isdigit()) or len(text) > 19:
+            raise InvalidRequest(f"Content-Length must be a number of bytes, got {text[:40]!r}")
+        length = int(text)
+    return Head(
+        entrance,
+        path,
+        *target,
+        length,
+        values.get(b"inference-header-content-length"),
+        values.get(b"content-encoding"),
+        values.get(b"accept-encoding"),
+        values,
+        timeout_of(values),
+        *told,
+    )
+
+
+def _text(value: bytes) -> str:
+    """A header's value: UTF-8 where it can be."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def unquoted(raw_path: bytes) -> str:
+    """A path as it comes in a request line, with its percent encoding undone."""
+    path = raw_path.decode("ascii")
+    return unquote(path) if "%" in path else path
+
+
+_START = b"POST /v2/models/"
+_KNOWN_HEADS = 1024
+_KNOWN_HEAD_SIZE = 4096
+
+
+class Heads:
+    """Heads by their bytes; None for those that are not for the fast path."""
+
+    def __init__(
+        self, engine: Entrance, pattern: HeaderPattern | None = None, key: Key | None = None
+    ) -> None:
+        """`pattern` picks headers for models; without `key`, heads are for the plain route."""
+        self.known: dict[bytes, Head | None] = {}  # those that `read` was asked for
+        self._engine = engine
+        self._pattern = pattern
+        self._key = key
+
+    def read(self, raw: bytes) -> Head | None:
+        """The head whose bytes are `raw`, up to and with its empty line."""
+        if not raw.startswith(_START):
+            return None
+        try:
+            return self.known[raw]
+        except KeyError:
+            head = self._parse(raw)
+        if len(raw) <= _KNOWN_HEAD_SIZE:
+            if len(self.known) >= _KNOWN_HEADS:
+                self.known.clear()
+            self.known[raw] = head
+        return head
+
+    def _parse(self, raw: bytes) -> Head | None:
+        """The head of an infer request for the fast path, else None."""
+        reader = _HeadReader()
+        parser = httptools.HttpRequestParser(reader)
+        try:
+            parser.feed_data(without_upgrade(raw))
+            path = unquoted(httptools.parse_url(reader.url).path)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnicodeDecodeError):
+            return None
+        headers = [(name.lower(), value) for name, value in reader.headers]
+        if not _is_plain(reader, parser, [name for name, _ in headers]):
+            return None
+        if self._key is not None and not opens(self._key, headers):
+            return None
+        try:
+            target = model_target(path, "/infer")
+            models = told(self._pattern, reader.headers)
+            return target and head_of(self._engine, path, target, headers, models)
+        except InvalidRequest:  # which the plain route tells
+            return None
+
+
+class _HeadReader:
+    """Collects what the parser finds in a head, and notices if it ends before the bytes do."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.messages = 0
+        self.complete = False
+        self.body = False
+
+    def on_message_begin(self) -> None:
+        self.messages += 1
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self.body = True
+
+
+def _is_plain(reader: _HeadReader, parser: Any, names: list[bytes]) -> bool:
+    """Whether a head means the same whenever it comes."""
+    return (
+        reader.complete
+        and reader.messages == 1
+        and not reader.body
+        and parser.get_method() == b"POST"
+        and parser.get_http_version() == "1.1"
+        and parser.should_keep_alive()
+        and names.count(b"content-length") == 1
+        and names.count(b"host") == 1
+        and not {b"transfer-encoding", b"expect", b"upgrade"}.intersection(names)
+    )

@@ -1,0 +1,271 @@
+"""The plain infer route: a bare ASGI endpoint over bytes, in front of the FastAPI application.
+
+It takes none of FastAPI's routing and dependency machinery. What a connection answers in front of
+the application (`headrace.doors.http.fast`) never comes here; this is its reference, and takes
+what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from types import MappingProxyType
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.api.header_rules import HeaderPattern, Key
+from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
+from headrace.doors.http.exchange import (
+    CLOSE,
+    JSON,
+    Answer,
+    Exchange,
+)
+from headrace.doors.http.head import Head, check_key, head_of, model_target, told
+from headrace.doors.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
+from headrace.engine.admission import Account
+from headrace.engine.doors import Entrance
+from headrace.observability.statistics import INFER, OTHER, Answers
+from headrace.protocol.status import STATUS
+from headrace.protocol.v2_json import error_body
+
+_WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
+
+
+class Disconnected(Exception):
+    """The client has gone; there is nobody to answer."""
+
+
+class _RouteCall(Exchange):
+    """A request whose answer the route awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, limit: int, head: Head, account: Account) -> None:
+        super().__init__(limit, head, account)
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def end(self, answer: Answer) -> None:
+        """Hand over the answer."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class Route(Protocol):
+    """A bare endpoint for some paths, in front of an application."""
+
+    def claims(self, method: str, path: str) -> bool:
+        """Whether such requests are for this route."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; ASGI. Never raises."""
+
+
+class PostRoute:
+    """Inference by POST on the paths `/v2/models/{name}[/versions/{digits}]END`.
+
+    `ends` has the labels of requests in the metrics by the path's end.
+    """
+
+    ends: Mapping[str, str]
+
+    def __init__(
+        self,
+        engine: Entrance,
+        max_request_bytes: int,
+        pattern: HeaderPattern | None = None,
+        key: Key | None = None,
+    ) -> None:
+        """`pattern` picks the headers that models are told, `key` is what inference asks for."""
+        self._engine = engine
+        self._key = key
+        self._pattern = pattern
+        self._limit = max_request_bytes
+
+    def claims(self, method: str, path: str) -> bool:
+        """`Route.claims`."""
+        return self._found(path) is not None
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`Route.handle`."""
+        found = self._found(scope["path"])
+        assert found is not None, "a route that does not claim the path. This is a bug."
+        target, scope[OPERATION] = found
+        headers = scope["headers"]
+        try:
+            check_key(self._key, headers)
+            if scope["method"] != "POST":
+                text = "Method Not Allowed: this path takes POST"
+                await send_answer(send, Answer(405, JSON, [error_body(text)]))
+                return
+            models = told(self._pattern, scope.get(NAMES) or headers)
+            head = head_of(self._engine, scope["path"], target, headers, models)
+        except (Restricted, InvalidRequest) as error:
+            lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")
+            await send_answer(
+                send, Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
+            )
+            return
+        await self.post(head, scope, receive, send)
+
+    def account(self, scope: Scope) -> Account:
+        """The account of a request's connection, the server's where that has none."""
+        found: Account = scope.get(ACCOUNT) or self._engine.admission
+        return found
+
+    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Never raises."""
+        raise NotImplementedError
+
+    def _found(self, path: str) -> tuple[tuple[str, str], str] | None:
+        """Model and version of a path, and its label; None for a path of no route."""
+        for end, label in self.ends.items():
+            if (target := model_target(path, end)) is not None:
+                return target, label
+        return None
+
+
+class InferRoute(PostRoute):
+    """The route of infer requests."""
+
+    ends = MappingProxyType({"/infer": INFER})
+
+    async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        """`PostRoute.post`."""
+        exchange = _RouteCall(self._limit, head, self.account(scope))
+        try:
+            answer = await self._answer(exchange, receive)
+            scope["inference"] = exchange.fields()
+            if answer is not None:
+                if self._engine.exiting and not answer.closes:
+                    answer.lines += CLOSE
+                await send_answer(send, answer)
+        finally:
+            exchange.close()
+
+    async def _answer(self, exchange: _RouteCall, receive: Receive) -> Answer | None:
+        """The answer, None if there is nobody to have it."""
+        try:
+            exchange.open()
+            body = await read_body(exchange, receive)
+            exchange.submit(body)
+            try:
+                return await _first(exchange.future, receive)
+            except BaseException:
+                exchange.cancel()
+                raise
+        except (Exception, asyncio.CancelledError) as error:
+            return answer_instead(exchange, error)
+
+
+def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
+    """The answer where `error` came instead of a response; None if nobody is to have it."""
+    if isinstance(error, Disconnected):
+        return None
+    if isinstance(error, asyncio.CancelledError):
+        # Only the end of the process cancels a request, one that it has waited for long enough.
+        answer = exchange.failure(ServerExiting("Server exiting"))
+        answer.lines += b"" if answer.closes else CLOSE
+        return answer
+    return exchange.failure(error)
+
+
+async def read_body(exchange: Exchange, receive: Receive) -> bytes:
+    """The whole body, bounded in size; its connection is given up if it does not come.
+
+    Raises `ServerError` and `Disconnected`.
+    """
+    pieces: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        piece: bytes = message.get("body", b"")
+        exchange.grow(len(piece))
+        if not message.get("more_body", False):
+            return b"".join([*pieces, piece]) if pieces else piece
+        pieces.append(piece)
+
+
+async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:
+    """Call `gone` once the client has gone away; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone()
+
+
+async def _first(future: "asyncio.Future[Answer]", receive: Receive) -> Answer:
+    """The answer, unless the client goes away first.
+
+    Watching for that costs a task, so it begins only when the answer takes its time.
+    """
+    loop = asyncio.get_running_loop()
+    watch: list[asyncio.Task[None]] = []
+
+    def gone() -> None:
+        if not future.done():
+            future.set_exception(Disconnected())
+
+    def begin() -> None:
+        watch.append(loop.create_task(watch_disconnect(receive, gone)))
+
+    timer = loop.call_later(_WATCH_AFTER, begin)
+    try:
+        return await future
+    finally:
+        timer.cancel()
+        for task in watch:
+            task.cancel()
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send a whole answer."""
+    lines = answer.lines + b"content-length: %d\r\n" % answer.size
+    await send_head(send, answer.status, lines)
+    for buffer in answer.buffers[:-1]:
+        await send({"type": "http.response.body", "body": buffer, "more_body": True})
+    await send({"type": "http.response.body", "body": answer.buffers[-1]})
+
+
+async def send_head(send: Send, status: int, lines: bytes) -> None:
+    """Send a status and header lines."""
+    headers = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[:-1]]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class CountedApp:
+    """An application whose answers are counted by operation and status, and logged if asked for.
+
+    Whatever answers a request says in its scope, as `OPERATION`, what it is counted as; "" for what
+    another process counts.
+    """
+
+    def __init__(self, app: ASGIApp, answers: Answers, logged: bool) -> None:
+        self._app = app
+        self._answers = answers
+        self._logged = logged
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = perf_counter()
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            if operation := scope.get(OPERATION, OTHER):
+                self._answers.of("http", operation)[status or GONE] += 1
+            if self._logged:
+                client = scope.get("client")
+                log_access(
+                    client[0] if client else "", scope["method"], scope["path"], status or GONE,
+                    begun, scope.get("inference", {}),
+                )  # fmt: skip

@@ -1,0 +1,358 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on what a client may leave unfinished, or unread.
+
+uvicorn's parser collects a head of any size, and waits for the rest of a request for ever; its
+transport keeps what a client does not read for ever, also when it is to be closed.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from math import inf
+from time import perf_counter
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.core.limits import SLOWEST, Patience, undelivered
+from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.doors import Progress
+from headrace.observability.statistics import OTHER
+from headrace.protocol.v2_json import error_body
+
+# A server may pass over the wish to change the protocol, which clients such as Java's send with
+# every request. The parser would take it for granted and end the request before its body.
+_UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
+_END = b"\r\n\r\n"
+_CLOSE = (b"connection", b"close")
+_LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
+ACCOUNT = "headrace.account"  # in a scope: what the connection counts with
+NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
+_PIPELINED = 4 << 10  # bytes that a request takes as objects, which waits for those before it
+HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Its server calls `check` now and then."""
+
+    account: ConnectionAccount
+    _progress: Progress
+
+    def __init__(
+        self,
+        patience_secs: float,
+        keep_names: bool = False,
+        admission: Admission | None = None,
+        read_secs: float = 60.0,
+        **given: Any,
+    ) -> None:
+        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+
+        `keep_names` has the application see headers as they came, too, under `NAMES`. `admission`
+        counts connections and what they hold. An answer that the client does not read is given up
+        after `read_secs` without progress. `given` is what uvicorn gives its protocol class.
+        """
+        super().__init__(**given)
+        self._admission = admission or Admission(0, 0)
+        self._sending = Patience(patience_secs)  # with the client that sends a request
+        self._read_secs = read_secs
+        self._stalled = False  # something waits to be read, or has
+        self._added = 0  # bytes that were written while others waited to be read
+        self._retire_at = inf
+        self._retired = False  # the next answer is the last
+        self._take_header = self._keep_header if keep_names else super().on_header
+        self._touched = self.loop.time()  # when anything last came or was answered
+        self._begun = self._touched  # when the request that is being read began
+        self._message_size = 0
+        self._upgrades = False
+        self._fault = ""  # what is wrong with a head, if that is not its form
+        self._in_head = False
+        self._in_message = False
+        self._head_size = 0
+        self._cycles: list[RequestResponseCycle] = []  # those that are not answered, in order
+
+    @property
+    def answering(self) -> bool:
+        """Whether the application has a request of this connection that is not answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that came on this connection is to be answered."""
+        return not self.answering
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        account = self._admission.connect("http", self.client[0] if self.client else "")
+        self.account = account or ConnectionAccount(self._admission, "")
+        self._progress = Progress(self.account, self._read_secs)
+        if account is None:
+            text = "the server has as many connections as it may (--max-connections)"
+            self.refuse(503, text, counted=False)
+
+    def check(self, now: float) -> None:
+        """Give the connection up if its client makes no progress; `now` as the loop's clock."""
+        if not self._unread_too_long(now):
+            self.check_time(now)
+
+    def check_time(self, now: float) -> None:
+        """Give up a request of which too little has come, and a connection without one."""
+        # Where earlier requests are not answered, it is this side that does not read.
+        reading = not self.pipeline and not (self._in_head and self.answering)
+        if self._in_message:
+            if reading and (fault := self.lateness(now, self._message_size)):
+                self.abandon(408, fault)
+        elif self.idle and self._progress.idles(self._touched, now, self.timeout_keep_alive):
+            if now - self._touched > self.timeout_keep_alive:
+                self.transport.close()
+            else:
+                self.shutdown()
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes that were written and wait for the client to read them."""
+        if self.flow.write_paused or self.transport.is_closing():
+            waiting: int = self.transport.get_write_buffer_size()
+            return waiting
+        return 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that have come and wait for this side, or for the rest of their head."""
+        if self.transport.is_closing():
+            return 0
+        return self._message_size * self._in_head + len(self.pipeline) * _PIPELINED
+
+    def count_waiting(self) -> bool:
+        """Count what waits on the connection, which is given up beyond its share; else true."""
+        if self._progress.within(self._waiting, self.held):
+            return True
+        self.transport.abort()
+        return False
+
+    def _unread_too_long(self, now: float) -> bool:
+        """Whether the connection was given up, since its client does not read."""
+        waiting = self._waiting
+        if not waiting and not self._stalled:
+            return False
+        self._stalled = waiting > 0
+        if not waiting:
+            self._added = 0
+        moved = self._added - undelivered(self.transport)
+        if self._progress.reads(waiting, self.held, moved, now):
+            return False
+        self.transport.abort()
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = True
+        self.count_waiting()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.count_waiting()
+
+    def live_until(self, at: float) -> None:
+        """Retire the connection at that time, or as soon as `check_age` is called after it."""
+        self._retire_at = at
+
+    def check_age(self, now: float) -> None:
+        """Close the connection with its next answer, if it is old enough."""
+        if now >= self._retire_at:
+            self.retire()
+
+    def awaited(self, since: float) -> bool:
+        """Whether the client was heard of since then, and nothing of it is to be answered."""
+        return self.idle and self._touched > since and not self.transport.is_closing()
+
+    def retire(self) -> None:
+        """Close the connection with its next answer; one that is idle waits for one more request.
+
+        Closing it at once could lose a request that is on its way.
+        """
+        self._retired = True
+
+    def shutdown(self) -> None:
+        """Close the connection with its next answer; soon, and not before another look, if idle.
+
+        A client may have sent a request and take it for executed if there is no answer.
+        """
+        self.retire()
+        if self.answering:
+            super().shutdown()
+        else:
+            self.loop.call_later(_LAST_SECS, self._close_idle, 2)
+
+    def _close_idle(self, turns: int) -> None:
+        if turns:  # of the loop, in one of which it looks at what has come
+            self.loop.call_soon(self._close_idle, turns - 1)
+        elif self.idle and not self.transport.is_closing():
+            self.transport.close()
+
+    def lateness(self, now: float, size: int) -> str:
+        """Why not to wait any longer for the rest of a request; "" if there is no reason.
+
+        `size` bytes of it have come.
+        """
+        patience = self._sending
+        if self._progress.sends(patience, self._begun, size, now):
+            return ""
+        if now - self._touched > patience.secs:
+            return f"no more of the request came for {patience.secs:g} s"
+        return f"the request comes more slowly than {SLOWEST} bytes/s"
+
+    def end_unfinished(self) -> None:
+        """Give up a request that is not there as a whole: the server is about to end."""
+        if self._in_message:
+            self.abandon(503, "Server exiting")
+
+    def abandon(self, status: int, text: str) -> None:
+        """Give up the request that is being read."""
+        if self.answering and self.cycle.response_started:
+            self._hang_up()
+        else:
+            self.refuse(status, text)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tell_gone()
+        super().connection_lost(exc)
+        self.account.close()
+
+    def _hang_up(self) -> None:
+        self.transport.close()
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        """Disconnect every request of the application that is not answered.
+
+        uvicorn tells it of the last one only, and has it answer the others into nothing.
+        """
+        cycles, self._cycles = self._cycles, []
+        for cycle in cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def on_message_begin(self) -> None:
+        self._in_message = self._in_head = True
+        self._upgrades = False
+        self._head_size = self._message_size = 0
+        self._begun = self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._upgrades = self.parser.should_upgrade()
+        cast(dict[str, Any], self.scope)[ACCOUNT] = self.account
+        self._check_host()
+        if self._retired:
+            self.headers.append(_CLOSE)  # as if the client had wished for it
+        if not self._upgrades:
+            super().on_headers_complete()
+            self._cycles = [one for one in self._cycles if not one.response_complete]
+            self._cycles.append(self.cycle)
+            if self._retired:  # newer versions of uvicorn ask the parser, not the headers
+                self.cycle.keep_alive = False
+
+    def _check_host(self) -> None:
+        """Refuse a head of which others could take another host than this server does."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
+            self._fault = f"a request has one Host header, got {len(hosts)}"
+            raise ValueError(self._fault)  # the parser turns it into a refusal
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if not self._upgrades:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._touched = self.loop.time()
+        super().on_response_complete()
+        self.count_waiting()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
+            self._head_size += len(name) + len(value)
+            if self._head_size > HEAD_LIMIT:
+                raise ValueError("too many trailers")  # the parser turns it into a refusal
+            return
+        self._take_header(name, value)
+
+    def _keep_header(self, name: bytes, value: bytes) -> None:
+        scope: dict[str, Any] = cast(dict[str, Any], self.scope)
+        scope.setdefault(NAMES, []).append((name, value))
+        super().on_header(name, value)
+
+    def data_received(self, data: bytes) -> None:
+        continued = self._in_head
+        if not continued:
+            # A head has to be there in time as a whole: for it, this stands still.
+            self._touched = self.loop.time()
+        if not self._in_message:
+            data = without_upgrade(data)
+        self._message_size += len(data)
+        super().data_received(data)
+        if self._in_head and not continued:
+            self._message_size = min(len(data), HEAD_LIMIT)  # what of it is of this head, at most
+        if self._upgrades:
+            self.refuse(400, "the protocol of a connection cannot be changed")
+            return
+        if continued and self._in_head:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT and not self.transport.is_closing():
+                self.refuse(431, f"the request line and headers exceed {HEAD_LIMIT} bytes")
+        self.count_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, self._fault or msg)
+
+    def refuse(self, status: int, text: str, counted: bool = True) -> None:
+        """Answer what is no request, and end the connection."""
+        if counted and not self.answering:  # the application counts what it has
+            self._admission.answers.of("http", OTHER)[status] += 1
+        body = error_body(text)
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
+        )
+        self._hang_up()
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """`data`, which begins with a head, without a wish in that head to change the protocol."""
+    end = data.find(_END)
+    if end < 0 or not _UPGRADE.search(data, 0, end + 2):
+        return data
+    return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
+
+
+access = logging.getLogger("headrace.access")
+
+OPERATION = "headrace.operation"  # in a scope: what the request is counted as
+GONE = 499  # in place of a status: the client went away before its answer
+
+
+def log_access(
+    client: str, method: str, path: str, status: int, begun: float, more: Mapping[str, str]
+) -> None:
+    """Write the line of a request that began at `begun`, by `perf_counter`."""
+    fields: dict[str, object] = {
+        "client": client,
+        "method": method,
+        "path": path,
+        "status": status,
+        "duration_ms": round((perf_counter() - begun) * 1_000, 3),
+    }
+    access.info(
+        "%(client)s %(method)s %(path)s %(status)s %(duration_ms)s ms",
+        fields,
+        extra={**fields, **more},
+    )

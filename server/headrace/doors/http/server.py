@@ -1,0 +1,226 @@
+"""uvicorn's protocol on a socket of ours, without its server: one process runs several doors."""
+
+import asyncio
+import functools
+import logging
+import re
+import socket
+from collections.abc import Callable
+from random import uniform
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from headrace.api.header_rules import NO_RULES, HeaderRules
+from headrace.api.operations import Category
+from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
+from headrace.doors.http.fast import FastProtocol
+from headrace.doors.http.head import Heads
+from headrace.doors.http.protocol import BoundedProtocol
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Entrance
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_JITTER = 0.1  # so that not all clients come back at once
+_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
+_LAST_WRITES_SECS = 0.1  # for the answers to what is given up
+Protocols = Callable[..., BoundedProtocol]
+
+
+# The fast path leans on how uvicorn's protocol class works inside; other versions, which
+# pyproject.toml keeps from being installed, get the plain route.
+TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
+
+
+class HttpServer:
+    """One listening socket that answers with one ASGI application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        keep_alive_secs: int,
+        patience_secs: int,
+        protocol: Protocols = BoundedProtocol,
+        keep_names: bool = False,
+        max_age_secs: int = 0,
+        admission: Admission | None = None,
+        read_secs: int = 60,
+    ) -> None:
+        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+
+        `admission` counts connections and what they hold; without it, nothing is bounded by that.
+        A client that does not read an answer is hung up on after `read_secs` without progress.
+
+        `keep_names` has the application see the names of headers as they came. A connection is
+        closed with the next answer after `max_age_secs`, give or take a tenth; 0 for never.
+        """
+        made: Any = functools.partial(
+            protocol, patience_secs=patience_secs, keep_names=keep_names,
+            admission=admission, read_secs=read_secs,
+        )  # fmt: skip
+
+        def aging(**given: Any) -> BoundedProtocol:
+            connection: BoundedProtocol = made(**given)
+            age = max_age_secs * uniform(1 - _JITTER, 1 + _JITTER)
+            connection.live_until(connection.loop.time() + age)
+            return connection
+
+        self._protocol: Any = aging if max_age_secs else made
+        self._config = uvicorn.Config(
+            app,
+            loop="none",
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=keep_alive_secs,
+        )
+        self._state = ServerState()
+        self._listener = listener
+        self._failed = (admission or Admission(0, 0)).fail_accept
+        self._acceptor: Acceptor | None = None
+        self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._config.load()
+        self._acceptor = Acceptor(self._listener, self._connection, self._failed)
+        self._acceptor.start()
+        self._check_time()
+
+    def _connection(self) -> BoundedProtocol:
+        connection: BoundedProtocol = self._protocol(
+            config=self._config, server_state=self._state, app_state={}
+        )
+        if self._acceptor is None or self._acceptor.closed:
+            connection.retire()
+        return connection
+
+    async def announce(self, grace: float) -> None:
+        """Accept nothing more, and close each connection with its next answer.
+
+        Waits for those whose clients were heard of lately, at most half the `grace` that there is.
+        """
+        if self._acceptor is None:
+            return
+        self._acceptor.close()
+        for connection in self._connections():
+            connection.retire()
+        now = asyncio.get_running_loop().time
+        await wait_for(
+            lambda: not any(c.awaited(now() - ANNOUNCE_SECS) for c in self._connections()),
+            min(ANNOUNCE_SECS, grace / 2),
+        )
+
+    async def stop(self, grace: float) -> None:
+        """Close the socket and idle connections; the others have `grace` seconds to be answered.
+
+        What is under way after that is answered with 503.
+        """
+        if self._acceptor is not None:
+            self._acceptor.close()
+            for connection in self._connections():
+                connection.shutdown()
+            await wait_for(self._is_empty, grace)
+            if not self._is_empty():
+                for connection in self._connections():
+                    if isinstance(connection, FastProtocol):
+                        connection.give_up()
+                await wait_for(self._is_empty, _LAST_WRITES_SECS)
+        if self._look is not None:
+            self._look.cancel()
+
+    def _is_empty(self) -> bool:
+        return not (self._state.connections or self._state.tasks)
+
+    def _connections(self) -> list[BoundedProtocol]:
+        return cast(list[BoundedProtocol], list(self._state.connections))
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are not there as a whole; called when nothing new is admitted."""
+        for connection in self._connections():
+            connection.end_unfinished()
+
+    def _check_time(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in self._connections():
+            connection.check(now)
+            connection.check_age(now)
+        self._look = loop.call_later(_LOOK_SECS, self._check_time)
+
+
+def fast_protocol(
+    engine: Entrance, max_request_bytes: int, access_log: bool, rules: HeaderRules = NO_RULES
+) -> Protocols:
+    """The protocol of connections whose infer requests are answered in front of the application.
+
+    With versions of uvicorn that it was not tested with, that of all others.
+    """
+    first, last = TESTED_UVICORN
+    version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
+    if version is None or not first <= (int(version[1]), int(version[2])) <= last:
+        log.warning(
+            "the HTTP fast path was not tested with uvicorn %s;"
+            " infer requests take the plain route",
+            uvicorn.__version__,
+        )
+        return BoundedProtocol
+    return functools.partial(
+        FastProtocol,
+        engine=engine,
+        heads=Heads(engine, rules.pattern(), rules.keys().get(Category.INFERENCE)),
+        max_request_bytes=max_request_bytes,
+        access_log=access_log,
+    )
+
+
+def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that keeps a port for listeners that share it, none itself; raises `OSError`.
+
+    Other servers may listen there if it is `shared` with them.
+    """
+    probe = bind(address, port, shared)  # which is refused where anybody else listens
+    name = probe.getsockname()
+    probe.close()
+    keeper = socket.socket(probe.family, socket.SOCK_STREAM)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        keeper.bind(name[:2])
+    except OSError:
+        keeper.close()
+        raise
+    return keeper
+
+
+def bind(address: str, port: int, shared: bool = False) -> socket.socket:
+    """A listening socket, if `shared` one of several on its port; raises `OSError`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)  # now, so that a second door on this port is refused
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

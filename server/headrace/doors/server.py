@@ -1,0 +1,261 @@
+"""All doors of a server: in its own process or in front ends, and that of the metrics."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp
+
+from headrace.api.handlers import unary_handlers
+from headrace.doors.grpc.call import Server as GrpcServer
+from headrace.doors.grpc.native.server import NativeServer
+from headrace.doors.grpc.services import all_handlers
+from headrace.doors.http.generate import inference_routes
+from headrace.doors.http.infer import CountedApp
+from headrace.doors.http.protocol import BoundedProtocol
+from headrace.doors.http.routes import LateApp, late_app
+from headrace.doors.http.server import HttpServer, bind, fast_protocol, reserve
+from headrace.engine.engine import Engine
+from headrace.observability.machine import Machine
+from headrace.observability.series import GpuSeries
+from headrace.placement.local.instances import core_limit
+from headrace.settings import Settings
+
+if TYPE_CHECKING:
+    from headrace.doors.frontends.config import FrontendConfig
+    from headrace.doors.frontends.supervisor import Supervisor
+
+Bind = Callable[[str, int, bool], socket.socket]
+
+
+class ServerDoors:
+    """The doors while they are open; with front ends, those have the clients, on ports kept here.
+
+    What takes memory and time is imported where it is wanted.
+    """
+
+    def __init__(
+        self, settings: Settings, engine: Engine, gpus: Callable[[], GpuSeries] = GpuSeries
+    ) -> None:
+        self._gpus = gpus
+        self._settings = settings
+        self._engine = engine
+        self._http: list[HttpServer] = []
+        self._grpc: GrpcServer | None = None
+        self._clients: list[HttpServer | GrpcServer] = []  # doors of theirs
+        self._supervisor: Supervisor | None = None  # of front ends
+        self._ports: list[socket.socket] = []  # theirs
+
+    async def open(self) -> None:
+        """Answer from now on, and say where; raises `OSError`."""
+        settings = self._settings
+        http = grpc = 0
+        front_ends = ""
+        if count := settings.frontend_count(core_limit()):
+            http, grpc = await self._open_front_ends(count)
+            front_ends = f"{count} front end{'s' if count > 1 else ''}"
+        else:
+            if settings.allow_http:
+                http = self._open_http()
+            if settings.allow_grpc:
+                grpc = await self._open_grpc()
+        if settings.allow_http:
+            url = f"http://{_host(settings.http_address)}:{http}"
+            more = f"; {front_ends}" if front_ends else ""
+            print(f"HTTP     {url}  (documentation at {url}/docs{more})")
+        if settings.allow_grpc:
+            more = f"  ({front_ends})" if front_ends else ""
+            print(f"gRPC     {_host(settings.grpc_address)}:{grpc}{more}")
+        if settings.allow_metrics:
+            port = self._open_metrics()
+            print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
+        sys.stdout.flush()
+
+    async def drain(self, seconds: float) -> int:
+        """Send clients elsewhere; requests that are on their way are still taken.
+
+        Front ends finish and close: returns how many requests were still under way after that.
+        """
+        if self._supervisor is not None:
+            return await self._supervisor.drain(seconds)
+        await asyncio.gather(*(door.announce(seconds) for door in self._clients))
+        return 0
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are half there."""
+        for server in self._http:
+            server.end_unfinished()
+
+    async def close(self, grace: float) -> None:
+        """Close every door; what is under way has `grace` seconds."""
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        for port in self._ports:
+            port.close()
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        await asyncio.gather(*(server.stop(grace) for server in self._http))
+
+    # --- in this process
+
+    def _open_http(self) -> int:
+        """Answer over HTTP; the port."""
+        settings, engine = self._settings, self._engine
+        limit, rules = settings.max_request_bytes, settings.http_rules
+        app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
+        server = HttpServer(
+            CountedApp(app, engine.admission.answers, settings.access_log),
+            self._listen("HTTP"),
+            settings.http_keep_alive_secs,
+            settings.http_body_timeout_secs,
+            fast_protocol(engine, limit, settings.access_log, rules)
+            if settings.http_fast_path
+            else BoundedProtocol,
+            keep_names=bool(settings.http_header_forward_pattern),
+            max_age_secs=settings.http_max_connection_age_secs,
+            admission=engine.admission,
+            read_secs=settings.progress_timeout_secs,
+        )
+        self._http.append(server)
+        self._clients.append(server)
+        server.start()
+        return server.port
+
+    async def _open_grpc(self) -> int:
+        """Answer over gRPC; the port."""
+        settings, engine = self._settings, self._engine
+        limit, options, tls = settings.max_request_bytes, settings.grpc_options, settings.tls
+        unary = unary_handlers(engine, limit)
+        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, settings.grpc_rules)
+        listener = self._listen("gRPC")
+        if settings.grpc_transport == "native":
+            context = tls.context() if tls else None
+            native = NativeServer(
+                handlers, engine.admission, limit, settings.access_log, context, options
+            )
+            self._grpc = native
+            self._clients.append(native)
+            await native.start(listener)
+            return int(listener.getsockname()[1])
+        listener.close()  # only grpcio cannot say why it cannot have a port
+        from headrace.doors.grpc.grpcio import GrpcioServer
+
+        server = GrpcioServer(
+            handlers, engine.admission, limit, settings.access_log, options,
+            settings.reuse_grpc_port,
+        )  # fmt: skip
+        self._grpc = server
+        self._clients.append(server)
+        port = server.bind(settings.grpc_address, settings.grpc_port, tls)
+        await server.start()
+        return port
+
+    def _open_metrics(self) -> int:
+        """Answer scrapes; the port."""
+        settings, engine = self._settings, self._engine
+        interval = settings.metrics_interval_ms / 1000
+        machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
+
+        def build() -> ASGIApp:
+            # Which imports prometheus_client: 20 ms and 4 MB.
+            from headrace.doors.http.routes import create_metrics_app
+            from headrace.engine.metrics import (
+                CONTENT_TYPE,
+                ServerCollector,
+                process_registry,
+                scrape,
+            )
+
+            collector = ServerCollector(engine, machine, settings.metrics, self._gpus)
+            process = process_registry()
+            return create_metrics_app(
+                lambda: scrape(collector, process, engine.model_metrics.plain_counters),
+                CONTENT_TYPE,
+            )
+
+        server = HttpServer(
+            LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,
+            settings.http_body_timeout_secs,
+        )  # fmt: skip
+        self._http.append(server)
+        server.start()
+        engine.metrics_at = settings.metrics_address, server.port
+        return server.port
+
+    def _listen(self, door: str, how: Bind = bind) -> socket.socket:
+        """A socket for a door; raises `OSError` that says which cannot have its port."""
+        settings = self._settings
+        address, port, shared = {
+            "HTTP": (settings.http_address, settings.http_port, settings.reuse_http_port),
+            "gRPC": (settings.grpc_address, settings.grpc_port, settings.reuse_grpc_port),
+            "metrics": (settings.metrics_address, settings.metrics_port, False),
+        }[door]
+        try:
+            return how(address, port, shared)
+        except OSError as error:
+            why = error.strerror
+            raise OSError(f"cannot listen on {address}:{port} for {door}: {why}") from None
+
+    # --- in front ends
+
+    async def _open_front_ends(self, count: int) -> tuple[int, int]:
+        """Start front ends, which answer over HTTP and gRPC; the ports, 0 for what is closed."""
+        from headrace.doors.frontends.session import EngineCalls
+        from headrace.doors.frontends.supervisor import Supervisor
+
+        settings, engine = self._settings, self._engine
+        limit = settings.max_request_bytes
+        app = CountedApp(
+            late_app(engine, limit, settings.http_rules), engine.admission.answers, False
+        )
+        calls = EngineCalls(app, unary_handlers(engine, limit))
+        config = self._front_end_config()
+        supervisor = Supervisor(engine, calls, config, count, engine.readiness.set_reachable)
+        self._supervisor = supervisor
+        engine.logs.listeners.append(supervisor.apply_logs)
+        engine.logs.drops.append(lambda: supervisor.unlogged)
+        engine.traffic.watch_headers(supervisor.want_routed)
+        engine.tracing.watch_contexts(supervisor.want_contexts)
+        engine.forwarded_headers.watch(supervisor.want_forwarded)
+        engine.readiness.watch(lambda: supervisor.tell_ready(engine.ready))
+        supervisor.tell_ready(engine.ready)
+        await supervisor.start()
+        return config.http.port if config.http else 0, config.grpc.port if config.grpc else 0
+
+    def _front_end_config(self) -> "FrontendConfig":
+        from headrace.doors.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+
+        settings = self._settings
+        http = grpc = None
+        if (tls := settings.tls) is not None:
+            tls.context()  # which says what is wrong with the files
+        if settings.allow_http:
+            http = HttpConfig(
+                settings.http_address, self._keep("HTTP"), settings.http_fast_path,
+                settings.http_keep_alive_secs, settings.http_body_timeout_secs,
+                settings.http_max_connection_age_secs, settings.progress_timeout_secs,
+                settings.http_rules,
+            )  # fmt: skip
+        if settings.allow_grpc:
+            grpc = GrpcConfig(
+                settings.grpc_address, self._keep("gRPC"), settings.grpc_transport,
+                settings.grpc_rules, settings.grpc_options, tls,
+            )  # fmt: skip
+        return FrontendConfig(
+            http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
+            settings.max_admitted_bytes, self._engine.admission.shares, settings.access_log,
+            self._engine.logs.settings,
+        )  # fmt: skip
+
+    def _keep(self, door: str) -> int:
+        """Keep a port for the front ends; its number."""
+        self._ports.append(self._listen(door, reserve))
+        number: int = self._ports[-1].getsockname()[1]
+        return number
+
+
+def _host(address: str) -> str:
+    """An address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,497 @@
+"""Placement in this process: instances on the event-loop thread, or on a thread of their own.
+
+The scheduler's thread is the event-loop thread; an instance on a thread of its own takes batches
+from a queue and reports back through the loop, in one wake-up a batch. ONNX Runtime releases the
+GIL while it computes.
+
+Once a second, while it is in use, an instance is looked at: one whose thread has had a batch for
+too long is stalled, and a run that takes longer than its model may, or that nobody waits for any
+more, is ended. A thread cannot be: only what the model's backend can end is, so ONNX Runtime's
+runs between two nodes of the graph, and Python's not at all.
+"""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic_ns
+from typing import Any, Literal
+
+from headrace.core.call import Call
+from headrace.core.errors import ExecutionTimeout, ModelNotReady, Unavailable
+from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pulse
+from headrace.core.model_spec import TensorInfo
+from headrace.core.signature import Signature
+from headrace.core.tensors import Array, TensorArray
+from headrace.placement.choice import AutoChoice, InstanceKind, measure
+from headrace.placement.placement import ModelServices, Placement, Surroundings
+from headrace.placement.warming import Sample, warm_up
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
+from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
+
+
+def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if that is less.
+
+    At least 1. A container's limit is a share of time, not a set of cores: `os.cpu_count()` still
+    shows the whole host, and threads planned by it get throttled. `own` says in which cgroup below
+    `root` this process is; inside a container that is `root` itself.
+    """
+    available = len(os.sched_getaffinity(0))
+    limits = [_quota_v2(group / "cpu.max") for group in groups(root, own)]
+    limit = min(filter(None, limits), default=0.0) or _quota_v1(root / "cpu")
+    return max(1, min(available, int(limit))) if limit else available
+
+
+def threads_for(instances: int, cores: int) -> int:
+    """How many threads each of a model's instances may compute with."""
+    return max(1, cores // max(instances, 1))
+
+
+def _quota_v2(file: Path) -> float:
+    try:
+        quota, period = file.read_text().split()
+        return 0.0 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _quota_v1(directory: Path) -> float:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return 0.0
+    return max(quota, 0) / period
+
+
+log = logging.getLogger(__name__)
+
+_REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
+_LEAST_PACE_SECS = 0.05
+DEFAULT_ROWS = "--default-max-batch-size, since its configuration sets no max_batch_size"
+Done = Callable[[Instance, Batch, Outcome], None]
+# BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
+# that takes about half a microsecond each, and the hop to a thread a hundred times that.
+_MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
+
+
+class LoadedModel:
+    """A model in memory; what the engine asks of it has the answers of one that runs here.
+
+    Backends derive their models from this. Used by one thread at a time. `inputs` and `outputs` are
+    what it takes and can give, unless the model's code says so (`told_by_code`). `file_bytes` is
+    the size of the files whose content is in this process now, 0 if that is not known, `pid` the
+    process that it has for itself. `reads_parameters` is whether it may read parameters of
+    requests, and `loops` whether values of its inputs may say for how long it runs. `pins_inputs`
+    is whether it takes inputs best from page-locked memory, `exact_shapes` whether an empty shape
+    is one of a scalar. `row_limit` says what limits the rows of a batch where the configuration
+    does not, "" for the model itself; `quarantine_deaths` is how many workers an input may cost,
+    None for none.
+    Of a model that other servers run, `forward_headers` are the headers of clients that they are
+    told, and `alike` is what calls of one batch have in common.
+    """
+
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[TensorInfo] = ()
+    told_by_code: bool = False
+    file_bytes: int = 0
+    pid: int = 0
+    reads_parameters: bool = False
+    loops: bool = False
+    pins_inputs: bool = False
+    exact_shapes: bool = False
+    row_limit: str = DEFAULT_ROWS
+    quarantine_deaths: int | None = None
+    forward_headers: Sequence[str] | None = None
+    alike: Callable[[Call], object] | None = None
+
+    # --- for a backend to define
+
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
+        """Run the model once; arrays in the order of `outputs`. May raise anything.
+
+        `inputs` are arrays; those of BYTES may be undecoded.
+        """
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Give back what is kept for further batches, after a while without any."""
+
+    def terminate(self) -> bool:
+        """End the run under way soon with whatever error; any thread may call this.
+
+        False if it cannot be ended. Where no run is under way, the next one is not ended by it.
+        """
+        return False
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+    # --- while it is being loaded
+
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
+        """A copy of `config` with what the model says of itself besides its tensors.
+
+        Raises `Contradiction` for what has to be said and is not, or `InvalidConfig`.
+        """
+        return config
+
+    def rows(self, default: int) -> int:
+        """The most rows of a batch if the configuration does not say."""
+        return default
+
+    def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
+        """The inputs and outputs that a complete configuration has to agree with."""
+        return self.inputs, self.outputs
+
+    def warnings(self) -> Sequence[str]:
+        """Differences from its configuration that are served nevertheless."""
+        return ()
+
+    def begin(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        batches: bool,
+        host: ModelServices | None = None,
+    ) -> None:
+        """Start with the complete configuration; `batches` is whether calls run together.
+
+        `host` is whom the model may ask meanwhile, None for nobody. Raises `LoadFailed` or
+        `Contradiction`.
+        """
+
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """Where an instance runs, by parameters['execution'] and what a run costs."""
+        if wanted != "auto":
+            return InstanceKind(wanted)
+        cost = measure(self.infer, signature)
+        # Whoever waits for a GPU must not hold up the event loop, nor may a request that has a
+        # graph run for as long as it says.
+        return InstanceKind.THREAD if device is not None or self.loops else AutoChoice(cost)
+
+    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
+        """Run the configuration's samples; raises `LoadFailed`."""
+        warm_up(self.run, signature, str(version), samples)
+
+    # --- while it serves
+
+    def placement(self, name: str, version: Surroundings) -> Placement:
+        """The placement for instances like this one, which is called `name`."""
+        return LocalPlacement(version)
+
+    def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
+        """Gather the inputs of a batch and run them. Never raises: a failure is an outcome too."""
+        started = gathered = monotonic_ns()
+        arrays: Sequence[TensorArray] = ()
+        error: Exception | None = None
+        try:
+            inputs = batch.gather(buffer)
+            gathered = monotonic_ns()
+            arrays = self.infer(inputs, batch.names)
+        except Exception as raised:  # whatever a backend raises belongs to this batch alone
+            error = raised
+        return Outcome(arrays, error, started, gathered, monotonic_ns())
+
+
+class LocalInstance:
+    """Runs batches of one loaded model, inline or on its own thread.
+
+    Batches with many BYTES elements run on the thread in any case.
+
+    The scheduler gives it one batch at a time, so the model is never run by two threads at once,
+    also not when `auto` moves it from one kind to the other.
+    """
+
+    load = 0
+    concurrency = 0
+
+    def __init__(
+        self,
+        name: str,
+        model: LoadedModel,
+        kind: InstanceKind | AutoChoice,
+        loop: asyncio.AbstractEventLoop,
+        place: Callable[[int], Array | None] | None = None,
+        rest_secs: float = _REST_SECS,
+        limits: ExecutionLimits | None = None,
+        changed: Callable[[], None] = lambda: None,
+        ended: Counter[str] | None = None,
+    ) -> None:
+        """`place` gives memory that large batches are best put together in, or None.
+
+        `rest_secs` without a batch, memory that is kept for further ones is given back. By default
+        there are no `limits`. `changed` is called when it stalls, or does not any more; `ended`
+        counts runs that were ended, by why.
+        """
+        self.name = name
+        self._model = model
+        self._auto = kind if isinstance(kind, AutoChoice) else None
+        self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
+        self._loop = loop
+        self._buffer = BatchBuffer(place)
+        self._run_batch = partial(model.run, buffer=self._buffer)
+        self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
+        self._rest_secs = rest_secs
+        self._ran = False  # since the last look
+        self._rested = 0.0  # seconds without a batch
+        self._looking: asyncio.TimerHandle | None = None
+        self._looked = 0.0  # when it last was, by the loop's clock
+        self._limits = limits or ExecutionLimits()
+        self._changed = changed
+        self._ended = Counter() if ended is None else ended
+        self._pace = min(
+            LOOK_SECS, rest_secs,
+            *(s / 2 for s in (self._limits.execution_secs, self._limits.stall_secs) if s),
+        )  # fmt: skip
+        self._grace = ABANDONED_SECS
+        self._batch: Batch | None = None  # that the thread has
+        self._number = 0  # of it
+        self._pulse, self._abandoned = Pulse(), Pulse()
+        self._verdict: Exception | None = None  # what has ended its run, instead of what it says
+        self.silent = 0.0  # for how long the thread has had its batch, as of the last look
+        self.stalled = False
+        self._thread: Thread | None = None
+        self._closed = asyncio.Event()
+
+    @property
+    def kind(self) -> InstanceKind:
+        """Where the next batch will run."""
+        return self._kind
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """Run `batch`; see `headrace.scheduling.batch.Instance`."""
+        self._ran = True
+        if self._looking is None:
+            self._looked = self._loop.time()
+            self._looking = self._loop.call_later(self._pace, self._look)
+        texts = batch.signature.texts
+        if self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
+            self._report(batch, done, self._run_batch(batch))
+            return
+        if self._thread is None:
+            # A daemon: a model that hangs must not keep the process from exiting.
+            thread = Thread(target=self._serve, name=self.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                now = monotonic_ns()
+                refused = Unavailable(f"model '{batch.signature.model}' cannot run now: {error}")
+                outcome = Outcome((), refused, now, now, now)
+                self._loop.call_soon(self._report, batch, done, outcome)
+                return
+            self._thread = thread
+        self._batch = batch
+        self._number += 1
+        self._work.put((batch, done))
+
+    def leave(self, grace: float) -> None:
+        """End runs that nobody waits for after `grace` seconds from now on."""
+        self._grace = min(self._grace, grace)
+        self._pace = min(self._pace, max(self._grace / 2, _LEAST_PACE_SECS))
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look()
+
+    def close(self) -> None:
+        """Release the model; on its thread, if it has one, so that nothing waits here."""
+        if self._looking is not None:
+            self._looking.cancel()
+            if self._batch is None:
+                self._looking = None  # or `leave` would look on, and keep the model
+        if self._thread is None:
+            self._model.close()
+            self._closed.set()
+        else:
+            self._work.put(None)
+
+    @property
+    def released(self) -> bool:
+        """Whether the model has been released."""
+        return self._closed.is_set()
+
+    async def closed(self) -> None:
+        """Wait until the model has been released."""
+        await self._closed.wait()
+
+    def _look(self) -> None:
+        self._looking = None
+        now = self._loop.time()
+        elapsed, self._looked = now - self._looked, now
+        self._feel(elapsed)
+        if self._ran or self._batch is not None:
+            self._ran = False
+            self._rested = 0.0
+        else:
+            self._rested += elapsed
+        if self._rested < self._rest_secs:
+            self._looking = self._loop.call_later(self._pace, self._look)
+        elif self._thread is not None:
+            self._work.put("rest")
+        else:
+            self._rest()
+
+    def _feel(self, elapsed: float) -> None:
+        """Find out whether the thread's batch takes too long, or nobody waits for it."""
+        batch, limits = self._batch, self._limits
+        number = self._number if batch is not None else None
+        self.silent = self._pulse.look(number, elapsed)
+        wanted = batch is None or not all(call.ended for call in batch.calls)
+        abandoned = self._abandoned.look(None if wanted else number, elapsed)
+        stalled = 0 < limits.stall_secs <= self.silent
+        if stalled is not self.stalled:
+            self.stalled = stalled
+            if stalled:
+                log.warning("%s has had a batch for %.0f s", self.name, self.silent)
+            self._changed()
+        limit = limits.execution_secs
+        if batch is not None and 0 < limit <= self.silent:
+            text = f"has taken longer than {limit:g} s for a batch and was ended"
+            self._end(ExecutionTimeout(f"model '{batch.signature.model}' {text}"), "limit")
+        elif abandoned >= self._grace:
+            self._end(NotStarted(), "abandoned")
+
+    def _end(self, verdict: Exception, why: str) -> None:
+        """Terminate the run under way, if it can be; again and again until it has ended."""
+        if self._model.terminate() and self._verdict is None:
+            told = "it takes too long" if why == "limit" else "nobody waits for it any more"
+            log.error("the run of %s is ended after %.0f s: %s", self.name, self.silent, told)
+            self._ended[why] += 1
+            self._verdict = verdict
+
+    def _rest(self) -> None:
+        self._buffer.clear()
+        try:
+            self._model.rest()
+        except Exception:
+            log.exception("bug while %s gave memory back", self.name)
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            if item == "rest":
+                self._rest()
+                continue
+            try:
+                self._run(*item)
+            except RuntimeError:
+                return  # the loop is closed: the process is ending and nobody waits
+            del item  # its tensors must not stay in memory until the next batch comes
+        self._model.close()
+        with suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._closed.set)
+
+    def _run(self, batch: Batch, done: Done) -> None:
+        outcome = self._run_batch(batch)
+        self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
+
+    def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
+        """Hand over what came of a batch; on the event loop."""
+        self._batch = None
+        if self._verdict is not None:
+            if outcome.error is not None:  # or it has come to its end at the last moment
+                outcome.error = self._verdict
+            self._verdict = None
+        # A run that failed may have ended early: it must not bring a heavy model back inline.
+        auto, cost = self._auto, outcome.computed - outcome.started
+        if (
+            auto is not None
+            and cost > auto.calm_ns
+            and (outcome.error is None or self._kind is InstanceKind.INLINE)
+            and auto.observe(cost)
+        ):
+            self._kind = auto.kind
+            log.info("instance %s now runs %s by its measured cost", self.name, self._kind)
+        done(self, batch, outcome)
+
+
+def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
+    """Whether the BYTES inputs of these names are too much for the event loop."""
+    elements = nbytes = 0
+    for call in batch.calls:
+        inputs = call.inputs
+        for name in texts:
+            if name in inputs:
+                array = inputs[name].array
+                elements += array.size
+                nbytes += array.nbytes
+    return elements > _MOST_ELEMENTS or nbytes > _MOST_BYTES
+
+
+class LocalPlacement(Placement):
+    """The instances of one backend in this process."""
+
+    def __init__(self, version: Surroundings) -> None:
+        self._version = version
+        self._instances: list[LocalInstance] = []
+        self._removed: list[LocalInstance] = []
+
+    def __iter__(self) -> Iterator[LocalInstance]:
+        return iter(self._instances)
+
+    def add(
+        self,
+        name: str,
+        model: Any,
+        kind: InstanceKind | AutoChoice,
+        place: Callable[[int], Array | None] | None = None,
+    ) -> None:
+        """See `Placement`."""
+        version = self._version
+        instance = LocalInstance(
+            name, model, kind, version.loop, place, limits=version.limits,
+            changed=version.changed, ended=version.ended_runs,
+        )  # fmt: skip
+        self._instances.append(instance)
+        version.scheduler.add_instance(instance)
+
+    def remove(self, name: str) -> None:
+        """See `Placement`."""
+        self._removed = [instance for instance in self._removed if not instance.released]
+        if instance := next((i for i in self._instances if i.name == name), None):
+            self._instances.remove(instance)
+            self._removed.append(instance)
+            self._version.scheduler.remove_instance(instance, instance.close)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any instance is not stalled."""
+        return any(not instance.stalled for instance in self._instances)
+
+    @property
+    def stalled(self) -> list[LocalInstance]:
+        """See `Placement`."""
+        return [instance for instance in self._instances if instance.stalled]
+
+    @property
+    def given_up(self) -> bool:
+        """See `Placement`."""
+        return not self._instances
+
+    def waiting_error(self) -> ModelNotReady:
+        """See `Placement`."""
+        return ModelNotReady(
+            f"model '{self._version.signature.model}' is not ready: it has no instances",
+            retry_after=1,
+        )
+
+    def leave(self, grace: float) -> None:
+        """See `Placement`."""
+        for instance in (*self._instances, *self._removed):
+            instance.leave(grace)
+
+    def close(self) -> None:
+        """See `Placement`."""
+
+    async def closed(self) -> None:
+        """See `Placement`."""
+        await asyncio.gather(*(i.closed() for i in (*self._instances, *self._removed)))

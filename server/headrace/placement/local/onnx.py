@@ -1,0 +1,437 @@
+"""ONNX Runtime in this process."""
+
+import ctypes
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from headrace.core.bytes_array import BytesArray
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.tensors import Array, TensorArray
+from headrace.placement.backend import Backend, BackendContext
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.instances import LoadedModel
+from headrace.placement.local.onnx_files import check_external_files, has_loops
+from headrace.placement.local.onnx_options import (
+    Provider,
+    cuda_obstacle,
+    execution_providers,
+    missing_build,
+    prepare_gpu,
+    reads_parameter,
+    run_options,
+    session_options,
+    shrinking_options,
+    why_not_started,
+)
+from headrace.workers.elements import FEW, join, object_array
+
+# Copies bytes of device memory, by their address, into memory of the host.
+CopyToHost = Callable[[int, memoryview], None]
+# Gives an array of so many bytes, or None where any other memory does.
+Allocate = Callable[[int], Array | None]
+
+_ONNX_BFLOAT16 = 16  # TensorProto.DataType
+
+
+class BoundRun:
+    """Runs a session with inputs and outputs of fixed-size datatypes. Used by one thread at a time.
+
+    Outputs stay where they are computed until they are copied once, into memory that is given to
+    whoever wants them; inputs are copied to the device when they are bound, from page-locked memory
+    without a copy in between. Without binding, ONNX Runtime copies outputs into memory of its own
+    first. `device` is a name that ONNX Runtime has for one, `number` is which of them.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        datatypes: Mapping[str, Datatype],
+        device: str,
+        number: int,
+        copy: CopyToHost,
+        allocate: Allocate = lambda _: None,
+    ) -> None:
+        """`datatypes` are those of the outputs."""
+        self._session = session
+        self._datatypes = datatypes
+        self._device = device
+        self._number = number
+        self._copy = copy
+        self._allocate = allocate
+
+    def infer(
+        self,
+        inputs: Mapping[str, TensorArray],
+        outputs: Sequence[str],
+        options: ort.RunOptions,
+    ) -> list[Array]:
+        """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
+        # One for each run: it holds what is bound for as long as it is there.
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            _bind_input(binding, name, np.ascontiguousarray(array))
+        for name in outputs:
+            binding.bind_output(name, self._device, self._number)
+        self._session.run_with_iobinding(binding, options)
+        binding.synchronize_outputs()
+        found = zip(outputs, binding.get_outputs(), strict=True)
+        return [self._host_array(self._datatypes[name], value) for name, value in found]
+
+    def _host_array(self, datatype: Datatype, value: ort.OrtValue) -> Array:
+        size = value.tensor_size_in_bytes()
+        memory = self._allocate(size)
+        if memory is None:
+            memory = np.empty(size, np.uint8)
+        if size:
+            self._copy(value.data_ptr(), memory.data)
+        return memory.view(NUMPY[datatype]).reshape(value.shape())
+
+
+def _bind_input(binding: ort.IOBinding, name: str, array: Array) -> None:
+    if array.dtype == NUMPY[Datatype.BF16]:  # of which ONNX Runtime has no numpy form
+        bits = array.view(np.uint16)
+        value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+        binding.bind_ortvalue_input(name, value)
+    else:
+        binding.bind_cpu_input(name, array)
+
+
+log = logging.getLogger(__name__)
+
+_TYPES: dict[str, Datatype] = {
+    "tensor(bool)": Datatype.BOOL,
+    "tensor(uint8)": Datatype.UINT8,
+    "tensor(uint16)": Datatype.UINT16,
+    "tensor(uint32)": Datatype.UINT32,
+    "tensor(uint64)": Datatype.UINT64,
+    "tensor(int8)": Datatype.INT8,
+    "tensor(int16)": Datatype.INT16,
+    "tensor(int32)": Datatype.INT32,
+    "tensor(int64)": Datatype.INT64,
+    "tensor(float16)": Datatype.FP16,
+    "tensor(float)": Datatype.FP32,
+    "tensor(double)": Datatype.FP64,
+    "tensor(string)": Datatype.BYTES,
+    "tensor(bfloat16)": Datatype.BF16,
+}
+_PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
+# TensorProto.DataType
+# Elements of BYTES in a run. Each becomes an object of some sixty bytes, and ONNX Runtime holds the
+# interpreter while it takes them over: this many for about as long as nobody notices.
+MAX_TEXTS = 1_000_000
+# What makes runs of a session, whose outputs have these datatypes.
+Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
+
+
+class OnnxModel(LoadedModel):
+    """One ONNX Runtime session. Used by one thread at a time."""
+
+    pins_inputs = True
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
+        file_bytes: int = 0,
+    ) -> None:
+        """`make_options` makes the options of runs.
+
+        Raises `LoadFailed` for a combination of datatypes that cannot be run.
+        """
+        self._session: ort.InferenceSession | None = session
+        # What `run` calls after it has looked through inputs that are checked before they come
+        # here; where a version of ONNX Runtime has it under another name, `run` itself.
+        self._run: Callable[..., list[Any]] | None = getattr(session, "_sess", session).run
+        self.file_bytes = file_bytes
+        self._make_options = make_options
+        self._options = make_options()  # of the run under way, or the next one
+        self.inputs = [_info(node) for node in session.get_inputs()]
+        self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
+        self.outputs = [_info(node) for node in session.get_outputs()]
+        types = {info.name: info.datatype for info in (*self.inputs, *self.outputs)}
+        self._strings = {name for name, datatype in types.items() if datatype is Datatype.BYTES}
+        self._has_bf16 = Datatype.BF16 in types.values()
+        self._shrinks = (
+            session.get_session_options().enable_cpu_mem_arena
+            and session.get_providers() == ["CPUExecutionProvider"]
+            and not {None, Datatype.BF16} & {info.datatype for info in self.inputs}
+        )
+        if self._has_bf16 and any(info.datatype is Datatype.BYTES for info in self.inputs):
+            raise LoadFailed(
+                "the model has both BF16 tensors and text inputs,"
+                " which ONNX Runtime's Python interface cannot run together"
+            )
+
+    def infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
+        """Run the graph.
+
+        Raises `InvalidRequest` for strings that are not UTF-8, or too many, and whatever the run
+        raises.
+        """
+        session, run = self._session, self._run
+        assert session is not None, "infer after close. This is a bug."
+        assert run is not None, "infer after close. This is a bug."
+        if self._has_bf16:
+            return self._infer_values(session, inputs, outputs)
+        if not self._strings:
+            return run(outputs, inputs, self._options)
+        texts = sum(inputs[name].size for name in self._strings if name in inputs)
+        if texts > MAX_TEXTS:
+            raise InvalidRequest(
+                f"BYTES inputs of an ONNX model may have {MAX_TEXTS} elements at once, got {texts}"
+            )
+        feeds = {
+            name: _to_str(name, array) if name in self._strings else array
+            for name, array in inputs.items()
+        }
+        return [
+            _to_bytes(array) if name in self._strings else array
+            for name, array in zip(outputs, session.run(outputs, feeds, self._options), strict=True)
+        ]
+
+    def rest(self) -> None:
+        """Shrink ONNX Runtime's CPU arena; any thread may call this."""
+        session = self._session
+        if session is None or not self._shrinks:
+            return
+        feeds = {info.name: _least(info) for info in self.inputs if not info.optional}
+        with suppress(Fail):  # "Exiting due to terminate flag"
+            session.run(None, feeds, shrinking_options())
+
+    def terminate(self) -> bool:
+        """Have the run under way end after the node of the graph that it is at."""
+        options, self._options = self._options, self._make_options()
+        options.terminate = True
+        return True
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = self._run = None
+
+    def _infer_values(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, TensorArray],
+        outputs: Sequence[str],
+    ) -> list[TensorArray]:
+        """Run through ONNX Runtime's own values: it has no numpy form of bfloat16."""
+        feeds = {}
+        for name, array in inputs.items():
+            if array.dtype == NUMPY[Datatype.BF16]:
+                bits = np.ascontiguousarray(array).view(np.uint16)
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+            else:
+                feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        results: list[TensorArray] = []
+        for value in session.run_with_ort_values(list(outputs), feeds, self._options):
+            if value.data_type() == "tensor(bfloat16)":
+                raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+                results.append(np.frombuffer(raw, NUMPY[Datatype.BF16]).reshape(value.shape()))
+            elif value.data_type() == "tensor(string)":
+                results.append(_to_bytes(value.numpy()))
+            else:
+                results.append(value.numpy())
+        return results
+
+
+class BoundOnnxModel(OnnxModel):
+    """One whose inputs and outputs are bound to a device, as long as none of them is text."""
+
+    def __init__(
+        self,
+        bind: Bind,
+        session: ort.InferenceSession,
+        make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
+        file_bytes: int = 0,
+    ) -> None:
+        """Raises `LoadFailed` as `OnnxModel`."""
+        super().__init__(session, make_options, file_bytes)
+        datatypes = {info.name: info.datatype for info in self.outputs if info.datatype}
+        tensors = all(info.datatype for info in (*self.inputs, *self.outputs))
+        self._bound = bind(session, datatypes) if tensors and not self._strings else None
+
+    def infer(
+        self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
+    ) -> Sequence[TensorArray]:
+        """`OnnxModel.infer`."""
+        if self._bound is None:
+            return super().infer(inputs, outputs)
+        return self._bound.infer(inputs, outputs, self._options)
+
+    def close(self) -> None:
+        """`OnnxModel.close`."""
+        self._bound = None
+        super().close()
+
+
+class OnnxBackend(Backend):
+    """Loads `.onnx` files, and directories that hold one with its external data."""
+
+    platform = "onnxruntime_onnx"
+    default_filename = "model.onnx"
+    filenames: tuple[str, ...] = (default_filename,)
+    suffixes: tuple[str, ...] = (".onnx",)
+
+    def __init__(self, gpus: Gpus | None = None) -> None:
+        """`gpus` are those that models may be on, by default all of this process."""
+        self._gpus = gpus or Gpus()
+        self._lock = Lock()
+        self._obstacle: str | None = None  # once it was looked for
+
+    @classmethod
+    def of(cls, context: BackendContext) -> "OnnxBackend":
+        """Make the backend of a server."""
+        return cls(context.gpus)
+
+    def gpu_obstacle(self, count: int) -> str:
+        """What keeps ONNX Runtime from using the `count` GPUs there are; empty for nothing."""
+        missing = missing_build()
+        if missing or not count:
+            return missing
+        with self._lock:
+            if self._obstacle is None:
+                self._obstacle = cuda_obstacle()
+                if self._obstacle:
+                    log.warning("ONNX models cannot be on the GPUs: %s", self._obstacle)
+            return self._obstacle
+
+    def reads_parameter(self, name: str) -> bool:
+        """Whether a parameter of this name in a model's configuration has a meaning here."""
+        return reads_parameter(name)
+
+    def load(self, spec: LoadSpec) -> OnnxModel:
+        """Load one instance; raises `LoadFailed` or `InvalidOption`."""
+        file = _model_file(spec.path)
+        try:
+            files = [file, *check_external_files(file, spec.root)]
+        except OSError as error:
+            raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
+        providers = execution_providers(spec)
+        options, each_run = session_options(spec), partial(run_options, spec)
+        if spec.device is not None:
+            prepare_gpu()
+        session = _session(file, options, providers, spec)
+        try:
+            bind, size = self._bind(spec), _size(files)
+            if bind is not None:
+                model: OnnxModel = BoundOnnxModel(bind, session, each_run, size)
+            else:
+                model = OnnxModel(session, each_run, size)
+            model.loops = has_loops(file)
+            return model
+        except UnicodeDecodeError as error:
+            raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
+
+    def _bind(self, spec: LoadSpec) -> Bind | None:
+        """How an instance runs on its GPU; None for the CPU."""
+        device, cuda = spec.device, self._gpus.cuda() if spec.device is not None else None
+        if device is None or cuda is None:
+            return None
+        allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
+
+        def copy(address: int, into: memoryview) -> None:
+            cuda.to_host(device, address, into)
+
+        def bind(session: ort.InferenceSession, datatypes: Mapping[str, Datatype]) -> BoundRun:
+            return BoundRun(session, datatypes, "cuda", device, copy, allocate)
+
+        return bind
+
+
+def _session(
+    file: Path, options: ort.SessionOptions, providers: Sequence[Provider], spec: LoadSpec
+) -> ort.InferenceSession:
+    """Open a model; raises `LoadFailed`, or `InvalidOption` for a provider that cannot start."""
+    try:
+        session = ort.InferenceSession(
+            str(file),
+            options,
+            providers=[provider.name for provider in providers],
+            provider_options=[provider.options for provider in providers],
+            enable_fallback=0,
+        )
+    except Exception as error:  # ONNX Runtime raises many types, with no common base
+        if "install TensorRT libraries" in str(error):
+            provider = next(p for p in providers if p.name.startswith("Tensorrt"))
+            raise InvalidOption(provider.path, why_not_started(provider.name)) from error
+        text = f"ONNX Runtime cannot load {_shown(file, spec)}"
+        raise LoadFailed(f"{text}: {error}", f"{text}; the server's log says why") from error
+    # A provider that cannot start is left out without an error.
+    started = session.get_providers()
+    for provider in providers:
+        if provider.name not in started:
+            raise InvalidOption(provider.path, why_not_started(provider.name))
+    return session
+
+
+def _model_file(path: Path) -> Path:
+    """The file itself, also where the configuration or the default name means a directory."""
+    if path.is_dir():
+        inner = path / OnnxBackend.default_filename
+        if not inner.is_file():
+            raise LoadFailed(f"{path.name} is a directory without a file {inner.name}")
+        return inner
+    if not path.is_file():
+        raise LoadFailed(f"there is no model file {path.parent.name}/{path.name}")
+    return path
+
+
+def _size(files: Sequence[Path]) -> int:
+    """The bytes of those files that are there."""
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def _shown(file: Path, spec: LoadSpec) -> str:
+    """What messages call a model file: `digits/1/model.onnx`, wherever the repository lies."""
+    inner = file.relative_to(spec.root)
+    return str(inner if len(inner.parts) == 1 else spec.model / inner)
+
+
+def _info(node: ort.NodeArg, optional: bool = False) -> TensorInfo:
+    shape = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in node.shape or ())
+    return TensorInfo(node.name, _TYPES.get(node.type), shape, node.type, optional)
+
+
+def _least(info: TensorInfo) -> Array:
+    """An input of the smallest shape that a session takes."""
+    assert info.datatype is not None
+    empty = "" if info.datatype is Datatype.BYTES else 0
+    return np.full([max(size, 1) for size in info.shape], empty, NUMPY[info.datatype])
+
+
+def _to_str(name: str, array: TensorArray) -> Array:
+    """ONNX Runtime's strings are text; it would take `bytes` for what Python prints of them."""
+    found = array.pieces() if isinstance(array, BytesArray) else [array.ravel().tolist()]
+    try:
+        return object_array((list(map(bytes.decode, piece)) for piece in found), array.shape)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"input '{name}' holds an element that is not UTF-8,"
+            f" which an ONNX model needs: {error.reason}"
+        ) from None
+
+
+def _to_bytes(array: Array) -> TensorArray:
+    texts = array.ravel()
+    if texts.size <= FEW:
+        return object_array([list(map(str.encode, texts.tolist()))], array.shape)
+    pieces = [texts[first : first + _PIECE] for first in range(0, texts.size, _PIECE)]
+    data = [join(list(map(str.encode, piece.tolist()))) for piece in pieces]
+    return BytesArray(b"".join(data), array.shape)

@@ -1,0 +1,333 @@
+"""A request on its way to a model's upstreams: at one of them at a time, attempt by attempt.
+
+An attempt is a call, or a stream of its own where the model answers a request any number of times.
+If it fails, `RULES` in `placement.upstream.upstream` says what that means: for the request, which
+may go to another upstream while no response has come, for the upstream, and for the sequence that
+the request may be part of. An upstream that sends nothing on a stream for too long, although it is
+let, is given up.
+
+Owned by the event-loop thread, like the pool.
+"""
+
+import asyncio
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.errors import RemoteLost, RemoteUnavailable, ServerError, Unavailable
+from headrace.placement.upstream.connection import Call, CallFailed, RemoteRequest, RemoteStream
+from headrace.placement.upstream.upstream import RULES, Upstream
+from headrace.protocol.status import Failure, Fate, failure_of_text, late
+from headrace.protocol.v2_protobuf import RemoteAnswer
+from headrace.scheduling.batch import NotStarted
+from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTable
+from headrace.scheduling.upstreams import Ending, Way, after, way
+
+_NONE: Set[Upstream] = frozenset()
+_FINAL = "triton_final_response"
+_END_SECS = 5.0  # that a server may take to end a stream after the last response
+
+
+class Lost(Exception):
+    """A request has failed at an upstream, and is not to be sent to another one."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.error))
+        self.failure = failure
+
+
+class Sender(Protocol):
+    """The caller of a request; `answered` or `failed` is called, once, unless it is cancelled."""
+
+    def received(self, answer: RemoteAnswer) -> None:
+        """A response of a stream that need not be the last one."""
+
+    def answered(self, answer: RemoteAnswer | None) -> None:
+        """The end of the request, with its last response; None for a stream that has had it."""
+
+    def failed(self, error: Exception) -> None:
+        """The end by `Lost`, `NotStarted` if no upstream can be reached, or a bug's exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Rules for all requests of a model, which errors name `model`.
+
+    `choose` gives the best upstream but for those that were tried. On a stream an upstream may send
+    nothing for `silence` seconds, 0 for any time. `sequences` knows where their state is, of a
+    model that has sequences.
+    """
+
+    model: str
+    choose: Callable[[Set[Upstream]], Upstream | None]
+    loop: asyncio.AbstractEventLoop
+    silence: float = 0.0
+    sequences: SequenceTable | None = None
+
+
+class Attempt:
+    """A request with one response, and the attempt under way; a `Receiver` of its call."""
+
+    __slots__ = (
+        "_begun", "_call", "_policy", "_request", "_sender", "_step", "_tried", "_upstream",
+    )  # fmt: skip
+
+    def __init__(self, policy: Policy, request: RemoteRequest, sender: Sender) -> None:
+        self._policy = policy
+        self._request = request
+        self._sender = sender
+        in_sequence = policy.sequences is not None and SEQUENCE_ID in request.parameters
+        self._step = _Step(policy, request) if in_sequence else None
+        self._tried = _NONE
+        self._upstream: Upstream | None = None
+        self._call: Call | None = None
+        self._begun = False  # a response has come
+
+    def begin(self) -> bool:
+        """Make the first attempt; False if no upstream can be reached, and nothing is told then.
+
+        Raises `Lost` for a request of a sequence that cannot go on, and what a bug does.
+        """
+        upstream = self._next()
+        if upstream is None:
+            return False
+        self._open(upstream)
+        return True
+
+    def cancel(self) -> None:
+        """End what is under way, and tell nothing."""
+        if self._call is None:
+            return
+        self._call.cancel()
+        self._release().abandoned()
+        if self._step is not None:
+            # Once a response has come the model has the request, and sees that nobody wants more.
+            self._step.note(Ending.RUN if self._begun else Ending.UNSURE)
+
+    def hold(self, held: bool) -> None:
+        """Pause the responses, or go on: nothing to do where there is one response."""
+
+    def answered(self, answer: RemoteAnswer) -> None:
+        """`Receiver.answered`."""
+        self._release().succeeded()
+        self._complete(answer)
+
+    def failed(self, error: Exception) -> None:
+        """`Receiver.failed`: the end of the request, or the next attempt."""
+        upstream = self._release()
+        if not isinstance(error, CallFailed):
+            upstream.abandoned()
+            self._give_up(error)
+            return
+        upstream.failed(error)
+        failure = error.failure
+        if self._begun or not RULES[failure.fate].retry:
+            self._lose(failure)
+            return
+        self._tried |= {upstream}
+        try:
+            other = self._next()
+            if other is not None:
+                self._open(other)
+                return
+        except Exception as bug:
+            self._give_up(bug)
+        else:
+            self._give_up(NotStarted() if failure.fate is Fate.UNSENT else Lost(failure))
+
+    def _next(self) -> Upstream | None:
+        return (self._policy.choose if self._step is None else self._step.choose)(self._tried)
+
+    def _open(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        try:
+            self._call = self._start(upstream)
+        except BaseException:
+            self._upstream = None
+            raise
+
+    def _start(self, upstream: Upstream) -> Call:
+        return upstream.begin(self._request, self)
+
+    def _release(self) -> Upstream:
+        """No attempt is under way any more; the upstream of the last one."""
+        upstream = self._upstream
+        assert upstream is not None
+        self._upstream = self._call = None
+        return upstream
+
+    def _complete(self, answer: RemoteAnswer | None) -> None:
+        if self._step is not None:
+            self._step.note(Ending.RUN)
+        self._sender.answered(answer)
+
+    def _lose(self, failure: Failure) -> None:
+        if self._begun and isinstance(failure.error, Unavailable):  # no other backend may run it
+            failure = Failure(Fate.LATE, RemoteUnavailable(str(failure.error)))
+        self._give_up(Lost(failure))
+
+    def _give_up(self, error: Exception) -> None:
+        self._sender.failed(error if self._step is None else self._step.failed(error))
+
+
+class StreamAttempt(Attempt):
+    """A request with any number of responses; a `StreamReceiver` of its stream.
+
+    Once the sender has all, the attempt lives on until the upstream has ended the stream.
+    """
+
+    __slots__ = ("_heard", "_held", "_over", "_stream", "_timer")
+
+    def __init__(self, policy: Policy, request: RemoteRequest, sender: Sender) -> None:
+        super().__init__(policy, request, sender)
+        self._stream: RemoteStream | None = None
+        self._over = False  # the sender has all
+        self._held = False
+        self._heard = 0.0  # when something came, or could begin to come
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, held: bool) -> None:
+        """Pause the responses of the upstream, or go on."""
+        self._held = held
+        self._heard = self._policy.loop.time()
+        if self._stream is not None:
+            self._stream.hold(held)
+
+    def received(self, answer: RemoteAnswer | ServerError) -> None:
+        """`StreamReceiver.received`."""
+        if self._over:
+            return
+        self._heard = self._policy.loop.time()
+        if isinstance(answer, ServerError):
+            self._refused(answer)
+            return
+        self._begun = True
+        if answer.parameters.pop(_FINAL, False) is not True:
+            self._sender.received(answer)
+            return
+        self._let_end()
+        self._complete(answer if answer.outputs else None)
+
+    def ended(self) -> None:
+        """`StreamReceiver.ended`: not every server tells the end by a response."""
+        self._release().succeeded()
+        if not self._over:
+            self._complete(None)
+
+    def failed(self, error: Exception) -> None:
+        """`StreamReceiver.failed`."""
+        if self._over:  # whatever becomes of the stream after the last response
+            self._release().succeeded()
+        else:
+            super().failed(error)
+
+    def _start(self, upstream: Upstream) -> Call:
+        self._heard = self._policy.loop.time()
+        self._stream = stream = upstream.stream(self._request, self)
+        if self._held:
+            stream.hold(True)
+        if self._policy.silence:
+            self._timer = self._policy.loop.call_later(self._policy.silence, self._look)
+        return stream
+
+    def _release(self) -> Upstream:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stream = self._timer = None
+        return super()._release()
+
+    def _let_end(self) -> None:
+        """The sender has all, or will have: the upstream is to end the stream."""
+        self._over = True
+        if self._held and self._stream is not None:
+            self._stream.hold(False)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._policy.loop.call_later(_END_SECS, self._look)
+
+    def _refused(self, error: ServerError) -> None:
+        """A response is an error, which may be that the server takes nothing."""
+        failure = failure_of_text(str(error))
+        if failure.fate is Fate.REFUSED and not self._begun:
+            self._fail(CallFailed(failure, str(error)))
+            return
+        self._let_end()
+        self._lose(failure)
+
+    def _fail(self, failed: CallFailed) -> None:
+        assert self._stream is not None
+        self._stream.cancel()
+        super().failed(failed)
+
+    def _look(self) -> None:
+        """Give the upstream up if it was silent for too long, or has not ended the stream."""
+        self._timer = None
+        policy = self._policy
+        if self._over:
+            assert self._stream is not None
+            self._stream.cancel()
+            self._release().succeeded()
+            return
+        now = policy.loop.time()
+        if self._held:
+            self._heard = now
+        left = self._heard + policy.silence - now
+        if left > 0:
+            self._timer = policy.loop.call_later(left, self._look)
+        else:
+            text = f"nothing has come for {policy.silence:g} s"
+            self._fail(CallFailed(late(policy.model), text))
+
+
+class _Step:
+    """A request of a sequence: where it may go, and where the sequence is afterwards."""
+
+    def __init__(self, policy: Policy, request: RemoteRequest) -> None:
+        table, given = policy.sequences, request.parameters
+        id = given[SEQUENCE_ID]
+        assert table is not None
+        assert isinstance(id, int | str)
+        self._id = id
+        self._start = bool(given.get(SEQUENCE_START))
+        self._end = bool(given.get(SEQUENCE_END))
+        self._policy = policy
+        self._table = table
+        self._before = table.pin(id)
+        self._upstream: Upstream | None = None
+
+    def choose(self, tried: Set[Upstream]) -> Upstream | None:
+        """The upstream for the next attempt; raises `Lost` if the sequence cannot go on."""
+        server = self._before.server if self._before is not None else None
+        pinned = server if isinstance(server, Upstream) else None
+        usable = pinned is not None and pinned.condition.reachable and pinned not in tried
+        chosen = way(self._before, self._start, usable)
+        if chosen is Way.NOWHERE:
+            if tried:  # it was there: the attempt says what has become of it
+                return None
+            raise self._lost()
+        self._upstream = pinned if chosen is Way.PINNED else self._policy.choose(tried)
+        return self._upstream
+
+    def note(self, ending: Ending) -> None:
+        """Note how the request has ended in the table of sequences."""
+        self._table.put(self._id, after(self._before, self._upstream, self._end, ending))
+
+    def failed(self, error: Exception) -> Exception:
+        """Note that the request has failed; the error for its client."""
+        if isinstance(error, NotStarted):
+            if not self._start:
+                return self._lost()
+            self.note(Ending.REFUSED)
+        else:
+            fate = error.failure.fate if isinstance(error, Lost) else Fate.UNCERTAIN
+            self.note(RULES[fate].ending)
+        return error
+
+    def _lost(self) -> Lost:
+        self.note(Ending.UNSURE)
+        error = RemoteLost(
+            f"sequence {self._id} of model '{self._policy.model}' is lost: its server cannot be"
+            " reached, or one of its requests was cancelled or not answered; it has to be begun"
+            " again"
+        )
+        return Lost(Failure(Fate.UNCERTAIN, error))

@@ -1,0 +1,157 @@
+"""Models that another server runs, by the V2 protocol: Triton, or whatever speaks it.
+
+What has to do with other servers is imported when the first model is loaded, on its loading thread.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from headrace.core import plugins
+from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.placement.backend import Backend, BackendContext
+from headrace.placement.upstream.triton_options import (
+    TRITON_PARAMETERS,
+    LoadCounts,
+    TritonOptions,
+    is_managed,
+)
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from headrace.placement.upstream.model import RemoteModel
+    from headrace.placement.upstream.reconciler import OwnServers
+
+_LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
+
+
+class LateTritons:
+    """Tritons that this server starts, made by their plugin when the first model asks for them.
+
+    `attach` it to the event loop before a model is loaded, and `close` it there at the end."""
+
+    def __init__(self, options: TritonOptions) -> None:
+        self._options = options
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: OwnServers | None = None
+        self._lock = Lock()  # models load beside one another
+        self._stopped = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Processes belong to this loop."""
+        self._loop = loop
+
+    def servers(self) -> "OwnServers":
+        """All of them. On a loading thread; raises `LoadFailed` where no plugin starts them."""
+        with self._lock:
+            if self._servers is None:
+                made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
+                if not made:
+                    raise LoadFailed("no plugin starts servers, for a reason that the log has")
+                self._servers = next(iter(made.values()))
+                if self._loop is not None:
+                    self._servers.attach(self._loop)
+                if self._stopped:
+                    self._servers.stop()
+            return self._servers
+
+    def stop(self) -> None:
+        """Load nothing more, and unload nothing: the processes end soon."""
+        with self._lock:
+            self._stopped = True
+            if self._servers is not None:
+                self._servers.stop()
+
+    async def close(self) -> None:
+        """End all processes, and remove the directory that they have seen."""
+        self.stop()
+        if self._servers is not None:
+            await self._servers.close()
+
+
+class RemoteBackend(Backend):
+    """Asks the servers that a model's configuration names, or those that this one starts."""
+
+    platform = "triton"
+    places_instances = False
+    decoupled = True
+
+    def __init__(self, tritons: LateTritons | None = None, largest_response: int = 0) -> None:
+        """`tritons` has those that this server starts, None if it starts none.
+
+        Answers may have `largest_response` bytes where a model does not say otherwise; 0 for the
+        usual.
+        """
+        self._tritons = tritons
+        largest = min(largest_response, _LARGEST_MESSAGE)
+        self._defaults = {"max_response_bytes": str(largest)} if largest else {}
+        self._uses = LoadCounts()
+
+    @classmethod
+    def of(cls, context: BackendContext) -> "RemoteBackend":
+        """Make the backend of a server."""
+        tritons = None if context.tritons is None else LateTritons(context.tritons)
+        return cls(tritons, context.largest_response)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Processes of Tritons belong to this loop."""
+        if self._tritons is not None:
+            self._tritons.attach(loop)
+
+    def stop(self) -> None:
+        """Load nothing more on Tritons of this server, and unload nothing: they end soon."""
+        if self._tritons is not None:
+            self._tritons.stop()
+
+    async def close(self) -> None:
+        """Have the Tritons of this server end, and remove what they have seen."""
+        if self._tritons is not None:
+            await self._tritons.close()
+
+    @property
+    def parameters(self) -> Set[str]:
+        """Those that the documentation names."""
+        from headrace.placement.upstream.options import remote_parameters
+
+        return remote_parameters() | TRITON_PARAMETERS
+
+    def reads_everything(self, parameters: Mapping[str, str]) -> bool:
+        """A Triton that this server starts gets the whole configuration."""
+        return is_managed(parameters)
+
+    def version_without_files(self, parameters: Mapping[str, str]) -> int:
+        """The remote version, or 1."""
+        from headrace.placement.upstream.options import version_without_directory
+
+        return version_without_directory(parameters)
+
+    def execution_problems(
+        self, config: ModelConfig, wanted: str, in_process: bool
+    ) -> Iterator[str]:
+        """See `Backend`."""
+        if wanted != "auto":
+            yield "the model runs on other servers"
+
+    def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """See `Backend`."""
+        from headrace.placement.upstream.options import idle_parameters
+
+        return idle_parameters(parameters)
+
+    def prepare(self) -> None:
+        """Import what `load` needs."""
+        from headrace.placement.upstream import pool  # noqa: F401
+
+    def load(self, spec: LoadSpec) -> "RemoteModel":
+        """Ask a server about the model; raises `LoadFailed` or `InvalidOption`."""
+        from headrace.placement.upstream.model import load_remote
+        from headrace.placement.upstream.pool import UpstreamPool
+
+        given = replace(spec, parameters={**self._defaults, **spec.parameters})
+        servers = None if self._tritons is None else self._tritons.servers
+        model = load_remote(given, servers, self._uses)
+        model.make_pool = UpstreamPool
+        return model

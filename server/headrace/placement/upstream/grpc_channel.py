@@ -1,0 +1,425 @@
+"""Connections to one gRPC server, and the calls that wait for one.
+
+A connection is made when a call needs it, and another one when the server lets no more streams be
+opened on those that are there. A call for which none can be made is told so at once, and for a
+while after that without another attempt. Calls that a connection has not sent when it ends, or
+that the server says it has not looked at when it leaves, begin anew on the next one, once.
+
+Owned by the event-loop thread.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+
+from headrace.core.errors import PayloadTooLarge
+from headrace.core.tensors import Buffer
+from headrace.placement.upstream.connect_errors import CLOSED, PORT, connect_error
+from headrace.placement.upstream.options import Endpoint
+from headrace.protocol.compression import LARGE
+from headrace.protocol.grpc import (
+    MAX_MESSAGE,
+    ClientCall,
+    End,
+    Reason,
+    ResponseBlock,
+    unpacked,
+    unreadable,
+)
+from headrace.protocol.http2.asyncio_protocol import Http2Protocol
+from headrace.protocol.http2.connection import ClientConnection, ClientStreams
+from headrace.protocol.http2.headers import RepeatedFields
+from headrace.protocol.http2.protocol import Limits
+
+_BUFFER = 256 << 10  # bytes that are received at once
+_LIMITS = Limits(connection_window=256 << 20)
+# A peer that is gone without a word: data that it does not acknowledge, or probes.
+_SILENCE_SECS = 30
+_PROBE_SECS = 10
+
+
+def receive_buffer() -> memoryview:
+    """A buffer for connections to receive into; a loop needs one, as bytes are taken in at once."""
+    return memoryview(bytearray(_BUFFER))
+
+
+class ChannelConnection(Http2Protocol):
+    """One connection to a server; `greeted` is done when the server has said that it speaks HTTP/2.
+
+    A peer that is gone without a word is noticed by the system.
+    """
+
+    http2: ClientConnection
+    streams: ClientStreams
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
+        progressed: Callable[[], None],
+        closed: Callable[["ChannelConnection"], None],
+    ) -> None:
+        """`progressed` is called when something has come or gone, `closed` when there is no
+        connection.
+        """
+        self.greeted: asyncio.Future[None] = loop.create_future()
+        http2 = ClientConnection(ResponseBlock, lambda: loop.call_soon(self.flush), _LIMITS)
+        super().__init__(http2, loop, buffer)
+        self._progressed = progressed
+        self._closed_by = closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, and have a dead peer noticed."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            _watch(sock)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in so many bytes."""
+        if not self.http2.settled and bytes(self._buffer[:5]) == b"HTTP/":
+            self.refuse("the server does not speak HTTP/2")
+            return
+        super().buffer_updated(nbytes)
+        if not self.greeted.done() and self.http2.settled and not self.http2.closing:
+            self.greeted.set_result(None)
+        self._progressed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End everything that is under way."""
+        http2 = self.http2
+        http2.failure = http2.failure or (connect_error(error) if error else "")
+        if not self.greeted.done():
+            why = http2.failure or http2.said
+            why = f"{why}; {PORT.format('gRPC')}" if why else CLOSED.format("gRPC")
+            self.greeted.set_exception(ConnectionError(why))
+        self._closed_by(self)
+        super().connection_lost(error)
+
+    def flush(self) -> None:
+        """Write what has collected."""
+        if not self._lost:
+            self.streams.written = self.streams.last
+        super().flush()
+        self._progressed()  # a stream that we have ended makes room, too
+
+
+def _watch(sock: socket.socket) -> None:
+    """Set the socket's keep-alive, so that a dead peer is noticed."""
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_SECS),
+        ("TCP_KEEPINTVL", _PROBE_SECS),
+        ("TCP_KEEPCNT", _SILENCE_SECS // _PROBE_SECS),
+        ("TCP_USER_TIMEOUT", _SILENCE_SECS * 1000),
+    ):
+        if hasattr(socket, name):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+_CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after an attempt that has failed
+_MOST_CONNECTIONS = 8
+
+
+class ChannelCall(ClientCall):
+    """A call that may have to wait for a connection. Times are of the loop's clock.
+
+    One that is `urgent` has a connection attempted also soon after an attempt has failed.
+    """
+
+    __slots__ = ("begun", "head", "own", "tries", "urgent")
+
+    def __init__(
+        self, head: RepeatedFields, own: bytes, begun: float, seconds: float, largest: int
+    ) -> None:
+        """`seconds` is how long it may take, 0 for any time; `own` are fields beside the head's."""
+        super().__init__(begun + seconds if seconds else inf, largest)
+        self.head = head
+        self.own = own
+        self.begun = begun
+        self.tries = 0
+        self.urgent = False
+
+    def launch(self, connection: ChannelConnection) -> None:
+        """Begin on a connection that has room."""
+        raise NotImplementedError
+
+
+class UnaryCall(ChannelCall):
+    """A call with one message each way. An answer that takes long to unpack is on a thread then."""
+
+    __slots__ = ("_data", "_encoding_left", "channel", "packed", "pieces", "size")
+
+    def __init__(
+        self,
+        channel: "Channel",
+        head: RepeatedFields,
+        message: list[Buffer],
+        begun: float,
+        seconds: float,
+        own: bytes = b"",
+        packed: bool = False,
+    ) -> None:
+        """`message` is compressed if it is `packed`. Raises `PayloadTooLarge`."""
+        super().__init__(head, own, begun, seconds, channel.largest)
+        self.channel = channel
+        self.pieces = message
+        self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
+        if self.size > MAX_MESSAGE:
+            raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
+        self.packed = packed
+        self._data: Buffer | None = None
+        self._encoding_left = ""  # of the answer, if that is still to be unpacked
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """The answer, or how the call has failed instead."""
+        raise NotImplementedError
+
+    def launch(self, connection: ChannelConnection) -> None:
+        """Send it all."""
+        http2 = connection.http2
+        self.begin(http2)
+        http2.sender.request(self, self.head, self.own, self.pieces, self.size, self.packed)
+
+    def message(self, data: Buffer) -> None:
+        """Keep the one message until the status is here."""
+        if self._data is not None:
+            self.break_off(End(Reason.BROKEN, 13, "there is more than one answer"))
+            return
+        self._data = data
+
+    def message_packed(self, data: bytes, encoding: str) -> None:
+        """Keep one that is large as it is."""
+        if len(data) <= LARGE:
+            super().message_packed(data, encoding)
+        else:
+            self._encoding_left = encoding
+            self.message(data)
+
+    def cancel(self) -> None:
+        """End the call, and tell nothing."""
+        super().cancel()
+        self._encoding_left = ""
+
+    def closed(self, end: End | None) -> None:
+        """Begin anew, or tell."""
+        if end is None:
+            data = self._data
+            if data is None:
+                end = End(Reason.BROKEN, 13, "the answer has a good status and nothing else")
+            elif self._encoding_left:
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(
+                    None, unpacked, bytes(data), self._encoding_left, self.most
+                )
+                work.add_done_callback(self._unpacked)
+                return
+            self.done(data, end)
+        elif end.reason is Reason.UNSENT and self.connection is not None and not self.tries:
+            self.renew()
+            self.tries = 1
+            self.channel.start(self)
+        else:
+            self.done(None, end)
+
+    def _unpacked(self, work: "asyncio.Future[Buffer]") -> None:
+        if not self._encoding_left:
+            return  # it was cancelled meanwhile
+        try:
+            data = work.result()
+        except Exception as error:  # whatever it is, it belongs to this call alone
+            self.done(None, unreadable(error))
+        else:
+            self.done(data, None)
+
+
+class Channel:
+    """Calls to one address. Made on the loop that is running."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+        largest: int = MAX_MESSAGE,
+    ) -> None:
+        """`buffer` is where bytes are received; other channels of the loop may have the same.
+
+        A message of an answer may have `largest` bytes.
+        """
+        self.largest = largest
+        self._endpoint = endpoint
+        self._context = context
+        self._buffer = buffer
+        self._loop = asyncio.get_running_loop()
+        self._connections: list[ChannelConnection] = []
+        self._current: ChannelConnection | None = None
+        self._waiting: deque[ChannelCall] = deque()
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause = _FIRST_PAUSE_SECS
+        self._not_before = 0.0  # for calls that are not urgent
+        self._failure = ""  # why the last attempt has failed
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        self._closed = False
+        self.when_lost: Callable[[], None] | None = None  # called after each loss of a connection
+
+    def start(self, call: ChannelCall) -> None:
+        """Begin a call, or let it wait for a connection."""
+        if call.deadline < self._timer_at:
+            self._arm(call.deadline)
+        connection = self._current
+        if connection is not None and not self._waiting and connection.streams.room > 0:
+            call.launch(connection)
+            return
+        self._waiting.append(call)
+        self._go_on()
+
+    async def close(self) -> None:
+        """End all connections; calls that are under way fail."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+            self._connecting = None
+        self._fail_waiting("the connection was closed")
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _go_on(self) -> None:
+        """Begin what waits, as far as there is room."""
+        waiting = self._waiting
+        while waiting:
+            if waiting[0].finished:
+                waiting.popleft()
+                continue
+            connection = self._free()
+            if connection is None:
+                self._connect()
+                return
+            waiting.popleft().launch(connection)
+
+    def _free(self) -> ChannelConnection | None:
+        for connection in self._connections:
+            if connection.streams.room > 0:
+                self._current = connection
+                return connection
+        return None
+
+    # --- connecting
+
+    def _connect(self) -> None:
+        usable = self._usable()
+        if self._connecting is not None or usable >= _MOST_CONNECTIONS:
+            return
+        early = self._loop.time() < self._not_before
+        if self._closed or (early and not any(call.urgent for call in self._waiting)):
+            if not usable:
+                self._loop.call_soon(self._fail_waiting, self._failure)
+            return
+        self._connecting = self._loop.create_task(self._attempt())
+
+    async def _attempt(self) -> None:
+        endpoint, connection = self._endpoint, None
+        try:
+            async with asyncio.timeout(_CONNECT_SECS):
+                _, connection = await self._loop.create_connection(
+                    lambda: ChannelConnection(
+                        self._loop, self._buffer, self._progressed, self._lost
+                    ),
+                    endpoint.address,
+                    endpoint.port,
+                    ssl=self._context,
+                    server_hostname=None if self._context is None else endpoint.host,
+                )
+                await connection.greeted
+        except Exception as error:  # whatever it is, the next attempt may do better
+            self._connecting = None
+            if connection is not None:
+                connection.abort()
+            late = isinstance(error, TimeoutError) and not str(error)
+            self._unreachable("it does not answer" if late else connect_error(error))
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        else:
+            self._connecting = None
+            self._pause, self._not_before = _FIRST_PAUSE_SECS, 0.0
+            self._connections.append(connection)
+            self._current = connection
+            self._go_on()
+
+    def _unreachable(self, why: str) -> None:
+        self._failure = why
+        self._not_before = self._loop.time() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECS)
+        if not self._usable():
+            self._fail_waiting(why)
+
+    def _usable(self) -> int:
+        return sum(not connection.streams.leaving for connection in self._connections)
+
+    def _fail_waiting(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.break_off(End(Reason.UNSENT, 14, why))
+
+    def _progressed(self) -> None:
+        if self._waiting:
+            self._go_on()
+
+    def _lost(self, connection: ChannelConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+        if self._current is connection:
+            self._current = self._connections[-1] if self._connections else None
+        if self.when_lost is not None:
+            self.when_lost()
+        if self._waiting:  # for room there, perhaps
+            self._loop.call_soon(self._go_on)
+
+    # --- deadlines
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """End the calls whose deadline has passed, and look again at the next."""
+        self._timer, self._timer_at = None, inf
+        now = self._loop.time()
+        late = [call for call in self._waiting if call.deadline <= now and not call.finished]
+        for connection in list(self._connections):
+            mute = [c for c in _calls(connection) if c.deadline <= now]
+            late += mute
+            if any(connection.streams.now <= call.begun for call in mute):
+                # It may be dead. What is under way there may wait for it; nothing else will.
+                connection.streams.leave()
+        following = min(
+            [
+                c.deadline
+                for connection in self._connections
+                for c in _calls(connection)
+                if c.deadline > now
+            ]
+            + [c.deadline for c in self._waiting if c.deadline > now],
+            default=inf,
+        )
+        if following < inf:
+            self._arm(following)
+        for call in late:
+            call.break_off(End(Reason.LATE, 4, "Deadline Exceeded"))
+
+
+def _calls(connection: ChannelConnection) -> Sequence[ChannelCall]:
+    return [
+        stream for stream in connection.streams.open.values() if isinstance(stream, ChannelCall)
+    ]

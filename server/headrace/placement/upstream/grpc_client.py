@@ -1,0 +1,438 @@
+"""The V2 protocol over gRPC, as a client of upstreams: messages, calls, streams, connections.
+
+Another protocol over gRPC derives from `GrpcMessages`. Owned by the event-loop thread.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
+from headrace.core.tensors import Buffer
+from headrace.placement.upstream.connection import (
+    Call,
+    CallFailed,
+    Receiver,
+    RemoteDescription,
+    RemoteRequest,
+    RemoteStream,
+    StreamReceiver,
+    nonsense,
+)
+from headrace.placement.upstream.grpc_channel import (
+    Channel,
+    ChannelCall,
+    ChannelConnection,
+    UnaryCall,
+)
+from headrace.placement.upstream.options import Credentials, Endpoint, RemoteOptions
+from headrace.protocol.compression import DEFAULT_LEVEL, compress
+from headrace.protocol.grpc import (
+    UNIMPLEMENTED,
+    End,
+    Reason,
+    request_fields,
+    timeout_field,
+    with_path,
+)
+from headrace.protocol.http2.headers import RepeatedFields, literal
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.status import Failure, Fate, failure_of, late, lost, too_large, unsent
+from headrace.protocol.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
+
+log = logging.getLogger(__name__)
+
+_SERVICE = b"/inference.GRPCInferenceService/"
+INFER = _SERVICE + b"ModelInfer"
+LIVE = _SERVICE + b"ServerLive"
+READY = _SERVICE + b"ModelReady"
+METADATA = _SERVICE + b"ModelMetadata"
+CONFIG = _SERVICE + b"ModelConfig"
+_STREAM = _SERVICE + b"ModelStreamInfer"
+_LOAD = _SERVICE + b"RepositoryModelLoad"
+_UNLOAD = _SERVICE + b"RepositoryModelUnload"
+_AGENT = b"headrace"
+_AUTHORIZATION = "authorization"
+
+
+class RequestHeads:
+    """Heads of requests to one endpoint, each made once; compressed messages are by `packing`."""
+
+    def __init__(self, endpoint: Endpoint, credentials: Credentials, packing: str) -> None:
+        self._common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
+        self._common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
+        shown = credentials.authorization.encode()
+        self._shown = [(_AUTHORIZATION.encode(), shown)] if shown else []
+        self._coded = [(b"grpc-encoding", packing.encode())]
+        self._heads: dict[tuple[bytes, bool, bool], RepeatedFields] = {}
+        self._seconds = 0.0
+        self._timeout = b""
+
+    def head(
+        self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
+    ) -> RepeatedFields:
+        """The head of calls of a procedure, with further `headers`, which go before our own."""
+        own = not any(name == _AUTHORIZATION for name, _ in headers)
+        key = path, own, packed
+        head = self._heads.get(key)
+        if head is None:
+            fields = self._common + (self._shown if own else []) + (self._coded if packed else [])
+            head = self._heads[key] = with_path(fields, path)
+        return head
+
+    def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
+        """The fields of one call: its headers, and how long it may take, 0 for any time."""
+        if seconds != self._seconds:
+            self._seconds, self._timeout = seconds, timeout_field(seconds)
+        if not headers:
+            return self._timeout
+        fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
+        return self._timeout + b"".join(fields)
+
+
+# A path and a message; and a conversation of such, which are answered by what `ask` gives.
+Question: TypeAlias = tuple[bytes, bytes]
+Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
+
+
+class GrpcMessages:
+    """What is said of one model over gRPC, and what is understood; without the connections.
+
+    Another protocol over gRPC has this with other procedures and messages.
+    """
+
+    infer_path = INFER
+
+    def __init__(self, options: RemoteOptions, model: str) -> None:
+        """`model` is what the model is called here, which errors name."""
+        self.options = options
+        self.model = model
+        self.packing = options.compression
+        self.packed = bool(self.packing)
+        self._messages = RemoteMessages(options.model, options.version)
+        self._reader = AnswerReader()
+
+    def describe(self) -> Description:
+        """Ask for the model's metadata, and its configuration where the server offers that."""
+        name, version = self.options.model, self.options.version
+        asked = pb.ModelMetadataRequest(name=name, version=version)
+        said = self.given(*(yield METADATA, asked.SerializeToString()))
+        wanted = pb.ModelConfigRequest(name=name, version=version)
+        config, end = yield CONFIG, wanted.SerializeToString()
+        if end is not None and end.status != UNIMPLEMENTED:
+            raise self.failed(end)
+        try:
+            metadata = pb.ModelMetadataResponse.FromString(bytes(said))
+            if config is None:
+                return RemoteDescription(metadata, None)
+            response = pb.ModelConfigResponse.FromString(bytes(config))
+        except DecodeError as error:
+            raise nonsense(self.model, error) from None
+        return RemoteDescription(metadata, response.config)
+
+    def given(self, data: Buffer | None, end: End | None) -> Buffer:
+        """The answer of a call; raises `CallFailed` if there is none."""
+        if data is None:
+            assert end is not None
+            raise self.failed(end)
+        return data
+
+    def readiness(self) -> Question:
+        """The question whether the model is ready."""
+        asked = pb.ModelReadyRequest(name=self.options.model, version=self.options.version)
+        return READY, asked.SerializeToString()
+
+    def is_ready(self, data: Buffer) -> bool:
+        """Parse the answer to `readiness`; raises `CallFailed`."""
+        try:
+            return pb.ModelReadyResponse.FromString(bytes(data)).ready
+        except DecodeError as error:
+            raise nonsense(self.model, error) from None
+
+    def message(self, request: RemoteRequest) -> list[Buffer]:
+        """The message that carries a request, as it is."""
+        return self._messages.request(
+            request.inputs, request.outputs, request.parameters, request.id
+        )
+
+    def request(self, request: RemoteRequest) -> list[Buffer]:
+        """The message that carries a request, as it is sent."""
+        message = self.message(request)
+        if self.packing:
+            return [compress(b"".join(message), self.packing, DEFAULT_LEVEL)]
+        return message
+
+    def answer(self, data: Buffer) -> RemoteAnswer:
+        """Read a ModelInferResponse; raises `CallFailed`."""
+        try:
+            return self._reader.read(data)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+
+    def shared_answer(self, data: Buffer, shared: Mapping[str, memoryview]) -> RemoteAnswer:
+        """Read a ModelInferResponse with outputs that are `shared`; raises `CallFailed`."""
+        try:
+            return self._reader.read(data, shared)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+
+    def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
+        """Read a message of a stream; raises `CallFailed`."""
+        found = response_in(data)
+        if found is not None:  # as nearly always: no error
+            return self.answer(found)
+        try:
+            message = pb.ModelStreamInferResponse.FromString(bytes(data))
+        except DecodeError as error:
+            raise self.nonsense(error) from None
+        if message.error_message:
+            return ExecutionFailed(message.error_message)
+        return self.answer(message.infer_response.SerializeToString())
+
+    def nonsense(self, problem: Exception) -> CallFailed:
+        """An answer that cannot be read, which is logged."""
+        log.error("model %s: a server's answer makes no sense: %s", self.model, problem,
+                  extra={"model": self.model})  # fmt: skip
+        return nonsense(self.model, problem)
+
+    def failed(self, end: End) -> CallFailed:
+        """The failure that the end of a call means."""
+        text = end.text
+        if not text and end.status == UNIMPLEMENTED:
+            text = f"it does not know this procedure of the protocol {self.options.protocol.name}"
+        return CallFailed(self._failure(end), text or f"status {end.status} of gRPC")
+
+    def _failure(self, end: End) -> Failure:
+        if end.reason is Reason.STATUS:
+            return failure_of(self.model, end.status, end.text)
+        if end.reason is Reason.BROKEN:
+            return self.nonsense(Exception(end.text)).failure
+        if end.reason in (Reason.TOO_LARGE, Reason.GROWN):
+            log.error("model %s: a server's answer cannot be used: %s", self.model, end.text,
+                      extra={"model": self.model})  # fmt: skip
+            grown = end.reason is Reason.GROWN
+            return too_large(self.model, self.options.largest_response, grown)
+        if end.reason is Reason.UNSENT:
+            return unsent(self.model)
+        if end.reason is Reason.REFUSED:
+            return Failure(Fate.REFUSED, Unavailable(end.text))
+        return late(self.model) if end.reason is Reason.LATE else lost(self.model)
+
+
+class GrpcStream(ChannelCall):
+    """A stream with one request; `headrace.placement.upstream.connection.RemoteStream`."""
+
+    __slots__ = ("_message", "_messages", "_receiver")
+
+    def __init__(
+        self,
+        messages: GrpcMessages,
+        message: list[Buffer],
+        receiver: StreamReceiver,
+        head: RepeatedFields,
+        own: bytes,
+        begun: float,
+        seconds: float,
+    ) -> None:
+        """See `ChannelCall`."""
+        super().__init__(head, own, begun, seconds, messages.options.largest_response)
+        self._messages = messages
+        self._message = message
+        self._receiver = receiver
+
+    def hold(self, held: bool) -> None:
+        """Pause the server's answers, or let them go on."""
+        self.keeps_window = held
+        if not held and self.connection is not None and not self.finished:
+            self.connection.release(self)
+
+    def launch(self, connection: ChannelConnection) -> None:
+        """Send it all."""
+        self.begin(connection.http2)
+        size = sum(map(len, self._message))
+        connection.http2.sender.request(
+            self, self.head, self.own, self._message, size, self._messages.packed
+        )
+
+    def message(self, data: Buffer) -> None:
+        """A response has come."""
+        try:
+            answer = self._messages.stream_answer(data)
+        except Exception as error:  # whatever it is, it belongs to this stream alone
+            self.cancel()
+            self._end(error if isinstance(error, CallFailed) else self._messages.nonsense(error))
+            return
+        try:
+            self._receiver.received(answer)
+        except Exception:  # the connection has other calls as well
+            log.exception("bug after a response")
+
+    def closed(self, end: End | None) -> None:
+        """There is no more."""
+        self._end(None if end is None else self._messages.failed(end))
+
+    def _end(self, failed: CallFailed | None) -> None:
+        try:
+            if failed is None:
+                self._receiver.ended()
+            else:
+                self._receiver.failed(failed)
+        except Exception:
+            log.exception("bug after a stream")
+
+
+class InferCall(UnaryCall):
+    """A run, for whoever is told by being called; `headrace.placement.upstream.connection.Call`."""
+
+    __slots__ = ("messages", "receiver")
+
+    messages: GrpcMessages
+    receiver: Receiver
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Tell."""
+        try:
+            if data is None:
+                assert end is not None
+                self.receiver.failed(self.messages.failed(end))
+                return
+            try:
+                answer = self.messages.answer(data)
+            except Exception as error:  # whatever it is, it belongs to this call alone
+                self.receiver.failed(error)
+                return
+            self.receiver.answered(answer)
+        except Exception:  # of whoever is told; the connection has other calls as well
+            log.exception("bug after a call")
+
+
+class AwaitedCall(UnaryCall):
+    """A call whose outcome is awaited."""
+
+    __slots__ = ("outcome",)
+
+    outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Let it be known."""
+        if not self.outcome.done():
+            self.outcome.set_result((data, end))
+
+
+class GrpcClient(Channel):
+    """`headrace.placement.upstream.connection.ProtocolClient`, over gRPC."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        messages: GrpcMessages,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+    ) -> None:
+        """Bytes are received in `buffer`, which other clients of the loop may have as well.
+
+        `context` is None where there is no TLS.
+        """
+        options = messages.options
+        super().__init__(endpoint, context, buffer, options.largest_response)
+        self._messages = messages
+        self._now = self._loop.time
+        self.heads = RequestHeads(endpoint, options.credentials, messages.packing)
+        self._readiness = messages.readiness()
+
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+        """One run."""
+        messages, heads, headers = self._messages, self.heads, request.headers
+        call = InferCall(
+            self, heads.head(messages.infer_path, headers, messages.packed),
+            messages.request(request), self._now(), seconds, heads.own(headers, seconds),
+            messages.packed,
+        )  # fmt: skip
+        call.messages = messages
+        call.receiver = receiver
+        self.start(call)
+        return call
+
+    def stream(
+        self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
+    ) -> RemoteStream:
+        """One run with any number of responses."""
+        # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
+        # model that goes on after one.
+        messages, heads, headers = self._messages, self.heads, request.headers
+        stream = GrpcStream(
+            messages, messages.request(request), receiver,
+            heads.head(_STREAM, headers, messages.packed), heads.own(headers, seconds),
+            self._now(), seconds,
+        )  # fmt: skip
+        self.start(stream)
+        return stream
+
+    async def ready(self, seconds: float) -> bool:
+        """Whether the model is ready there; raises `CallFailed`."""
+        data, end = await self.ask(*self._readiness, seconds)
+        if data is None:
+            assert end is not None
+            if end.status == UNIMPLEMENTED:
+                return True  # a server without the procedure cannot say more
+            raise self._messages.failed(end)
+        return self._messages.is_ready(data)
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """Ask the server for the model's description."""
+        conversation = self._messages.describe()
+        try:
+            path, message = next(conversation)
+            while True:
+                said = await self.ask(path, message, seconds)
+                path, message = conversation.send(said)
+        except StopIteration as stop:
+            result: RemoteDescription = stop.value
+            return result
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """One run; raises `CallFailed`."""
+        messages, message = self._messages, b"".join(self._messages.request(request))
+        path, packed = messages.infer_path, messages.packed
+        found = await self.ask(path, message, seconds, packed, request.headers)
+        return messages.answer(messages.given(*found))
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Load the model; raises `CallFailed`."""
+        wanted = pb.RepositoryModelLoadRequest(model_name=self._messages.options.model)
+        if config:
+            wanted.parameters["config"].string_param = config
+        message = wanted.SerializeToString()
+        self._messages.given(*await self.ask(_LOAD, message, seconds))
+
+    async def unload(self, seconds: float) -> None:
+        """Unload the model; raises `CallFailed`."""
+        wanted = pb.RepositoryModelUnloadRequest(model_name=self._messages.options.model)
+        message = wanted.SerializeToString()
+        self._messages.given(*await self.ask(_UNLOAD, message, seconds))
+
+    async def ask(
+        self,
+        path: bytes,
+        message: bytes,
+        seconds: float,
+        packed: bool = False,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> tuple[Buffer | None, End | None]:
+        """The answer to a message, which may be `packed`, or how the call has failed.
+
+        To cancel the wait cancels the call. A connection is attempted in any case.
+        """
+        head, own = self.heads.head(path, headers, packed), self.heads.own((), seconds)
+        call = AwaitedCall(self, head, [message], self._now(), seconds, own, packed)
+        call.outcome = self._loop.create_future()
+        call.urgent = True
+        self.start(call)
+        try:
+            return await call.outcome
+        finally:
+            call.cancel()

@@ -1,0 +1,360 @@
+"""Protocols over HTTP/1.1, as a client of upstreams, on the event loop.
+
+What a protocol says is a `Rest`, without the connection that carries it: its conversations are
+generators, which yield requests, are sent the answer to each, and return what has come of them.
+"""
+
+import asyncio
+import logging
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeAlias, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
+from headrace.placement.upstream.connection import (
+    Call,
+    CallFailed,
+    Declared,
+    Receiver,
+    RemoteDescription,
+    RemoteRequest,
+    RemoteStream,
+    StreamReceiver,
+    nonsense,
+    with_headers,
+)
+from headrace.placement.upstream.http_pool import (
+    Disconnected,
+    HttpConnection,
+    HttpPool,
+    NoAnswer,
+    NotConnected,
+    deadline_in,
+    seconds_left,
+)
+from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.protocol.compression import ANSWER_RATIO, LARGE, compress, decompress
+from headrace.protocol.http1 import HttpRequest, HttpResponse, header_lines, request_pieces
+from headrace.protocol.json_text import parse_json
+from headrace.protocol.status import (
+    Failure,
+    Fate,
+    http_failure_of,
+    late,
+    lost,
+    too_large,
+    unsent,
+)
+from headrace.protocol.v2_json import error_text
+from headrace.protocol.v2_protobuf import RemoteAnswer
+
+
+class TaskCall:
+    """`headrace.placement.upstream.connection.Call`: a task of the event loop that is running."""
+
+    def __init__(self, work: Coroutine[Any, Any, RemoteAnswer], receiver: Receiver) -> None:
+        """`work` gives the answer, or raises `CallFailed`."""
+        self._receiver: Receiver | None = receiver
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._receiver = None
+        self._task.cancel()
+
+    def _done(self, task: "asyncio.Task[RemoteAnswer]") -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        try:
+            answer = task.result()
+        except asyncio.CancelledError:  # not by us: the loop is ending
+            return
+        except Exception as error:
+            receiver.failed(error)
+        else:
+            receiver.answered(answer)
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
+
+
+class Rest(ABC):
+    """A protocol over HTTP, for one model on one server. What is asked raises `CallFailed`."""
+
+    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
+        """`model` is what the model is called here, which errors name."""
+        self.options = options
+        self.model = model
+        self.declared = declared
+
+    @abstractmethod
+    def describe(self) -> Conversation[RemoteDescription]:
+        """Ask what the model is."""
+
+    @abstractmethod
+    def ready(self) -> Conversation[bool]:
+        """Ask whether the model is ready."""
+
+    def learn(self) -> Conversation[None]:
+        """Ask what has to be known of the server before `request`; nothing where all are alike."""
+        yield from ()
+
+    @abstractmethod
+    def request(self, request: RemoteRequest) -> HttpRequest:
+        """The HTTP request of a run."""
+
+    @abstractmethod
+    def answer(self, response: HttpResponse) -> RemoteAnswer:
+        """The outputs of a run."""
+
+    def load(self, config: str) -> Conversation[None]:
+        """Load the model; see `headrace.placement.upstream.connection.ProtocolClient`."""
+        raise failed_by(Unsupported("this protocol has no way to have models loaded"))
+
+    def unload(self) -> Conversation[None]:
+        """Unload the model."""
+        return self.load("")
+
+
+def failed_by(error: ServerError) -> CallFailed:
+    """A run that fails by itself, wherever it is sent."""
+    return CallFailed(Failure(Fate.ANSWERED, error), str(error))
+
+
+def json_of(model: str, response: HttpResponse) -> Any:
+    """The JSON of a good answer; raises `CallFailed`."""
+    if response.status != 200:
+        raise refusal(model, response)
+    try:
+        return parse_json(response.body)
+    except InvalidRequest as error:
+        raise nonsense(model, error) from None
+
+
+def refusal(model: str, response: HttpResponse) -> CallFailed:
+    """An answer that is an error."""
+    said = error_text(response.body)
+    text = bytes(response.body[:2000]).decode(errors="replace")
+    failure = http_failure_of(model, response.status, said, text)
+    return CallFailed(failure, f"status {response.status}: {said or ' '.join(text.split())[:120]}")
+
+
+def message_of(model: str, document: Any, message: M) -> M:
+    """A message that JSON has told of, but for fields that are unknown; raises `CallFailed`."""
+    try:
+        return json_format.ParseDict(document, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, AttributeError, TypeError) as error:
+        raise nonsense(model, error) from None
+
+
+log = logging.getLogger(__name__)
+
+
+_ENCODING = b"content-encoding"
+
+
+class HttpClient:
+    """`headrace.placement.upstream.connection.ProtocolClient`, over HTTP."""
+
+    def __init__(self, endpoint: Endpoint, rest: Rest, tls: ssl.SSLContext | None) -> None:
+        """`rest` is what is spoken, for this server alone; `tls` is None for none."""
+        self._endpoint = endpoint
+        self._options = options = rest.options
+        self._headers = [("host", endpoint.authority), ("user-agent", "headrace")]
+        if options.compression:
+            self._headers.append(("accept-encoding", "gzip, deflate"))
+        if options.credentials.authorization:
+            self._headers.append(("authorization", options.credentials.authorization))
+        self._common = header_lines(self._headers)
+        self._pool = HttpPool(endpoint, tls, options.largest_response)
+        self._rest = rest
+        self._learned = False
+
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+        """Send one run."""
+        connection = None
+        if self._learned and not self._options.compression:
+            try:
+                common = self._lines_for(request)
+                placed = self._placed(self._rest.request(request))
+                connection = self._pool.take()
+            except CallFailed:  # which the task tells, once this has ended
+                pass
+        if connection is None:
+            return TaskCall(self.infer(request, seconds), receiver)
+        call = HttpCall(connection, self._read, self._failed, receiver)
+        connection.send(request_pieces(placed, common), seconds, call.done)
+        return call
+
+    def stream(
+        self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
+    ) -> RemoteStream:
+        """Refused: a decoupled model is not loaded from servers over HTTP."""
+        raise Unsupported("there are no streams over HTTP/1.1")
+
+    async def ready(self, seconds: float) -> bool:
+        """Whether the model is ready there; raises `CallFailed`."""
+        until = deadline_in(seconds)
+        ready = await self._talk(self._rest.ready(), until)
+        if ready and not self._learned:
+            await self._learn(until)
+        return ready
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        """The model's metadata and configuration; raises `CallFailed`."""
+        return await self._talk(self._rest.describe(), deadline_in(seconds))
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        """The answer to one run; raises `CallFailed`."""
+        until = deadline_in(seconds)
+        common = self._lines_for(request)
+        if not self._learned:
+            await self._learn(until)
+        return self._rest.answer(await self._ask(self._rest.request(request), until, common))
+
+    async def load(self, config: str, seconds: float) -> None:
+        """Load the model; raises `CallFailed`."""
+        await self._talk(self._rest.load(config), deadline_in(seconds))
+
+    async def unload(self, seconds: float) -> None:
+        """Unload the model; raises `CallFailed`."""
+        await self._talk(self._rest.unload(), deadline_in(seconds))
+
+    async def close(self) -> None:
+        """End the connections, with whatever is under way."""
+        await self._pool.close()
+
+    def _lines_for(self, request: RemoteRequest) -> str:
+        """The header lines of a call; raises `CallFailed`."""
+        if not request.headers:
+            return self._common
+        try:
+            return header_lines(with_headers(self._headers, request.headers))
+        except InvalidRequest as error:
+            raise failed_by(error) from None
+
+    async def _learn(self, until: float) -> None:
+        await self._talk(self._rest.learn(), until)
+        self._learned = True
+
+    async def _talk(self, conversation: Conversation[T], until: float) -> T:
+        try:
+            request = next(conversation)
+            while True:
+                request = conversation.send(await self._ask(request, until))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _ask(self, request: HttpRequest, until: float, common: str = "") -> HttpResponse:
+        large = sum(map(len, request.body)) > LARGE
+        loop = asyncio.get_running_loop()
+        if large and self._options.compression:
+            request = await loop.run_in_executor(None, self._placed, request)
+        else:
+            request = self._placed(request)
+        pieces = request_pieces(request, common or self._common)
+        try:
+            response = await self._pool.ask(pieces, seconds_left(until) or 0.0)
+        except (NotConnected, Disconnected, NoAnswer, InvalidRequest) as error:
+            raise self._failed(error) from None
+        if takes_long(response):
+            return await loop.run_in_executor(None, self._unpacked, response)
+        return self._unpacked(response)
+
+    def _placed(self, request: HttpRequest) -> HttpRequest:
+        """A request with the path that the server has it at, and with its body packed."""
+        headers, body, encoding = request.headers, request.body, self._options.compression
+        if body and encoding:
+            headers = {**headers, "content-encoding": encoding}
+            body = [compress(b"".join(body), encoding)]
+        return HttpRequest(request.method, self._endpoint.path + request.path, headers, body)
+
+    def _read(self, response: HttpResponse) -> RemoteAnswer:
+        return self._rest.answer(self._unpacked(response))
+
+    def _unpacked(self, response: HttpResponse) -> HttpResponse:
+        """An answer with its body unpacked; raises `CallFailed`."""
+        encoding = response.headers.get(_ENCODING)
+        if encoding is None:
+            return response
+        try:
+            name, largest = encoding.decode("latin-1"), self._options.largest_response
+            body = decompress(response.body, name, largest, "answer", max_ratio=ANSWER_RATIO)
+        except ServerError as error:
+            raise self._failed(error, grown=True) from None
+        return HttpResponse(response.status, response.headers, body, response.reusable)
+
+    def _failed(self, error: Exception, grown: bool = False) -> CallFailed:
+        """The failure of a call without an answer, or without one that can be used."""
+        model = self._rest.model
+        if isinstance(error, NotConnected):
+            return CallFailed(unsent(model), str(error))
+        if isinstance(error, NoAnswer):
+            return CallFailed(late(model), "no answer in time")
+        if isinstance(error, Disconnected):
+            return CallFailed(lost(model), str(error))
+        log.error("model %s: the answer of server %s cannot be used: %s", model,
+                  self._endpoint.name, error, extra={"model": model})  # fmt: skip
+        if isinstance(error, PayloadTooLarge):
+            limit = self._options.largest_response
+            return CallFailed(too_large(model, limit, grown), str(error))
+        return nonsense(model, error)
+
+
+def takes_long(response: HttpResponse) -> bool:
+    """Whether an answer is to be unpacked on a thread."""
+    return _ENCODING in response.headers and len(response.body) > LARGE
+
+
+class HttpCall:
+    """`headrace.placement.upstream.connection.Call`: a request on a connection that was idle."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        read: Callable[[HttpResponse], RemoteAnswer],
+        failed: Callable[[Exception], CallFailed],
+        receiver: Receiver,
+    ) -> None:
+        """`read` gives what an answer says or raises; `failed` gives what an error means."""
+        self._connection = connection
+        self._read = read
+        self._failed = failed
+        self._receiver: Receiver | None = receiver
+        self._reading: TaskCall | None = None  # of an answer that takes long
+
+    def cancel(self) -> None:
+        """End the connection with it, unless the answer is here."""
+        if self._receiver is not None:
+            self._receiver = None
+            self._connection.abort()
+        elif self._reading is not None:
+            self._reading.cancel()
+
+    def done(self, outcome: HttpResponse | Exception) -> None:
+        """Take what has become of the request."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        if not isinstance(outcome, HttpResponse):
+            receiver.failed(self._failed(outcome))
+            return
+        if takes_long(outcome):
+            work = asyncio.to_thread(self._read, outcome)
+            self._reading = TaskCall(work, receiver)
+            return
+        try:
+            answer = self._read(outcome)
+        except Exception as error:  # whatever it is, it belongs to this call alone
+            receiver.failed(error)
+        else:
+            receiver.answered(answer)

@@ -1,0 +1,273 @@
+"""Connections of HTTP/1.1 to one server, on the event loop: each for one request at a time.
+
+They are kept for the next request. Of those that are idle the one that was used last is taken, and
+none that has been idle for longer than servers keep connections. There are never more than requests
+at a time, which the model's slots bound. Owned by the event-loop thread.
+"""
+
+import asyncio
+import select
+import ssl
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import cast
+from weakref import WeakSet
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer
+from headrace.placement.upstream.connect_errors import CLOSED, connect_error
+from headrace.placement.upstream.options import Endpoint
+from headrace.protocol.http1 import LARGEST_BODY, HttpResponse, ResponseReader
+
+# Uvicorn closes connections that have been idle for 5 s; a request may cross with that.
+_IDLE_SECS = 4.0
+CONNECT_SECS = 5.0
+
+
+class NotConnected(Exception):
+    """There is no connection, and nothing was sent."""
+
+
+class Disconnected(Exception):
+    """The connection has ended before its answer was complete."""
+
+
+class NoAnswer(Exception):
+    """There is no answer in time."""
+
+
+def deadline_in(seconds: float) -> float:
+    """The time that is in so many seconds, 0 for none."""
+    return monotonic() + seconds if seconds else 0.0
+
+
+def seconds_left(until: float) -> float | None:
+    """Seconds until a time, always some; None if it is none."""
+    return max(until - monotonic(), 0.001) if until else None
+
+
+Done = Callable[[HttpResponse | Exception], None]
+
+
+class HttpPool:
+    """The connections to one server; `tls` is None for none. Answers may have `largest_body`."""
+
+    def __init__(
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, largest_body: int = LARGEST_BODY
+    ) -> None:
+        self._endpoint = endpoint
+        self._tls = tls
+        self.largest_body = largest_body
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[HttpConnection] = []
+        # Weak, since uvloop does not tell of the end of a connection whose making was cancelled.
+        self._open: WeakSet[HttpConnection] = WeakSet()
+        self._closed = False
+
+    def take(self) -> "HttpConnection | None":
+        """An idle connection that can still be used; it belongs to the caller until it has sent."""
+        oldest = self._loop.time() - _IDLE_SECS
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.stale():
+                return connection
+            connection.close()
+        return None
+
+    async def connection(self, seconds: float) -> "HttpConnection":
+        """An idle connection or a new one, within so many seconds; raises `NotConnected`."""
+        connection = self.take()
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise NotConnected("closed")
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(min(seconds or CONNECT_SECS, CONNECT_SECS)):
+                _, connection = await self._loop.create_connection(
+                    lambda: HttpConnection(self), endpoint.address, endpoint.port, ssl=self._tls,
+                    server_hostname=endpoint.host if self._tls is not None else None,
+                )  # fmt: skip
+        except TimeoutError:
+            raise NotConnected("no connection in time") from None
+        except (OSError, ssl.CertificateError) as error:
+            raise NotConnected(connect_error(error)) from None
+        return connection
+
+    async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
+        """The answer to a request; 0 is any time.
+
+        Raises `NotConnected`, `Disconnected`, `NoAnswer`, or `InvalidRequest` for what is none. To
+        cancel the wait ends the connection.
+        """
+        begun = self._loop.time()
+        connection = await self.connection(seconds)
+        left = max(seconds - (self._loop.time() - begun), 0.001) if seconds else 0.0
+        future: asyncio.Future[HttpResponse] = self._loop.create_future()
+        told = False
+
+        def done(outcome: HttpResponse | Exception) -> None:
+            nonlocal told
+            told = True
+            if future.done():
+                return
+            if isinstance(outcome, HttpResponse):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+
+        connection.send(pieces, left, done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The answer may have come since the future was cancelled, and the connection be
+            # another's by now.
+            if not told:
+                connection.abort()
+            raise
+
+    def opened(self, connection: "HttpConnection") -> None:
+        """A connection has been made."""
+        self._open.add(connection)
+        if self._closed:
+            connection.abort()
+
+    def rest(self, connection: "HttpConnection") -> None:
+        """A connection can take another request."""
+        self._idle.append(connection)
+
+    def ending(self, connection: "HttpConnection") -> None:
+        """A connection takes no further request."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def ended(self, connection: "HttpConnection") -> None:
+        """A connection is no more."""
+        self.ending(connection)
+        self._open.discard(connection)
+
+    async def close(self) -> None:
+        """End all connections with whatever is under way; nothing is asked any more."""
+        self._closed = True
+        self._idle.clear()
+        for connection in list(self._open):
+            connection.abort()
+        await asyncio.sleep(0)  # in which they are closed
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """A connection for one request at a time: idle, or `send` was called, with no outcome yet."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self.idle_since = 0.0
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._reader = ResponseReader(pool.largest_body)
+        self._transport: asyncio.Transport | None = None
+        self._done: Done | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._poll: select.poll | None = None
+
+    def send(self, pieces: Sequence[Buffer], seconds: float, done: Done) -> None:
+        """Send a request; `done` is called with what becomes of it, within so many seconds.
+
+        Not from within this call. A request whose `done` is called with an exception may have been
+        begun by the server, but for `NotConnected`.
+        """
+        self._done = done
+        if self._transport is None or self._transport.is_closing():  # since it was made
+            self._loop.call_soon(self._finish, NotConnected("closed"))
+            return
+        if seconds:
+            self._timer = self._loop.call_later(seconds, self._expire)
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+
+    def stale(self) -> bool:
+        """Whether the server has ended it, or sent what nobody asked for, idle as it is.
+
+        The event loop may not have come to know of that yet.
+        """
+        if self._poll is None:
+            # Not when the connection is made: it may be about to be given up.
+            assert self._transport is not None
+            self._poll = select.poll()
+            self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        """End it, idle as it is."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it now; nobody is told of what was under way."""
+        self._done = None
+        self._end()
+
+    # --- asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is another one
+        self._pool.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._done is None or self._transport is None:  # nothing was asked
+            self._end()
+            return
+        try:
+            response = self._reader.received(nbytes)
+        except InvalidRequest as error:
+            self._finish(error)
+            return
+        if response is None:
+            return
+        # A server that answers before it has all of the request does not read the rest.
+        if response.reusable and not self._transport.get_write_buffer_size():
+            done, self._done = self._done, None
+            self._stop_timer()
+            self.idle_since = self._loop.time()
+            self._pool.rest(self)
+            done(response)
+        else:
+            self._finish(response)
+
+    def eof_received(self) -> bool:
+        self._pool.ending(self)
+        return False  # the transport closes itself
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._pool.ended(self)
+        if self._done is not None:
+            whole = None if error is not None else self._reader.closed()
+            # Once there was an answer it is not the wrong port.
+            why = "closed by the server" if self.idle_since else CLOSED.format("HTTP")
+            self._finish(whole or Disconnected(connect_error(error) if error else why))
+
+    # --- the end of a request, and of the connection with it
+
+    def _expire(self) -> None:
+        self._finish(NoAnswer())
+
+    def _finish(self, outcome: HttpResponse | Exception) -> None:
+        done, self._done = self._done, None
+        self._end()
+        if done is not None:
+            done(outcome)
+
+    def _end(self) -> None:
+        self._stop_timer()
+        self._pool.ending(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

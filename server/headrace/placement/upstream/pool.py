@@ -1,0 +1,409 @@
+"""Instances on other servers: a batch goes out as one call, and what comes back is an outcome.
+
+The servers of a model are one pool. For each call that may be under way the scheduler has an
+instance; which server gets its batch is decided when it is sent. A call that no server
+has begun goes to another one. One that may have been executed is not sent again, whatever has
+become of it: its requests fail. For an error that the model gives, a batch is run again in halves,
+as with any backend.
+
+While no server can be reached, instances are suspended and requests wait; after a while those
+fail, and further ones are refused, until a server is there again.
+
+Owned by the event-loop thread, but for the look-up of names.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence, Set
+from time import monotonic_ns
+
+from headrace.core.call import Call, Parameter
+from headrace.core.errors import Cancelled, InvalidOption, LoadFailed, ModelNotReady
+from headrace.observability.series import EndpointSeries
+from headrace.observability.statistics import EndpointCounts
+from headrace.placement.choice import InstanceKind
+from headrace.placement.daemon_thread import run_in_daemon_thread
+from headrace.placement.placement import Placement, Surroundings
+from headrace.placement.upstream.attempt import Attempt, Policy, StreamAttempt
+from headrace.placement.upstream.connection import CallTrace, RemoteRequest
+from headrace.placement.upstream.model import RemoteModel
+from headrace.placement.upstream.options import Endpoint
+from headrace.placement.upstream.requests import Forwarding, inputs_of, take_answer, take_error
+from headrace.placement.upstream.upstream import Upstream
+from headrace.protocol.v2_protobuf import RemoteAnswer
+from headrace.scheduling.batch import Batch, Deferral, Instance, NotStarted, Outcome, Part
+from headrace.scheduling.sequences import SequenceQueue, SequenceTable
+from headrace.scheduling.upstreams import Condition, choose
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Instance, Batch, Outcome], None]
+_TELL_END = "triton_enable_empty_final_response"
+_RESOLVE_SECS = 15.0  # between looks at what addresses a name has
+_SEQUENCES_SECS = 0.2  # between looks whether a server that leaves has sequences
+
+
+class UpstreamPool(Placement):
+    """The servers of a version, and the instances for calls to them."""
+
+    kind = InstanceKind.REMOTE
+    given_up = False  # no server can be reached, and nothing waits for one any more
+
+    def __init__(self, name: str, model: RemoteModel, version: Surroundings) -> None:
+        """The servers of `model`, after its `begin`, behind a version's scheduler from now on."""
+        self.name = name
+        self._model = model
+        self._version = version
+        self._label = version.signature.model
+        self._loop = loop = version.loop
+        self._sequences: SequenceTable | None = None
+        self._upstreams: list[Upstream] = []
+        self._conditions: list[Condition] = []  # theirs
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._reachable = True
+        self._wait: asyncio.TimerHandle | None = None
+        self._resolving: asyncio.Task[None] | None = None
+        self._closed: asyncio.Task[None] | None = None
+        self._drift = model.watch(self._looked_at)
+        for endpoint in model.endpoints:
+            self._upstreams.append(self._upstream(endpoint, endpoint == model.answered))
+        self._conditions = [upstream.condition for upstream in self._upstreams]
+        if model.sequences is not None:
+            self._sequences = SequenceTable(model.sequences.idle_ns, monotonic_ns)
+        silence = model.options.timeout
+        policy = Policy(self._label, self.next, loop, silence, self._sequences)
+        self._instances = [
+            UpstreamInstance(self, policy, model.forwarding, version)
+            for _ in range(model.max_in_flight)
+        ]
+        for instance in self._instances:
+            version.scheduler.add_instance(instance)
+        self._resolve_timer = loop.call_later(_RESOLVE_SECS, self._begin_resolving)
+
+    @property
+    def concurrency(self) -> int:
+        """Batches that may be under way at the same time, 0 for one after the other."""
+        return len(self._instances) if len(self._instances) > 1 else 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any server can be reached that has the model ready."""
+        return any(upstream.condition.reachable for upstream in self._upstreams)
+
+    @property
+    def obstacle(self) -> str:
+        """See `Placement`."""
+        return "none of its servers can be reached"
+
+    def __iter__(self) -> Iterator["UpstreamPool"]:
+        """All servers are one instance."""
+        yield self
+
+    def add(self, *loaded: object) -> None:
+        """The servers are there already, with their first instance."""
+
+    def remove(self, name: str) -> None:
+        """Instance groups are up to the servers."""
+
+    def leave(self, grace: float) -> None:
+        """Nothing: runs that no client waits for are up to the servers."""
+
+    def waiting_error(self) -> ModelNotReady:
+        """The error of requests that wait for servers which do not come back."""
+        return ModelNotReady(
+            f"model '{self._label}' is not ready: none of its servers can be reached",
+            retry_after=1,
+        )
+
+    @property
+    def endpoints(self) -> Sequence[EndpointSeries]:
+        """The servers as a scrape shows them."""
+        found = [upstream.series() for upstream in self._upstreams]
+        for upstream, series in zip(self._upstreams, found, strict=True):
+            series.differences = self._drift.count(upstream.endpoint)
+        if self._sequences is not None:
+            self._sequences.forget_idle()
+            for upstream, series in zip(self._upstreams, found, strict=True):
+                series.sequences = self._sequences.count(upstream)
+        return found
+
+    def in_sequence(
+        self,
+        expect: Callable[[int], None],
+        failed: Callable[[str, int], None],
+    ) -> SequenceQueue | None:
+        """The queue of sequences before the scheduler; see `SequenceQueue` for the rest."""
+        rules, table = self._model.sequences, self._sequences
+        if rules is None or table is None:
+            return None
+        starts = max(len(self._instances) // 2, 1)
+        return SequenceQueue(self._label, table, rules, starts, expect, failed)
+
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
+        """The server for the next call, other than those `tried`; None if there is none."""
+        upstreams = self._upstreams
+        among = {i for i, one in enumerate(upstreams) if one in tried} if tried else ()
+        index = choose(self._conditions, self._loop.time(), among)
+        return None if index is None else upstreams[index]
+
+    def rest(self, instance: "UpstreamInstance") -> None:
+        """An instance is idle; it stays so while nothing can be reached."""
+        if not self._reachable:
+            self._version.scheduler.suspend(instance)
+
+    def close(self) -> None:
+        """End all connections; `closed` can be waited for."""
+        if self._closed is not None:
+            return
+        self._resolve_timer.cancel()
+        self._drift.close()
+        if self._wait is not None:
+            self._wait.cancel()
+        if self._resolving is not None:
+            self._resolving.cancel()
+        self._closed = self._loop.create_task(self._close())
+
+    async def closed(self) -> None:
+        """Wait until no connection is left."""
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(upstream.close() for upstream in self._upstreams), *self._leaving)
+        await run_in_daemon_thread(self._model.close, f"release {self.name}")
+
+    def _looked_at(self) -> Sequence[Endpoint]:
+        """The servers that can be asked what they have."""
+        return [upstream.endpoint for upstream in self._upstreams if upstream.condition.reachable]
+
+    def _upstream(self, endpoint: Endpoint, reachable: bool = False) -> Upstream:
+        counts = self._version.endpoints.setdefault(endpoint.name, EndpointCounts())
+        model = self._model
+        return Upstream(
+            endpoint, model.clients.connect(endpoint, self._version.signature), model.options,
+            self._label, self._loop, self._on_upstream, reachable, model.reconciler(endpoint),
+            counts,
+        )  # fmt: skip
+
+    # --- whether anything can be reached
+
+    def _on_upstream(self) -> None:
+        """A server can be reached again, or cannot any more."""
+        if self._closed is not None:
+            return
+        reachable = self.healthy
+        if reachable is not self._reachable:
+            self._reachable = reachable
+            if reachable:
+                self._go_on()
+            else:
+                for instance in self._instances:
+                    self._version.scheduler.suspend(instance)
+                wait = self._model.options.wait
+                self._wait = self._loop.call_later(wait, self._give_up)
+        self._version.changed()
+
+    def _go_on(self) -> None:
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+        self.given_up = False
+        for instance in self._instances:
+            self._version.scheduler.resume(instance)
+
+    def _give_up(self) -> None:
+        self._wait = None
+        self.given_up = True
+        # First: who is told that a request has failed may have the next one ready.
+        self._version.changed()
+        alone = self._version.scheduler.fail_waiting(self.waiting_error())
+        log.log(
+            logging.ERROR if alone else logging.WARNING,
+            "model %s: none of its servers can be reached", self._label,
+            extra={"model": self._label},
+        )  # fmt: skip
+
+    # --- which servers there are
+
+    def _begin_resolving(self) -> None:
+        self._resolving = self._loop.create_task(self._resolve())
+
+    async def _resolve(self) -> None:
+        await self.look_again()
+        self._resolve_timer = self._loop.call_later(_RESOLVE_SECS, self._begin_resolving)
+
+    async def look_again(self) -> None:
+        """Take in what addresses the names have now, and what the files with credentials hold."""
+        name = self._label
+        try:
+            # Names can take long: neither other names nor other work must wait for one.
+            found, clients = await run_in_daemon_thread(self._model.look, f"look up {self.name}")
+        except (LoadFailed, InvalidOption, OSError) as error:
+            # The servers that are known may do well all the same.
+            log.warning("model %s: %s", name, error, extra={"model": name})
+            return
+        if clients is not None:
+            self._model.renew(clients)
+            log.info("model %s: its credentials have changed; servers are connected to anew", name,
+                     extra={"model": name})  # fmt: skip
+        self._adopt(found, anew=clients is not None)
+
+    def _adopt(self, found: Sequence[Endpoint], anew: bool) -> None:
+        kept = [m for m in self._upstreams if m.endpoint in found and not anew]
+        gone = [upstream for upstream in self._upstreams if upstream not in kept]
+        before = {upstream.endpoint: upstream.condition.reachable for upstream in self._upstreams}
+        known = {upstream.endpoint for upstream in kept}
+        self._upstreams = kept + [
+            self._upstream(endpoint, before.get(endpoint, False))
+            for endpoint in found
+            if endpoint not in known
+        ]
+        self._conditions = [upstream.condition for upstream in self._upstreams]
+        for upstream in gone:
+            task = self._loop.create_task(self._dismiss(upstream))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        if gone:
+            self._on_upstream()
+
+    async def _dismiss(self, upstream: Upstream) -> None:
+        """Close the connection to a server once what is under way there has ended."""
+        await upstream.drained()
+        while self._sequences is not None and self._closed is None:
+            self._sequences.forget_idle()
+            if not self._sequences.count(upstream):
+                break
+            await asyncio.sleep(_SEQUENCES_SECS)
+            await upstream.drained()
+        upstream.condition.reachable = False
+        await upstream.close()
+        name = upstream.endpoint.name
+        if not any(other.endpoint.name == name for other in self._upstreams):
+            self._version.endpoints.pop(name, None)  # addresses may come and go for years
+
+
+class UpstreamInstance:
+    """An instance, as the scheduler sees it: one batch at a time, by one attempt in flight.
+
+    Each request of a decoupled model is a batch of its own, and under way until its last response.
+    Responses go on as they come; the error that they end with is their batch's outcome.
+    """
+
+    load = 0
+
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        policy: Policy,
+        forwarding: Forwarding,
+        version: Surroundings,
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._streams = version.signature.decoupled
+        self._kind = StreamAttempt if self._streams else Attempt
+        self._forwarding = forwarding
+        self._give = version.scheduler.answer
+        self._batch: Batch | None = None
+        self._done: Done | None = None
+        self._attempt: Attempt | None = None
+        self._trace: CallTrace | None = None
+        self._started = 0
+        self._gathered = 0
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """Send `batch`; see `headrace.scheduling.batch.Instance`."""
+        self._batch, self._done = batch, done
+        self._started = self._gathered = monotonic_ns()
+        for call in batch.calls:
+            call.execution = self
+        try:
+            attempt = self._kind(self._policy, self._request(batch), self)
+            self._gathered = monotonic_ns()
+            begun = attempt.begin()
+        except Exception as error:  # whatever it is, it belongs to this batch alone
+            self._policy.loop.call_soon(self.failed, error)
+            return
+        if not begun:
+            self._policy.loop.call_soon(self.failed, NotStarted())
+            return
+        self._attempt = attempt
+        if batch.calls[0].held:
+            attempt.hold(True)
+
+    def close(self) -> None:
+        """End the pool, with whichever of its instances is closed first."""
+        self._pool.close()
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for a request any more; the attempt ends with the last of its batch."""
+        attempt = self._attempt_of(call)
+        if attempt is None or self._batch is None:
+            return
+        if all(other.ended for other in self._batch.calls):
+            self._attempt = None
+            attempt.cancel()
+            # Not at once: whoever has cancelled is not done with it yet.
+            self._policy.loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
+
+    def hold(self, call: Call, held: bool) -> None:
+        """Pause the upstream's responses, or go on."""
+        attempt = self._attempt_of(call)
+        if attempt is not None:
+            attempt.hold(held)
+
+    def received(self, answer: RemoteAnswer) -> None:
+        """`Sender.received`."""
+        assert self._batch is not None
+        self._give(self._batch.calls[0], Part(answer.outputs, answer.parameters), False)
+
+    def answered(self, answer: RemoteAnswer | None) -> None:
+        """`Sender.answered`."""
+        if self._streams:
+            assert self._batch is not None
+            last = None if answer is None else Part(answer.outputs, answer.parameters)
+            # The request first: it ends the batch for nobody else.
+            self._give(self._batch.calls[0], last, True)
+            answer = None
+        self._end(answer, None)
+
+    def failed(self, error: Exception) -> None:
+        """`Sender.failed`."""
+        self._end(None, error)
+
+    def _attempt_of(self, call: Call) -> Attempt | None:
+        """The attempt under way for a request, if the request is this instance's."""
+        batch = self._batch
+        return self._attempt if batch is not None and call in batch.calls else None
+
+    def _request(self, batch: Batch) -> RemoteRequest:
+        more: dict[str, Parameter] = {}
+        if self._streams:
+            batch.calls[0].began = self._started
+            more[_TELL_END] = True
+        request = self._forwarding.request(batch, inputs_of(batch), more, self._started)
+        self._trace = request.trace
+        return request
+
+    def _end(self, answer: RemoteAnswer | None, error: Exception | None) -> None:
+        batch, done = self._batch, self._done
+        assert batch is not None
+        assert done is not None
+        self._batch = self._done = self._attempt = None
+        for call in batch.calls:
+            call.execution = None
+        outcome = Outcome((), None, self._started, self._gathered, monotonic_ns())
+        if answer is not None:
+            try:
+                take_answer(batch, answer, outcome)
+            except Exception as broken:
+                error = broken
+        elif error is None:
+            outcome.parts = [Deferral.LATER]  # for nobody: the request has ended
+        if (trace := self._trace) is not None:
+            self._trace = None
+            trace.ended("" if error is None else str(error))
+        if error is not None:
+            take_error(batch, error, outcome)
+        done(self, batch, outcome)
+        self._pool.rest(self)

@@ -1,0 +1,80 @@
+"""The client of each endpoint of a model, by its protocol and scheme."""
+
+import logging
+import ssl
+from contextlib import AbstractContextManager
+
+from headrace.core.plugins import resolve
+from headrace.core.signature import Signature
+from headrace.placement.upstream.connect_errors import tls_context
+from headrace.placement.upstream.connection import Declared, ProtocolClient, Visit, visiting
+from headrace.placement.upstream.options import Endpoint, RemoteOptions
+
+log = logging.getLogger(__name__)
+
+_GRPC = ("grpc", "grpcs")
+
+
+class ProtocolClients:
+    """Makes the clients of one model's endpoints.
+
+    `model` is what the model is called here, which errors name. `declared` is told to protocols
+    that need it.
+    """
+
+    def __init__(
+        self, options: RemoteOptions, model: str, declared: Declared | None = None
+    ) -> None:
+        """May take a while: files are read, and what is needed is imported, which takes memory that
+        servers without such models need not spend. Raises `InvalidOption`.
+        """
+        self.model = model
+        self.options = options
+        self.declared = declared or Declared()
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        for scheme in {url.scheme for url in options.urls}:
+            if scheme in _GRPC:
+                from headrace.placement.upstream.grpc_channel import receive_buffer
+
+                self._buffer = receive_buffer()  # for all clients of the event loop
+                self._messages = resolve(options.protocol.grpc)(options, model)
+            if scheme in ("grpcs", "https"):
+                self._contexts[scheme] = tls_context(options.credentials)
+        if "grpcs" in self._contexts:
+            self._contexts["grpcs"].set_alpn_protocols(["h2"])
+        if options.shared_memory:
+            from headrace.placement.upstream.shared_regions import remove_left_behind
+
+            if count := remove_left_behind():
+                log.info("removed shared memory that ended servers have left: %d regions", count)
+
+    def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
+        """A client for the event loop that is running.
+
+        With a `signature` it shares memory with the server, if that is asked for.
+        """
+        return self._client(endpoint, self._buffer if endpoint.scheme in _GRPC else None, signature)
+
+    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
+        """A client for a thread that may wait."""
+        return visiting(lambda: self._client(endpoint, None, None))
+
+    def _client(
+        self, endpoint: Endpoint, buffer: memoryview | None, signature: Signature | None
+    ) -> ProtocolClient:
+        context = self._contexts.get(endpoint.scheme)
+        if endpoint.scheme not in _GRPC:
+            from headrace.placement.upstream.http_client import HttpClient
+
+            rest = resolve(self.options.protocol.rest)(self.options, self.model, self.declared)
+            return HttpClient(endpoint, rest, context)
+        from headrace.placement.upstream.grpc_channel import receive_buffer
+        from headrace.placement.upstream.grpc_client import GrpcClient
+
+        buffer = buffer or receive_buffer()
+        if signature is None or not self.options.shared_memory:
+            return GrpcClient(endpoint, self._messages, context, buffer)
+        from headrace.placement.upstream.shared_memory import FixedSizes, SharedMemoryClient
+
+        sizes = FixedSizes.of(signature)
+        return SharedMemoryClient(endpoint, self._messages, context, buffer, sizes)

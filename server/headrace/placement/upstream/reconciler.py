@@ -1,0 +1,440 @@
+"""Other servers kept as a model's configuration wants them: loaded, and loaded again when lost.
+
+`DesiredState` is what a configuration asks for. A `Reconciler` loads the model on one server after
+the other, and unloads it in the end; it blocks and is for threads that may wait.
+`UpstreamReconciler` and `DriftWatch` call it from the event loop while the model is served.
+"""
+
+import asyncio
+import json
+import logging
+from abc import ABC, abstractmethod
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Protocol
+
+from google.protobuf import json_format
+
+from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec
+from headrace.placement.child_process import Backoff
+from headrace.placement.daemon_thread import run_in_daemon_thread
+from headrace.placement.upstream.connection import CallFailed, RemoteDescription, Visit
+from headrace.placement.upstream.drift import Difference, agree, described, differences
+from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.protocols import ProtocolClients
+from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
+from headrace.protocol.documents import to_json
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.protocol.status import Fate
+
+log = logging.getLogger(__name__)
+
+_ASK_SECS = 10.0
+LOAD_SECS = 900.0  # that loading may take where nobody has set a limit
+_AT_ONCE = 16  # servers that are asked at a time
+
+
+class BlockingClients:
+    """Connections to the servers of one model, called `model` here, for threads that may wait."""
+
+    def __init__(self, options: RemoteOptions, model: str) -> None:
+        self.options = options
+        self.model = model
+
+    def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
+        """A connection for as long as `with` lasts."""
+        # A client is for one thread at a time, and that of the pool is the event loop's.
+        return ProtocolClients(self.options, self.model).visit(endpoint)
+
+
+class Reconciler(ABC):
+    """Has servers load one model, and unload it in the end. For threads that may wait."""
+
+    def __init__(self, clients: BlockingClients) -> None:
+        self._clients = clients
+        self._model = clients.model
+        self._lock = Lock()
+        self._released = False
+
+    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
+        """Load it on one server as wanted; raises `LoadFailed`."""
+        with self._lock:
+            if self._released:
+                raise LoadFailed("it is being unloaded")
+            self._begin(endpoint)
+        with self._asking(endpoint) as connection:
+            self._load(connection, endpoint, seconds)
+        if self._is_released():  # meanwhile
+            self._undo(endpoint)
+
+    def release(self) -> None:
+        """End the need for it."""
+        with self._lock:
+            released, self._released = self._released, True
+        if not released:
+            self._release()
+
+    def _unload(self, endpoints: Iterable[Endpoint]) -> None:
+        def unload(endpoint: Endpoint) -> None:
+            with self._asking(endpoint) as connection:
+                connection.unload(_ASK_SECS)
+
+        for problem in each(endpoints, unload):
+            log.warning("model %s is not unloaded: %s", self._model, problem)
+
+    @contextmanager
+    def _asking(self, endpoint: Endpoint) -> Iterator[Visit]:
+        with self._clients.to(endpoint) as connection:
+            try:
+                yield connection
+            except CallFailed as failed:
+                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+
+    def _is_released(self) -> bool:
+        with self._lock:
+            return self._released
+
+    @abstractmethod
+    def _begin(self, endpoint: Endpoint) -> None:
+        """Note that a server is about to load it."""
+
+    @abstractmethod
+    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+        """Load it where it is not as wanted; may raise `CallFailed`."""
+
+    @abstractmethod
+    def _undo(self, endpoint: Endpoint) -> None:
+        """Unload it where it was loaded although it had been released."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Unload it where that is wanted."""
+
+
+class PlacedReconciler(Reconciler):
+    """A model on servers that this one has started: what `OwnServers.place` gives.
+
+    `options` are how the servers are asked for it, `endpoints` where they are.
+    """
+
+    options: RemoteOptions
+    endpoints: Sequence[Endpoint]
+
+    @abstractmethod
+    def load(self, deadline: float) -> None:
+        """Load it on every live server; raises `LoadFailed`, with it released again."""
+
+    @abstractmethod
+    def groups(
+        self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
+    ) -> list[ModelInstanceGroup]:
+        """Reported instance groups, with GPUs numbered as the configuration does."""
+
+
+class OwnServers(Protocol):
+    """Servers that this one starts: what a plugin of the group `headrace.servers` makes."""
+
+    def attach(self, loop: AbstractEventLoop) -> None:
+        """Processes belong to this loop; called before a model is placed."""
+
+    def stop(self) -> None:
+        """Load nothing more, and unload nothing: the processes end soon."""
+
+    async def close(self) -> None:
+        """End all processes, and remove what they have seen."""
+
+    def place(self, spec: LoadSpec, config: ModelConfig) -> PlacedReconciler:
+        """Start what a model needs, and write its files there; raises `LoadFailed`. Blocks."""
+
+
+class RepositoryReconciler(Reconciler):
+    """Has servers that others have started load a model, with the instance groups wanted.
+
+    What else its configuration says is theirs. Empty `groups` are whatever the servers have.
+    """
+
+    def __init__(
+        self,
+        clients: BlockingClients,
+        groups: Sequence[ModelInstanceGroup],
+        loads: LoadCounts | None,
+    ) -> None:
+        """`loads` is None if the model stays loaded at the end."""
+        super().__init__(clients)
+        self._model = clients.options.model
+        self._groups = list(groups)
+        self._loads = loads
+        self._taken: set[Endpoint] = set()
+
+    def _begin(self, endpoint: Endpoint) -> None:
+        if self._loads is not None and endpoint not in self._taken:
+            self._loads.take((self._model, endpoint))
+            self._taken.add(endpoint)
+
+    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        said = loaded(connection)
+        if said is None:
+            connection.load("", seconds)
+            said = loaded(connection)
+        config = None if said is None else said.config
+        if config is None or agree(self._groups, config.instance_group):
+            return
+        log.info(
+            "%s: model %s is loaded again with %s, in place of %s", endpoint.name, self._model,
+            described(self._groups), described(config.instance_group),
+        )  # fmt: skip
+        config.ClearField("instance_group")
+        config.instance_group.extend(self._groups)
+        connection.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
+
+    def _undo(self, endpoint: Endpoint) -> None:
+        if self._loads is not None:
+            self._loads.take((self._model, endpoint))
+            self._give_back([endpoint])
+
+    def _release(self) -> None:
+        self._give_back(self._taken)
+
+    def _give_back(self, taken: Iterable[Endpoint]) -> None:
+        if self._loads is not None:
+            give_back = self._loads.give_back
+            self._unload([one for one in taken if give_back((self._model, one))])
+
+
+def load_everywhere(
+    reconciler: Reconciler, model: str, endpoints: Sequence[Endpoint], deadline: float
+) -> None:
+    """Load a model on all servers that can be reached; raises `LoadFailed` if none loads it.
+
+    The others are asked again by health checks.
+    """
+    seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
+    problems = each(endpoints, lambda endpoint: reconciler.ensure(endpoint, seconds))
+    if len(problems) < len(endpoints):
+        for problem in problems:
+            log.warning("model %s is not loaded by a server: %s", model, problem)
+        return
+    reconciler.release()
+    what = f"no server loads model '{model}'"
+    raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
+
+
+def loaded(connection: Visit) -> RemoteDescription | None:
+    """The description of a model that a server has loaded; None if it has not.
+
+    Raises `CallFailed` if the server cannot be asked.
+    """
+    try:
+        return connection.describe(_ASK_SECS)
+    except CallFailed as failed:
+        if failed.failure.fate in (Fate.UNSENT, Fate.UNCERTAIN, Fate.LATE):
+            raise
+        return None
+
+
+def each(endpoints: Iterable[Endpoint], work: Callable[[Endpoint], None]) -> list[LoadFailed]:
+    """Do something with several servers at once; what was raised."""
+
+    def attempt(endpoint: Endpoint) -> LoadFailed | None:
+        try:
+            work(endpoint)
+        except LoadFailed as error:
+            return error
+        return None
+
+    found = list(endpoints)
+    if not found:
+        return []
+    with ThreadPoolExecutor(min(len(found), _AT_ONCE), "remote") as pool:
+        return [problem for problem in pool.map(attempt, found) if problem is not None]
+
+
+Renumbered = Callable[[Endpoint, Sequence[ModelInstanceGroup]], Sequence[ModelInstanceGroup]]
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """The configuration of a model as it is written, and what brings the servers to it.
+
+    `reconciler` is None where they have the model of themselves. `renumbered`, where it is there,
+    says which GPUs of the configuration a server's are.
+    """
+
+    config: ModelConfig
+    control: ControlOptions
+    reconciler: Reconciler | None = None
+    renumbered: Renumbered | None = None
+
+    def groups(self, endpoint: Endpoint, reported: ModelConfig) -> Sequence[ModelInstanceGroup]:
+        """The instance groups that a server reports, as a configuration would ask for them."""
+        found = list(reported.instance_group)
+        return found if self.renumbered is None else self.renumbered(endpoint, found)
+
+
+def asked_of(config: str) -> ModelConfig:
+    """The configuration that a `LoadSpec` carries as JSON."""
+    result: ModelConfig = json_format.ParseDict(json.loads(config), ModelConfig())
+    return result
+
+
+class UpstreamReconciler:
+    """Has one server serve the model again when it is found that it does not.
+
+    An attempt that fails is not repeated before a time that doubles from one to the next.
+    """
+
+    def __init__(self, reconciler: Reconciler, endpoint: Endpoint) -> None:
+        self._reconciler = reconciler
+        self._endpoint = endpoint
+        self._backoff = Backoff(1.0, 60.0)
+        self._not_before = 0.0
+        self._problem = ""
+
+    async def mend(self) -> str:
+        """Why the server still does not serve it; empty if it does."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._not_before:
+            return self._problem
+        try:
+            await run_in_daemon_thread(
+                lambda: self._reconciler.ensure(self._endpoint, LOAD_SECS),
+                f"load on {self._endpoint.name}",
+            )
+        except LoadFailed as error:
+            self._not_before = loop.time() + self._backoff.failed()
+            self._problem = str(error)
+            return self._problem
+        self._backoff.succeeded()
+        self._not_before = 0.0
+        return ""
+
+
+class DriftWatch:
+    """Looks now and then whether the servers of a model have it as it was asked for.
+
+    `look` asks one of them, blocks, and raises `LoadFailed` if that one does not answer. `mend`,
+    where there is one, has it serve as it was asked for again.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        interval: float,
+        endpoints: Callable[[], Sequence[Endpoint]],
+        look: Callable[[Endpoint], Sequence[Difference]],
+        reconciler: Reconciler | None,
+    ) -> None:
+        self._model = model
+        self._interval = interval
+        self._endpoints = endpoints
+        self._look = look
+        self._reconciler = reconciler
+        self._found: dict[Endpoint, Sequence[Difference]] = {}
+        self._task: asyncio.Task[None] | None = None
+        if interval:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def count(self, endpoint: Endpoint) -> int:
+        """How many differences a server had when it was last looked at."""
+        return len(self._found.get(endpoint, ()))
+
+    def note(self, endpoint: Endpoint, found: Sequence[Difference]) -> None:
+        """Remember the differences of a server, and log them if they are others than before."""
+        found = tuple(found)
+        if found != self._found.get(endpoint, ()):
+            texts = "; ".join(map(str, found))
+            level = logging.WARNING if found else logging.INFO
+            log.log(level, "model %s: server %s has it %s", self._model, endpoint.name,
+                    f"otherwise than asked for: {texts}" if found else "as asked for again",
+                    extra={"model": self._model})  # fmt: skip
+        self._found[endpoint] = found
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            endpoints = self._endpoints()
+            self._found = {one: found for one, found in self._found.items() if one in endpoints}
+            for endpoint in endpoints:
+                await self._check(endpoint)
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        reconciler = self._reconciler
+
+        def check() -> Sequence[Difference]:
+            found = self._look(endpoint)
+            if found and reconciler is not None:
+                reconciler.ensure(endpoint, LOAD_SECS)
+                found = self._look(endpoint)
+            return found
+
+        try:
+            found = await run_in_daemon_thread(check, f"look at {endpoint.name}")
+        except LoadFailed as error:
+            log.debug("model %s: server %s: %s", self._model, endpoint.name, error)
+            return
+        except Exception:
+            log.exception("bug while looking at the servers of model %s", self._model)
+            return
+        self.note(endpoint, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One server; `versions` are those that it has. `problem` says why it could not be asked."""
+
+    endpoint: str
+    versions: Sequence[str] = ()
+    differences: Sequence[Difference] = ()
+    problem: str = ""
+
+
+def survey(
+    model: str, config: ModelConfig, root: Path, versions: Sequence[int], seconds: float
+) -> list[Surveyed]:
+    """The state of a model on each of its servers, in the order of its endpoints.
+
+    `versions` are the model's version directories in `root`. Raises `InvalidOption`, and
+    `LoadFailed` if no address is known.
+    """
+    parameters = {name: one.string_value for name, one in config.parameters.items()}
+    options = [RemoteOptions.of(parameters, model, version, root) for version in (versions or [0])]
+    endpoints = options[0].resolve()
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(
+            threads.map(lambda endpoint: _ask(model, config, options, endpoint, seconds), endpoints)
+        )
+
+
+def _ask(
+    model: str,
+    config: ModelConfig,
+    options: Sequence[RemoteOptions],
+    endpoint: Endpoint,
+    seconds: float,
+) -> Surveyed:
+    found: dict[Difference, None] = {}
+    versions: dict[str, None] = {}
+    for one in options:
+        try:
+            with BlockingClients(one, model).to(endpoint) as connection:
+                said = connection.describe(seconds)
+        except CallFailed as failed:
+            return Surveyed(endpoint.name, (), (), failed.text or str(failed.failure.error))
+        except LoadFailed as error:
+            return Surveyed(endpoint.name, (), (), str(error))
+        versions |= dict.fromkeys(said.metadata.versions)
+        found |= dict.fromkeys(differences(config, said, one.version))
+    return Surveyed(endpoint.name, tuple(versions), tuple(found))

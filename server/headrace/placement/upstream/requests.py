@@ -1,0 +1,168 @@
+"""Batches as requests to an upstream, and its answers as outcomes: values in, values out."""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.core.call import Call, Parameter
+from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
+from headrace.core.signature import reshaped
+from headrace.core.tensors import TensorArray
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
+from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.placement.upstream.attempt import Lost
+from headrace.placement.upstream.connection import CallTrace, CallTraces, RemoteRequest
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.protocol.status import Fate
+from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
+from headrace.scheduling.batch import Answer, Batch, Outcome, Part
+
+_PREFIX = len(FORWARD_PARAMETER)
+_LONGEST = (1 << 63) - 1  # it travels with a sign
+_NOT_ALIKE = frozenset({DEADLINE_PARAMETER, TRACE_PARAMETER})
+
+
+class Forwarding:
+    """Parameters, headers and deadline, which go out with a call beside its tensors.
+
+    A call has each of them only once, so requests run together only if these are alike. Deadlines
+    need not be: a call lasts for as long as anybody waits for it.
+    """
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self.traces: CallTraces | None = None
+        self._priority = options.forward_priority
+
+    def alike(self, request: Call) -> object:
+        """A key that requests of one call have in common, beside the key of a batch."""
+        priority = request.priority if self._priority else 0
+        timed = bool(request.timeout)
+        if not request.parameters:
+            return (priority, timed) if priority or timed else None
+        items = sorted(
+            (name, type(value).__name__, value)
+            for name, value in request.parameters.items()
+            if name not in _NOT_ALIKE
+        )
+        return (priority, timed, *items) if priority or timed or items else None
+
+    def request(
+        self, batch: Batch, inputs: Sequence[RemoteInput], more: Mapping[str, Parameter], now: int
+    ) -> RemoteRequest:
+        """The request for a batch, whose calls are alike, with `more` parameters.
+
+        `now` is of the monotonic clock, in ns.
+        """
+        calls, names = batch.calls, batch.names
+        first = calls[0]
+        id = first.id if len(calls) == 1 else ""
+        if not (first.timeout or self._priority or any(call.parameters for call in calls)):
+            return RemoteRequest(inputs, names, more, id)
+        parameters: dict[str, Parameter] = {}
+        headers: list[tuple[str, str]] = []
+        for name, value in first.parameters.items():
+            if name.startswith(FORWARD_PARAMETER):
+                headers.append((name[_PREFIX:], str(value)))
+            elif name not in _NOT_ALIKE:
+                parameters[name] = value
+        if self._priority and first.priority:
+            parameters["priority"] = first.priority
+        if first.timeout:
+            # Of the time in queues, which all of those on the way share.
+            left = max(call.timeout - (now - call.arrived) // 1000 for call in calls)
+            parameters["timeout"] = min(max(left, 1), _LONGEST)
+        trace = self._trace(calls)
+        if trace is not None:
+            headers = [item for item in headers if item[0] not in ("traceparent", "tracestate")]
+            headers.append(("traceparent", trace.context.traceparent))
+            if trace.context.state:
+                headers.append(("tracestate", trace.context.state))
+        parameters.update(more)
+        return RemoteRequest(inputs, names, parameters, id, headers, _deadline(calls), trace)
+
+    def _trace(self, calls: Sequence[Call]) -> CallTrace | None:
+        """The trace of the first request that is traced, which the call is part of."""
+        if self.traces is None:
+            return None
+        passed: CallTrace | None = None
+        for call in calls:
+            link = call.parameters.get(TRACE_PARAMETER)
+            found = None if link is None else self.traces.begin_call(str(link))
+            if found is not None:
+                if found.context.sampled:
+                    return found
+                passed = passed or found
+        return passed
+
+
+def _deadline(calls: Sequence[Call]) -> int:
+    """When the last one stops to wait; 0 if any of them waits for ever."""
+    latest = 0
+    for call in calls:
+        deadline = call.parameters.get(DEADLINE_PARAMETER)
+        if not isinstance(deadline, int):
+            return 0
+        latest = max(latest, deadline)
+    return latest
+
+
+def inputs_of(batch: Batch) -> list[RemoteInput]:
+    """The inputs of a batch's calls, each one's rows behind the others'."""
+    signature, calls = batch.signature, batch.calls
+    inputs = []
+    for spec in signature.inputs:
+        if spec.name not in calls[0].inputs:
+            continue  # optional and absent; the batch key makes that so for all
+        parts = [call.inputs[spec.name].array for call in calls]
+        shape = reshaped(parts[0], spec, signature.batches, to_model=True).shape
+        if signature.batches:
+            shape = (batch.rows, *shape[1:])
+        inputs.append(RemoteInput(spec.name, spec.datatype, shape, parts))
+    return inputs
+
+
+def take_answer(batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
+    """Put an answer into the outcome of its batch; raises `ExecutionFailed`."""
+    model, calls = batch.signature.model, batch.calls
+    for spec in batch.outputs:
+        if spec.name not in answer.outputs:
+            raise ExecutionFailed(
+                f"the server of model '{model}' has not given the output '{spec.name}'"
+            )
+    arrays: list[TensorArray] = [answer.outputs[spec.name] for spec in batch.outputs]
+    if not answer.parameters:
+        outcome.arrays = arrays
+        return
+    alone = len(calls) == 1
+    if not alone and any(array.shape[:1] != (batch.rows,) for array in arrays):
+        raise ExecutionFailed(f"the server of model '{model}' has not given {batch.rows} rows")
+    parts: list[Answer] = []
+    start = 0
+    for call in calls:
+        wanted = call.outputs
+        own = {
+            spec.name: array if alone else array[start : start + call.rows]
+            for spec, array in zip(batch.outputs, arrays, strict=True)
+            if not wanted or spec.name in wanted
+        }
+        parts.append(Part(own, dict(answer.parameters)))
+        start += call.rows
+    outcome.parts = parts
+
+
+def take_error(batch: Batch, error: Exception, outcome: Outcome) -> None:
+    """Put an error into the outcome of its batch, with what is to become of the requests.
+
+    1. Nothing has begun: the batch is given back. Or a request is to blame: it is run again in
+       halves.
+    2. Another attempt, or one with fewer rows, is no good: the requests have the error.
+    """
+    final: ServerError | None = error if isinstance(error, Cancelled) else None
+    if isinstance(error, Lost):
+        failure = error.failure
+        error = failure.error
+        final = failure.error if failure.fate is not Fate.ANSWERED else None
+    elif isinstance(error, ServerError) and batch.signature.decoupled:
+        final = error
+    if final is None:
+        outcome.error = error
+    else:
+        outcome.parts = [final] * len(batch.calls)

@@ -1,0 +1,283 @@
+"""Calls over gRPC to an upstream on this machine whose large tensors go through shared memory.
+
+Inputs are copied into a region, one behind the other; outputs whose size is known beforehand are
+views into another one, which is used again when nothing refers to them any more. What has no
+region is in the message.
+
+A region is used again only after an answer. After anything else, such as a cancelled call, the
+server may still write there, and nobody can tell when it is done.
+
+A server that was started again may get a call before it is known that its regions are gone. It
+says that it has no such region, and so has not begun anything: the call is made again, with its
+tensors in the message.
+
+Owned by the event-loop thread.
+"""
+
+import logging
+import math
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.core.datatypes import ITEM_SIZES, Datatype
+from headrace.core.signature import Signature
+from headrace.core.tensors import Buffer
+from headrace.placement.upstream.connection import Call, Receiver, RemoteRequest
+from headrace.placement.upstream.grpc_channel import UnaryCall
+from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
+from headrace.placement.upstream.options import Endpoint
+from headrace.placement.upstream.shared_regions import THRESHOLD, SharedLease, SharedRegions
+from headrace.protocol.compression import DEFAULT_LEVEL, compress
+from headrace.protocol.grpc import End, Reason
+from headrace.protocol.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
+
+_ALIGNMENT = 64
+
+
+class FixedSizes(NamedTuple):
+    """The bytes of outputs whose shape is fixed; of one row each, if the model `batches`."""
+
+    outputs: Mapping[str, int]
+    batches: bool
+
+    @classmethod
+    def of(cls, signature: Signature) -> "FixedSizes":
+        """The fixed sizes of a model's outputs."""
+        found = {
+            spec.name: math.prod(spec.dims) * ITEM_SIZES[spec.datatype]
+            for spec in signature.outputs
+            if -1 not in spec.dims and spec.datatype is not Datatype.BYTES
+        }
+        return cls(found, signature.batches)
+
+    def large(self, request: RemoteRequest) -> dict[str, int]:
+        """The bytes of those outputs of a call that are worth it."""
+        rows = 1
+        if self.batches:
+            if not request.inputs:
+                return {}
+            rows = request.inputs[0].shape[0]
+        sizes = {name: rows * self.outputs.get(name, 0) for name in request.outputs}
+        return {name: size for name, size in sizes.items() if size >= THRESHOLD}
+
+
+def large_inputs(request: RemoteRequest) -> dict[str, int]:
+    """The bytes of those inputs of a call that are worth it."""
+    found = {}
+    for item in request.inputs:
+        if item.datatype is not Datatype.BYTES:
+            size = math.prod(item.shape) * ITEM_SIZES[item.datatype]
+            if size >= THRESHOLD:
+                found[item.name] = size
+    return found
+
+
+def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, Place]:
+    """The places of tensors behind one another."""
+    places: dict[str, Place] = {}
+    position = 0
+    for name, size in sizes.items():
+        places[name] = Place(region, position, size)
+        position = _aligned(position + size)
+    return places
+
+
+def needed(sizes: Mapping[str, int]) -> int:
+    """The bytes that these tensors take."""
+    *others, last = sizes.values()
+    return sum(map(_aligned, others)) + last
+
+
+def write(inputs: Sequence[RemoteInput], places: Mapping[str, Place], memory: Buffer) -> None:
+    """Put inputs into their places."""
+    for item in inputs:
+        place = places.get(item.name)
+        if place is None:
+            continue
+        position = place.offset
+        for part in item.parts:
+            np.ndarray(part.shape, part.dtype, memory, position)[...] = part
+            position += part.nbytes
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+log = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({3, 5, 12})  # statuses of requests that are not run
+_INTERNAL = 13
+_TOO_SMALL = "shared memory size specified with the request"
+
+
+class SharedCall(UnaryCall):
+    """A run with tensors in shared memory; `headrace.placement.upstream.connection.Call`."""
+
+    __slots__ = ("inputs", "messages", "outputs", "owner", "receiver", "request", "rooms")
+
+    messages: GrpcMessages
+    inputs: SharedLease | None
+    outputs: SharedLease | None
+    owner: "SharedMemoryClient"
+    receiver: Receiver
+    request: RemoteRequest
+    rooms: Mapping[str, Place]
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Hand the outcome to the receiver, or begin anew without shared memory."""
+        try:
+            if data is None:
+                assert end is not None
+                if not self._failed(end):
+                    self.receiver.failed(self.messages.failed(end))
+                return
+            try:
+                answer = self._answer(data)
+            except Exception as error:  # whatever it is, it belongs to this call alone
+                self._retire()
+                self.receiver.failed(error)
+                return
+            self.receiver.answered(answer)
+        except Exception:  # of whoever is told; the connection has other calls as well
+            log.exception("bug after a call")
+
+    def cancel(self) -> None:
+        """End the call, and tell nothing."""
+        super().cancel()
+        self._retire()
+
+    def _answer(self, data: Buffer) -> RemoteAnswer:
+        shared: dict[str, memoryview] = {}
+        regions, inputs, outputs = self.owner.regions, self.inputs, self.outputs
+        whole: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+        if outputs is not None:
+            memory = outputs.region.memory
+            # What the answer has refers to this, and so it lives as long as any of that.
+            whole = np.ndarray((outputs.region.size,), np.uint8, memory)
+            whole.flags.writeable = False
+            view = whole.data
+            for name, place in self.rooms.items():
+                shared[name] = view[place.offset : place.offset + place.size]
+        answer = self.messages.shared_answer(data, shared)
+        self.inputs = self.outputs = None
+        if inputs is not None:
+            regions.give_back(inputs)
+        if outputs is not None:
+            regions.hold(outputs, whole)
+        return answer
+
+    def _failed(self, end: End) -> bool:
+        """Settle what becomes of the regions; whether the call is made again."""
+        regions, leases = self.owner.regions, [x for x in (self.inputs, self.outputs) if x]
+        self.inputs = self.outputs = None
+        unknown = False
+        if leases and end.reason is Reason.STATUS:
+            unknown = end.status in _REFUSALS and "shared memory" in end.text.lower()
+            if end.status == _INTERNAL and _TOO_SMALL in end.text:
+                self.owner.outgrown()
+        if unknown:
+            regions.forgotten(leases[0].epoch)
+        settle = regions.retire
+        if unknown or end.reason is Reason.UNSENT or end.reason is Reason.REFUSED:
+            settle = regions.give_back
+        for lease in leases:
+            settle(lease)
+        if not unknown:
+            return False
+        self.renew()
+        self.pieces = self.messages.request(self.request)
+        self.size = sum(map(len, self.pieces))
+        self.channel.start(self)
+        return True
+
+    def _retire(self) -> None:
+        for lease in (self.inputs, self.outputs):
+            if lease is not None:
+                self.owner.regions.retire(lease)
+        self.inputs = self.outputs = None
+
+
+class SharedMemoryClient(GrpcClient):
+    """`headrace.placement.upstream.connection.ProtocolClient`; streams share no memory."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        messages: GrpcMessages,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+        sizes: FixedSizes,
+    ) -> None:
+        """`sizes` are those of the model's outputs; see `GrpcClient` for the rest."""
+        super().__init__(endpoint, messages, context, buffer)
+        self.regions = SharedRegions(self.ask, messages.model, endpoint.name)
+        self._sizes = sizes
+        self._name = endpoint.name
+        self.when_lost = self.regions.renew
+
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
+        """Send one run, with large tensors in shared memory where there is a region."""
+        given, wanted = large_inputs(request), self._sizes.large(request)
+        inputs = self.regions.take(needed(given)) if given else None
+        outputs = self.regions.take(needed(wanted)) if wanted else None
+        if inputs is None and outputs is None:
+            return super().begin(request, seconds, receiver)
+        try:
+            call = self._call(request, seconds, given, wanted, inputs, outputs)
+        except BaseException:  # of a request that cannot be written, say
+            for lease in (inputs, outputs):
+                if lease is not None:
+                    self.regions.give_back(lease)
+            raise
+        call.receiver = receiver
+        self.start(call)
+        return call
+
+    def _call(
+        self,
+        request: RemoteRequest,
+        seconds: float,
+        given: Mapping[str, int],
+        wanted: Mapping[str, int],
+        inputs: SharedLease | None,
+        outputs: SharedLease | None,
+    ) -> SharedCall:
+        """A call with these large tensors in these regions."""
+        places = laid_out(given, inputs.region.name) if inputs else {}
+        rooms = laid_out(wanted, outputs.region.name) if outputs else {}
+        if inputs is not None:
+            write(request.inputs, places, inputs.region.memory)
+        messages, heads, headers = self._messages, self.heads, request.headers
+        options = messages.options
+        message = shared_request(
+            options.model, options.version, request.inputs, request.outputs, request.parameters,
+            request.id, places, rooms,
+        )  # fmt: skip
+        if messages.packing:
+            message = [compress(b"".join(message), messages.packing, DEFAULT_LEVEL)]
+        call = SharedCall(
+            self, heads.head(messages.infer_path, headers, messages.packed), message,
+            self._now(), seconds, heads.own(headers, seconds), messages.packed,
+        )  # fmt: skip
+        call.messages, call.owner, call.request = messages, self, request
+        call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
+        return call
+
+    def outgrown(self) -> None:
+        """The model gives more than its configuration says."""
+        if self._sizes.outputs:
+            self._sizes = FixedSizes({}, self._sizes.batches)
+            log.warning(
+                "model %s: server %s: outputs go over the wire: one was larger than declared",
+                self._messages.model, self._name, extra={"model": self._messages.model},
+            )  # fmt: skip
+
+    async def close(self) -> None:
+        """End the connection, with whatever is under way, and remove the regions."""
+        await self.regions.withdraw()
+        await super().close()
+        await self.regions.close()

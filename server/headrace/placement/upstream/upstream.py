@@ -1,0 +1,257 @@
+"""One server of a pool: its connection, what is known of it, and its health checks.
+
+`RULES` is the table of what a failure means; docs/remote.md has it in words. Owned by the
+event-loop thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum
+from time import monotonic_ns
+from typing import NamedTuple
+
+from headrace.observability.series import EndpointSeries
+from headrace.observability.statistics import EndpointCounts
+from headrace.placement.upstream.connection import (
+    Call,
+    CallFailed,
+    ProtocolClient,
+    Receiver,
+    RemoteRequest,
+    RemoteStream,
+    StreamReceiver,
+)
+from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.reconciler import UpstreamReconciler
+from headrace.protocol.status import Fate
+from headrace.scheduling import upstreams
+from headrace.scheduling.upstreams import Condition, Ending
+
+log = logging.getLogger(__name__)
+
+_SLACK_SECS = 0.5  # at a deadline the call is cancelled here: the server is not to blame
+
+
+class Health(Enum):
+    """The upstream's health after a failure."""
+
+    GOOD = "it has done what it should"
+    FAILED = "one of the failures in a row for which it is left out"
+    GONE = "it cannot be reached, until a health check says otherwise"
+
+
+class Rule(NamedTuple):
+    """The meaning of a failure for the upstream, the request, and its sequence.
+
+    The request may go to another upstream if `retry`, as long as no response has come.
+    """
+
+    health: Health
+    retry: bool
+    ending: Ending
+
+
+RULES = {
+    Fate.UNSENT: Rule(Health.GONE, True, Ending.UNSURE),
+    Fate.REFUSED: Rule(Health.FAILED, True, Ending.REFUSED),
+    Fate.ANSWERED: Rule(Health.GOOD, False, Ending.RUN),
+    Fate.UNCERTAIN: Rule(Health.GONE, False, Ending.UNSURE),
+    Fate.LATE: Rule(Health.FAILED, False, Ending.UNSURE),
+}
+
+
+class Upstream:
+    """A server. `changed` is called when it is reachable again, or is not any more."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connection: ProtocolClient,
+        options: RemoteOptions,
+        model: str,
+        loop: asyncio.AbstractEventLoop,
+        changed: Callable[[], None],
+        reachable: bool = False,
+        reconciler: UpstreamReconciler | None = None,
+        counts: EndpointCounts | None = None,
+    ) -> None:
+        """`reconciler` has the server load the model where that is up to this one.
+
+        `counts` may have been another one's before.
+        """
+        self.endpoint = endpoint
+        self.condition = Condition(reachable=reachable)
+        self._options = options
+        self._model = model
+        self._loop = loop
+        self._changed = changed
+        self._connection = connection
+        self._counts = EndpointCounts() if counts is None else counts
+        self._reconciler = reconciler
+        self._drained: asyncio.Event | None = None  # where somebody waits for that
+        self._next_check: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._checked = False  # the log has what the first check has found
+        self._closed = False
+        self._plan(0.0)
+
+    def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
+        """Send one call, whose end is to be told to one of `succeeded`, `abandoned` and `failed`,
+        unless this raises.
+        """
+        left, longest = _left(request.deadline), self._options.timeout
+        seconds = min(left, longest) if left and longest else left or longest
+        self._begin(request)
+        try:
+            return self._connection.begin(request, seconds, receiver)
+        except BaseException:  # of a request that cannot be written, say
+            self.abandoned()
+            raise
+
+    def stream(self, request: RemoteRequest, receiver: StreamReceiver) -> RemoteStream:
+        """A stream for one request, with any number of responses; as `begin`."""
+        self._begin(request)
+        try:
+            return self._connection.stream(request, _left(request.deadline), receiver)
+        except BaseException:
+            self.abandoned()
+            raise
+
+    def _begin(self, request: RemoteRequest) -> None:
+        self._counts.requests += 1
+        upstreams.begin(self.condition)
+        if request.trace is not None:
+            request.trace.sent(self.endpoint.name)
+
+    def succeeded(self) -> None:
+        """A call has been answered."""
+        upstreams.succeed(self.condition)
+        self._ended()
+
+    def abandoned(self) -> None:
+        """A call was cancelled."""
+        upstreams.abandon(self.condition)
+        self._ended()
+
+    def failed(self, failed: CallFailed) -> None:
+        """A call has failed."""
+        self._note(failed)
+        self._ended()
+
+    async def drained(self) -> None:
+        """Wait until no call is under way."""
+        while self.condition.outstanding:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def series(self) -> EndpointSeries:
+        """The upstream as a scrape shows it."""
+        condition = self.condition
+        return EndpointSeries(
+            self.endpoint.name, self._counts, condition.outstanding,
+            condition.reachable and self._loop.time() >= condition.ejected_until,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Check no more, and end the connection with whatever is under way."""
+        self._closed = True
+        if self._next_check is not None:
+            self._next_check.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
+        await self._connection.close()
+
+    def _ended(self) -> None:
+        if self._drained is not None and not self.condition.outstanding:
+            self._drained.set()
+
+    def _note(self, failed: CallFailed) -> None:
+        fate, condition = failed.failure.fate, self.condition
+        health, reachable = RULES[fate].health, condition.reachable
+        if health is Health.GOOD:
+            upstreams.succeed(condition)
+            return
+        self._counts.failures += 1
+        if health is Health.GONE:
+            upstreams.disconnect(condition)
+            if reachable:
+                self._tell("cannot be reached", failed.text)
+                self._plan(upstreams.next_check(condition, self._options.health_interval))
+                self._changed()
+            return
+        ejected = upstreams.fail(condition, self._loop.time())
+        if fate is Fate.REFUSED and reachable:
+            self._plan(0.0)  # it may be about to end, or has unloaded the model
+        if ejected:
+            self._counts.ejections += 1
+            left = condition.ejected_until - self._loop.time()
+            self._tell(f"fails again and again and is left out for {left:.0f} s", failed.text)
+
+    # --- health
+
+    def _plan(self, seconds: float) -> None:
+        """Plan the next health check in so many seconds, unless one is under way."""
+        if self._closed or self._checking is not None:
+            return
+        if self._next_check is not None:
+            self._next_check.cancel()
+        self._next_check = self._loop.call_later(seconds, self._begin_check)
+
+    def _begin_check(self) -> None:
+        self._next_check = None
+        self._checking = self._loop.create_task(self._check())
+
+    async def _check(self) -> None:
+        try:
+            healthy, why = await self._healthy()
+        except Exception as error:  # the next check may do better, and there has to be one
+            log.exception("bug while checking server %s of model %s", self.endpoint.name,
+                          self._model, extra={"model": self._model})  # fmt: skip
+            healthy, why = False, repr(error)
+        self._checking = None
+        before = self.condition.reachable
+        upstreams.check(self.condition, healthy)
+        self._plan(upstreams.next_check(self.condition, self._options.health_interval))
+        if healthy is before and self._checked:
+            return
+        self._checked = True
+        if healthy:
+            log.info("model %s: server %s serves", self._model, self.endpoint.name,
+                     extra={"model": self._model})  # fmt: skip
+        else:
+            self._tell("does not serve", why)
+        if healthy is not before:
+            self._changed()
+
+    async def _healthy(self) -> tuple[bool, str]:
+        """Whether the server says that the model is ready, and what it says instead."""
+        ready, why = False, "the model is not ready there"
+        try:
+            ready = await self._connection.ready(self._options.health_timeout)
+        except CallFailed as failed:
+            why = failed.text
+            if failed.failure.fate not in (Fate.ANSWERED, Fate.REFUSED):
+                return False, why
+        if self._reconciler is not None and not (ready and self.condition.reachable):
+            # It may have been started again meanwhile, without the model or with another one. To
+            # load that takes a while, in which it gets nothing.
+            if not ready and self.condition.reachable:
+                upstreams.check(self.condition, False)
+                self._tell("does not serve", why)
+                self._changed()
+            why = await self._reconciler.mend()
+            return not why, why
+        return ready, "" if ready else why
+
+    def _tell(self, what: str, why: str) -> None:
+        log.warning(
+            "model %s: server %s %s: %s", self._model, self.endpoint.name, what, why,
+            extra={"model": self._model},
+        )  # fmt: skip
+
+
+def _left(deadline: int) -> float:
+    """How many seconds a call with a deadline may take; 0 for any time."""
+    return max((deadline - monotonic_ns()) / 1e9, 0.0) + _SLACK_SECS if deadline else 0.0

@@ -1,0 +1,493 @@
+"""One worker process at work: its batches, its open requests, and the calls of its model.
+
+A worker has slots, each of which can have a batch under way. A request whose batch is done with may
+still be answered, by itself and any number of times: it is open until its last response, even if
+its client has gone: the model is to hear of that before its process ends. A call of the model to
+another one has a number, which its replies bear. All of it ends with the process.
+
+Owned by the event-loop thread.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from headrace.core.call import Call, InferResponse
+from headrace.core.datatypes import BY_NAME
+from headrace.core.errors import Cancelled, ExecutionFailed, ServerError, WorkerDied
+from headrace.core.limits import Pulse
+from headrace.core.signature import Signature
+from headrace.core.tensors import Tensor, raw_bytes
+from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.placement.placement import ModelServices
+from headrace.placement.worker.batch_frames import (
+    ERRORS,
+    BatchFrames,
+    failed_to_process,
+    one_answer,
+    printable,
+    read_array,
+)
+from headrace.placement.worker.worker_process import WorkerProcess
+from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import ANSWERS, BrokenFrame, Header, Kind, offsets, pack_request
+
+_MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
+
+_NOT_DECOUPLED = (
+    "model '{}' is decoupled: it may answer any number of times, so it has to be executed with"
+    " decoupled=True"
+)
+
+
+class ModelCall(Call):
+    """A call that a model has made."""
+
+    def __init__(self, calls: "ModelCalls", number: int, decoupled: bool, asked: Call) -> None:
+        """`decoupled` is whether the model takes any number of responses."""
+        super().__init__("", "", "", {})
+        self.take(asked)
+        self._calls = calls
+        self._number = number
+        self.refusal = "" if decoupled else _NOT_DECOUPLED.format(asked.model_name)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Pass a response on."""
+        blocks: list[list[Buffer]] = []
+        outputs = []
+        for tensor in response.outputs:
+            outputs.append((tensor.name, tensor.datatype, tensor.array.shape))
+            blocks.append([raw_bytes(tensor.array)])
+        told = {"outputs": outputs, "parameters": response.parameters}
+        self._calls.reply(self._number, final, {"response": told}, blocks)
+
+    def finish(self) -> None:
+        """Pass the end on."""
+        self._calls.reply(self._number, True, {"response": None})
+
+    def fail(self, error: ServerError) -> None:
+        """Pass the error on."""
+        self._calls.reply(self._number, True, {"response": {"error": _told(error)}})
+
+
+class ModelCalls:
+    """The calls of one worker process."""
+
+    def __init__(self, process: WorkerProcess, host: ModelServices) -> None:
+        self.moves = 0  # calls that were begun, and replies
+        self._process = process
+        self._host = host
+        self._calls: dict[int, Call] = {}
+        self._within: dict[int, Batch] = {}  # of calls that a batch waits for
+        self._held: set[int] = set()  # of whose replies the model has enough for now
+        self._paused = False
+        process.link.on_empty = self._go_on
+
+    def begin(
+        self, document: Mapping[str, Any], data: Buffer, size: int, batch: Batch | None
+    ) -> None:
+        """Take a call; raises what nonsense raises. `batch` does not end before it is answered."""
+        number = int(document["call"])
+        self.moves += 1
+        if document["op"] != "infer":
+            self._control(number, document)
+            return
+        try:
+            asked = _request(document, data, size)
+            call = ModelCall(self, number, bool(document["decoupled"]), asked)
+            self._host.submit(call, batch is not None)
+        except ServerError as error:
+            self.reply(number, True, {"response": {"error": _told(error)}})
+            return
+        self._calls[number] = call
+        if batch is not None:
+            self._within[number] = batch
+        if self._paused:
+            call.hold(True)
+
+    def _control(self, number: int, document: Mapping[str, Any]) -> None:
+        def answer(value: object, error: ServerError | None) -> None:
+            told = {"value": value} if error is None else {"error": _told(error)}
+            self.reply(number, True, told)
+
+        self._host.control(document, answer)
+
+    def reply(
+        self,
+        number: int,
+        final: bool,
+        told: dict[str, Any],
+        blocks: list[list[Buffer]] | None = None,
+    ) -> None:
+        """Send a reply."""
+        self.moves += 1
+        if final:
+            self._forget(number)
+        try:
+            document = {"call": number, "final": final, **told}
+            self._process.link.send_loose(Kind.REPLY, document, blocks or [])
+        except OSError as error:  # no memory for the data
+            self._cancel(number)
+            failed = {"error": _told(ExecutionFailed(f"the response cannot be passed on: {error}"))}
+            self._process.link.send_loose(
+                Kind.REPLY, {"call": number, "final": True, "response": failed}, []
+            )
+        if self._process.link.unsent > _MOST_UNSENT and not self._paused:
+            self._paused = True
+            self._tell_all()
+
+    def drop(self, number: int) -> None:
+        """The model calls it off, and may wait for the reply that says so."""
+        self._cancel(number)
+        gone = Cancelled("the model that has asked for this has called it off")
+        self.reply(number, True, {"response": {"error": _told(gone)}})
+
+    def hold(self, number: int, held: bool) -> None:
+        """Have a model pause that answers faster than its answers are taken, or go on."""
+        call = self._calls.get(number)
+        if call is None:
+            return
+        (self._held.add if held else self._held.discard)(number)
+        if not self._paused:
+            call.hold(held)
+
+    def abandon(self, batch: Batch) -> None:
+        """Nobody waits for a batch any more: its calls end, so that it can."""
+        for number, other in list(self._within.items()):
+            if other is batch:
+                self._cancel(number)
+                gone = Cancelled("nobody waits for the request any more that this was asked for")
+                self.reply(number, True, {"response": {"error": _told(gone)}})
+
+    def end(self) -> None:
+        """The process has gone."""
+        for number in list(self._calls):
+            self._cancel(number)
+
+    def _cancel(self, number: int) -> None:
+        if (call := self._forget(number)) is not None:
+            call.cancel()
+
+    def _forget(self, number: int) -> Call | None:
+        self._within.pop(number, None)
+        self._held.discard(number)
+        return self._calls.pop(number, None)
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        for number, call in list(self._calls.items()):
+            call.hold(self._paused or number in self._held)
+
+
+def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
+    sizes = document["sizes"]
+    inputs: dict[str, Tensor] = {}
+    for (name, datatype, shape), start, nbytes in zip(
+        document["inputs"], offsets(sizes, size), sizes, strict=True
+    ):
+        kind = BY_NAME[datatype]
+        inputs[str(name)] = Tensor(
+            str(name), kind, read_array(kind, tuple(shape), data, start, nbytes)
+        )
+    flags, version = int(document["flags"]), int(document["version"])
+    parameters = dict(document["parameters"])
+    if "trace" in document:
+        parameters[TRACE_PARAMETER] = str(document["trace"])
+    return Call(
+        str(document["model"]),
+        "" if version < 0 else str(version),
+        str(document["id"]),
+        inputs,
+        tuple(map(str, document["outputs"])),
+        parameters,
+        timeout=max(int(document["timeout"]), 0),
+        sequence_id=document["correlation_id"],
+        sequence_start=bool(flags & 1),
+        sequence_end=bool(flags & 2),
+    )
+
+
+def _told(error: ServerError) -> tuple[int, str]:
+    """The code of `TritonError` for an error, and its text."""
+    codes = [code for code, kind in enumerate(ERRORS) if isinstance(error, kind)]
+    return (codes or [ERRORS.index(ExecutionFailed)])[0], str(error)
+
+
+Done = Callable[[Instance, Batch, Outcome], None]
+Give = Callable[[Call, Answer | None, bool], None]
+
+
+class Owner(Protocol):
+    """The owner of the slots of a worker."""
+
+    @property
+    def under_way(self) -> int:
+        """Batches that the worker has."""
+
+    def send(self, slot: "Slot") -> None:
+        """Send the batch of a slot."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+class Slot:
+    """One of the batches that a worker may have; an instance, as the scheduler sees it."""
+
+    def __init__(self, owner: Owner, number: int) -> None:
+        self.owner = owner
+        self.number = number
+        self.batch: Batch | None = None
+        self.done: Done | None = None
+        self.sent = 0
+        self.first = 0  # number of the first request of the batch
+        self.responses = 0  # that have come within batches
+        self.pulse = Pulse()
+
+    @property
+    def load(self) -> int:
+        """See `headrace.scheduling.batch.Instance`."""
+        return self.owner.under_way
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """Hand `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
+        self.batch, self.done = batch, done
+        self.sent = monotonic_ns()
+        self.owner.send(self)
+
+    def close(self) -> None:
+        """End the worker, with whichever of its slots is closed first."""
+        self.owner.close()
+
+    def end(self, outcome: Outcome) -> None:
+        """Report what has come of the batch."""
+        batch, done = self.batch, self.done
+        self.batch = self.done = None
+        assert batch is not None
+        assert done is not None
+        done(self, batch, outcome)
+
+
+class Conversation:
+    """One process from when it runs. `give` takes what comes for a request by itself.
+
+    `report` is told of an error of the model: the requests of its batch, one line, the traceback.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        signature: Signature,
+        concurrent: bool,
+        give: Give,
+        report: Callable[[Batch, str, str], None],
+        host: ModelServices,
+    ) -> None:
+        self.under_way: dict[int, Slot] = {}  # in the order in which the worker takes them
+        self._process = process
+        self._signature = signature
+        self._concurrent = concurrent  # it runs all that it has; else the first, and keeps order
+        self._give = give
+        self._report = report
+        self._frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
+        self._calls = ModelCalls(process, host)
+        self._next = 1
+        self._open: dict[int, Call] = {}
+        self._finals: set[int] = set()  # requests of batches under way whose last response has come
+        self._held_before: list[Call] = []  # of the batch that is being sent
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from the model."""
+        return not self.under_way and all(call.ended for call in self._open.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether the model has requests left that it answers after their batch."""
+        return bool(self._open)
+
+    @property
+    def executing(self) -> list[Slot]:
+        """Slots whose batches the model has begun, as far as that can be known."""
+        slots = list(self.under_way.values())
+        return slots if self._concurrent else slots[:1]
+
+    def sign(self, slot: Slot) -> object:
+        """A value that changes with each sign of progress with a slot's batch.
+
+        None while the model waits for a client that reads slowly.
+        """
+        assert slot.batch is not None
+        for calls in (slot.batch.calls, self._open.values()):
+            if any(call.held and not call.ended for call in calls):
+                return None
+        # Of coroutines it is not known which one asks another model.
+        return slot.sent, slot.responses, self._calls.moves
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the model executes something, and nobody waits for any of it.
+
+        What waits in the worker's hands behind that can go to another one.
+        """
+        executing = self.executing
+        return bool(executing) and all(
+            call.ended
+            for calls in (self._open.values(), *(s.batch.calls for s in executing if s.batch))
+            for call in calls
+        )
+
+    # --- to the worker
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot; raises what keeps it from being sent."""
+        batch = slot.batch
+        assert batch is not None
+        slot.first = number = self._next
+        meta, pieces, total = self._frames.pack(batch, number)
+        self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
+        sent = slot.sent
+        for call in batch.calls:
+            call.execution = self
+            call.run_number = number
+            call.began = sent
+            number += 1
+            if call.held:
+                self._held_before.append(call)
+        self._next = number
+        self.under_way[slot.number] = slot
+        while self._held_before:
+            self.hold(self._held_before.pop(), True)
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
+        self._process.send(Kind.CANCEL, pack_request(call.run_number))
+        slot = self._slot_of(call.run_number)
+        batch = slot.batch if slot is not None else None
+        if batch is not None and all(other.ended for other in batch.calls):
+            self._calls.abandon(batch)  # or nothing might ever end the batch
+
+    def hold(self, call: Call, held: bool) -> None:
+        """Pause the responses to a request, or go on."""
+        self._process.send(Kind.HOLD, pack_request(call.run_number, held))
+
+    # --- from the worker
+
+    def take(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome] | None:
+        """Take a frame; what has become of a batch, if it tells that.
+
+        Raises what nonsense raises.
+        """
+        kind = header.kind
+        if kind in ANSWERS:
+            return self._ended(header, meta, data)
+        if kind is Kind.BACK:
+            return self._given_back(header.number)
+        document: dict[str, Any] = json.loads(meta)
+        if kind is Kind.FORM:
+            self._frames.learn(document)
+        elif kind is Kind.RESPONSE:
+            self._on_response(document, data, header.data)
+        elif kind is Kind.CALL:
+            inside = bool(document["inside"])
+            batch = next((slot.batch for slot in self.under_way.values()), None)
+            self._calls.begin(document, data, header.data, batch if inside else None)
+        elif kind is Kind.HOLD_CALL:
+            self._calls.hold(int(document["call"]), bool(document["held"]))
+        elif kind is Kind.DROP_CALL:
+            self._calls.drop(int(document["call"]))
+        else:
+            raise BrokenFrame(f"a frame of kind {kind.name}")
+        return None
+
+    def _given_back(self, number: int) -> tuple[Slot, Outcome]:
+        """A batch that the worker cannot begin: the one before it waits for another model."""
+        slot = self.under_way.pop(number, None)
+        if slot is None:
+            raise BrokenFrame("no batch to give back")
+        return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
+
+    def _ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
+        slot = self.under_way.get(header.number)
+        first = next(iter(self.under_way.values()), None)
+        if slot is None or slot.batch is None or not (self._concurrent or slot is first):
+            raise BrokenFrame("an answer to no batch")
+        batch = slot.batch
+        if header.kind is Kind.RESULT:
+            outcome = self._frames.result(slot.sent, batch, meta, data, header.data)
+        elif header.kind is Kind.RESPONSES:
+            outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
+            for call, part in zip(batch.calls, outcome.parts or (), strict=True):
+                if part is Deferral.LATER and call.run_number not in self._finals:
+                    self._open[call.run_number] = call
+        else:
+            outcome = self._broken(slot, batch, json.loads(meta))
+        del self.under_way[header.number]
+        if self._finals:
+            self._finals.difference_update(call.run_number for call in batch.calls)
+        return slot, outcome
+
+    def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
+        """The model has raised, or given back something else than responses."""
+        text = printable(document["text"])
+        self._report(batch, text, printable(document["traceback"]))
+        error = failed_to_process(self._signature.model, text)
+        return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
+
+    def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:
+        """A response to one request, or its end."""
+        number, final = int(document["request"]), bool(document["final"])
+        call = self._find(number)
+        if final and self._open.pop(number, None) is None and call is not None:
+            self._finals.add(number)
+        if call is None or call.ended:
+            if not final:  # the model has not seen it, or does not care
+                self._process.send(Kind.CANCEL, pack_request(number))
+            return
+        answer = one_answer(document, data, size) if "response" in document else None
+        self._give(call, answer, final)
+
+    def _find(self, number: int) -> Call | None:
+        """The request, in a batch or open, that the model has answered by its number."""
+        call = self._open.get(number)
+        if call is None and (slot := self._slot_of(number)) is not None:
+            slot.responses += 1
+            assert slot.batch is not None
+            call = slot.batch.calls[number - slot.first]
+        return call
+
+    def _slot_of(self, number: int) -> Slot | None:
+        """The slot whose batch has the request of a number."""
+        for slot in self.under_way.values():
+            if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.calls):
+                return slot
+        return None
+
+    # --- its end
+
+    def end(self, how: str, abandoned: bool = False) -> None:
+        """The process has ended: what it had begun fails, what it had not is given back.
+
+        If it was ended since its work was `abandoned`, nothing fails, and no input is to blame.
+        """
+        now = monotonic_ns()
+        self._calls.end()
+        died = WorkerDied(
+            f"the worker process of model '{self._signature.model}' {how} while it executed the"
+            " request"
+        )
+        under_way, self.under_way = list(self.under_way.values()), {}
+        open_requests, self._open = list(self._open.values()), {}
+        for call in open_requests:
+            if not (abandoned and call.ended):
+                self._give(call, died, True)
+        for index, slot in enumerate(under_way):
+            begun = (self._concurrent or not index) and not abandoned
+            error = died if begun else NotStarted()
+            slot.end(Outcome((), error, slot.sent, slot.sent, now))

@@ -1,0 +1,342 @@
+"""Python models in worker processes: imported, started and warmed up on loading threads.
+
+A model may have others loaded while it is started; what it asks for is answered by the event loop
+of the loading thread. Samples go to it as any batch does. What the worker tells of itself
+meanwhile, such as the forms of its results, holds for as long as it runs: the process keeps it for
+its next owner.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from math import inf
+from time import monotonic_ns
+from typing import Any
+
+from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
+from headrace.core.model_spec import LoadSpec
+from headrace.core.signature import Signature
+from headrace.core.texts import whole_number
+from headrace.observability.statistics import EndKind
+from headrace.placement.choice import AutoChoice, InstanceKind
+from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
+from headrace.placement.placement import ModelServices, NoServices, Surroundings
+from headrace.placement.warming import Sample, Warming
+from headrace.placement.worker.conversation import Conversation, ModelCalls, Slot
+from headrace.placement.worker.environment import environment_of
+from headrace.placement.worker.python_options import (
+    CODE_ROWS,
+    RunOptions,
+    WorkerOptions,
+    WorkerSpec,
+    start_arguments,
+    with_completion,
+)
+from headrace.placement.worker.worker_process import WorkerProcess
+from headrace.placement.worker.worker_set import WorkerSet
+from headrace.protocol.documents import to_json
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.scheduling.batch import Batch, Outcome
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import MAX_SLOTS, BrokenFrame, Header, Kind
+
+_START_SECS = 600.0
+_NOT_STARTED = "there is no server to ask while the model is started"
+_NOT_WARM = "there is no server to ask while the model is warmed up"
+
+
+def ask_worker(
+    process: WorkerProcess,
+    kind: Kind,
+    document: Mapping[str, Any],
+    seconds: float,
+    host: ModelServices | None = None,
+) -> dict[str, Any]:
+    """Send a worker a question on a loading thread, and wait for its answer.
+
+    `host` is whom the model may ask meanwhile, from the event loop of this thread; None for nobody.
+    Raises `LoadFailed`, after which the process has ended, also if that takes longer than
+    `seconds`.
+    """
+    try:
+        return asyncio.run(_ask(process, kind, document, seconds, host or NoServices(_NOT_STARTED)))
+    except BaseException:
+        process.kill()
+        raise
+
+
+async def _ask(
+    process: WorkerProcess,
+    kind: Kind,
+    document: Mapping[str, Any],
+    seconds: float,
+    host: ModelServices,
+) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[dict[str, Any]] = loop.create_future()
+    calls = ModelCalls(process, host)
+
+    def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        if header.kind is Kind.CALL:
+            calls.begin(json.loads(meta), data, header.data, None)
+        elif header.kind is Kind.METRIC:
+            process.keep(header, meta)
+        elif header.kind in (Kind.LOADED, Kind.STARTED, Kind.FAILED) and not answered.done():
+            try:
+                answered.set_result(process.answer(header.kind, meta))
+            except LoadFailed as error:
+                answered.set_exception(error)
+        else:
+            raise BrokenFrame(f"a frame of kind {header.kind.name}")
+
+    def end(how: str) -> None:
+        if not answered.done():
+            nonsense = process.end_kind is EndKind.NONSENSE
+            text = f"the worker {'sent nonsense' if nonsense else how}"
+            answered.set_exception(LoadFailed(text))
+
+    process.attach(loop, take, end)
+    process.send(kind, json.dumps(document).encode())
+    limit = seconds if process.patience is None else min(process.patience, seconds)
+    try:
+        async with asyncio.timeout(limit):
+            return await answered
+    except TimeoutError:
+        raise LoadFailed("the worker did not answer in time") from None
+    finally:
+        calls.end()
+        process.detach()
+
+
+def warm_up_worker(
+    process: WorkerProcess,
+    signature: Signature,
+    version: str,
+    samples: Sequence[Sample],
+    concurrent: bool,
+    host: ModelServices | None = None,
+) -> None:
+    """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
+
+    `host` is whom the model may ask, from the event loop of that thread; None for nobody.
+
+    Raises `LoadFailed` naming the one that fails; the process has ended then.
+    """
+
+    async def work() -> None:
+        warming = Warming(signature, version)
+        talk = _Talk(process, signature, concurrent, warming, host or NoServices(_NOT_WARM))
+        try:
+            async with asyncio.timeout(process.patience):
+                await warming.work(Slot(talk, 0), samples)
+        except TimeoutError:
+            raise LoadFailed("the worker did not end its warm-up in time") from None
+        finally:
+            process.detach()
+
+    if not samples:
+        return
+    try:
+        asyncio.run(work())
+    except BaseException:
+        process.kill()
+        raise
+    if process.ended:
+        raise LoadFailed("the worker ended while it was warmed up")
+
+
+class _Talk:
+    """Owner of a conversation while a worker is loaded and started; see `conversation.Owner`."""
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        signature: Signature,
+        concurrent: bool,
+        warming: Warming,
+        host: ModelServices,
+    ) -> None:
+        self._process = process
+        self._signature = signature
+        self._loop = asyncio.get_running_loop()
+        self._conversation = Conversation(
+            process, signature, concurrent, warming.batcher.answer, self._report, host
+        )
+        process.attach(self._loop, self._take, self._conversation.end)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._conversation.under_way)
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot."""
+        error: Exception | None = None
+        if self._process.ended:
+            error = WorkerDied(f"the worker process of model '{self._signature.model}' has ended")
+        else:
+            try:
+                self._conversation.send(slot)
+            except Exception as raised:  # no memory for its file, say
+                error = raised
+        if error is not None:
+            now = monotonic_ns()
+            self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
+
+    def close(self) -> None:
+        """Nothing: the process belongs to whoever has started it."""
+
+    def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        if header.kind is Kind.METRIC:
+            self._process.keep(header, meta)
+            return
+        if header.kind is Kind.FORM:
+            self._process.keep(header, meta)
+        ended = self._conversation.take(header, meta, data)
+        if ended is not None:
+            slot, outcome = ended
+            slot.end(outcome)
+
+    def _report(self, batch: Batch, text: str, lines: str) -> None:
+        self._process.note(logging.ERROR, text, lines)
+
+
+_CONCURRENCY = 32  # batches that a coroutine runs at a time
+_LOAD_SECS = 600.0  # for a model to be imported
+
+
+class LoadedWorker(LoadedModel):
+    """A worker with an imported model, which `begin` starts.
+
+    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration. It gets
+    whole batches, and no calls of `infer`.
+    """
+
+    told_by_code = True
+
+    def __init__(
+        self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
+    ) -> None:
+        """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
+        knows_default = "default_max_batch_size" in (told or {})
+        self.row_limit = DEFAULT_ROWS if knows_default else CODE_ROWS
+        self._loader = loader
+        self._told = dict(told or {})
+        self._spec = spec
+        self.options = WorkerOptions.of(spec.parameters, spec.limits)
+        self._concurrency = _count(spec.parameters, "max_concurrency", _CONCURRENCY)
+        self.run_options = RunOptions()
+        if not spec.path.is_file():
+            raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
+        # Held for as long as workers may be started again.
+        self._environment = environment_of(spec)
+        self._worker_spec = WorkerSpec(
+            spec.model,
+            str(spec.version),
+            spec.instance,
+            self._environment.python,
+            spec.threads,
+            self._environment.prefix,
+            self.options.limits,
+            (*spec.environments.variables, *self.options.variables),
+        )
+        self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
+        self._config = "{}"
+        self._decoupled = False
+        self._host: ModelServices | None = None
+        self._samples: tuple[Signature, Sequence[Sample]] | None = None
+
+    @property
+    def pid(self) -> int:  # type: ignore[override]
+        """The worker's process."""
+        return self.process.pid
+
+    @property
+    def quarantine_deaths(self) -> int:  # type: ignore[override]
+        """How many workers an input may cost."""
+        return self.options.quarantine_deaths
+
+    def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
+        """See `LoadedModel`."""
+        return with_completion(config, self._completed)
+
+    def kind(
+        self, wanted: str, signature: Signature, device: int | None
+    ) -> InstanceKind | AutoChoice:
+        """A process of its own."""
+        return InstanceKind.PROCESS
+
+    def begin(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        batches: bool,
+        host: ModelServices | None = None,
+    ) -> None:
+        """See `LoadedModel`; `host` may also be asked in workers that are started later."""
+        self._host = host
+        self._config = json.dumps(to_json(config))
+        self._decoupled = config.model_transaction_policy.decoupled
+        said = self._start(self.process)
+        concurrency = self._concurrency if said["is_async"] else 0
+        self.run_options = RunOptions(concurrency, bool(said["asks"]))
+
+    def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
+        """Run samples, also in every worker that is started later; raises `LoadFailed`."""
+        self._samples = signature, samples
+        self._warm_up(self.process)
+
+    def again(self) -> WorkerProcess:
+        """Another worker with the same model, started and warmed up; raises `LoadFailed`."""
+        process, _ = self._loaded(False)
+        self._start(process)
+        self._warm_up(process)
+        return process
+
+    def placement(self, name: str, version: Surroundings) -> WorkerSet:
+        """The workers of such models."""
+        return WorkerSet(version)
+
+    def close(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+
+    def _loaded(
+        self, complete: bool, deadline: float = inf
+    ) -> tuple[WorkerProcess, dict[str, Any] | None]:
+        spec = self._spec
+        process = WorkerProcess(self._worker_spec, deadline)
+        document = {
+            "loader": self._loader,
+            "file": str(spec.path),
+            "paths": [str(spec.path.parent), str(spec.root)],
+            "config": json.loads(spec.config),
+            "parameters": dict(spec.parameters),
+            "auto_complete": complete,
+            **self._told,
+        }
+        answer = ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
+        self.reads_parameters = bool(answer["reads_parameters"])
+        return process, answer.get("config")
+
+    def _start(self, process: WorkerProcess) -> dict[str, Any]:
+        args = start_arguments(self._spec, self._config)
+        document = {"args": args, "decoupled": self._decoupled}
+        return ask_worker(process, Kind.START, document, _START_SECS, self._host)
+
+    def _warm_up(self, process: WorkerProcess) -> None:
+        if self._samples is not None:
+            signature, samples = self._samples
+            version, concurrent = str(self._spec.version), bool(self.run_options.concurrency)
+            warm_up_worker(process, signature, version, samples, concurrent, self._host)
+
+
+def _count(parameters: Mapping[str, str], name: str, default: int) -> int:
+    """A number of batches among the configuration's parameters."""
+    text = parameters.get(name, str(default))
+    number = whole_number(text, 1, MAX_SLOTS)
+    if number is None:
+        raise InvalidOption(
+            f"parameters['{name}']", f"expected a whole number from 1 to {MAX_SLOTS}, got {text!r}"
+        )
+    return number

@@ -1,0 +1,91 @@
+"""The backend of Python models under Triton's API, each instance in a worker process of its own.
+
+Whatever has to do with workers is imported when the first model is loaded, on its loading thread.
+"""
+
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.core.model_spec import LoadSpec
+from headrace.placement.backend import Backend, BackendContext
+from headrace.placement.choice import IN_PROCESS
+from headrace.placement.local.instances import LoadedModel
+from headrace.placement.worker.python_options import WORKER_PARAMETERS
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from headrace.placement.local.in_process import LoadedInProcess
+    from headrace.placement.worker.loaded_worker import LoadedWorker
+
+# All that have a meaning for the server; what others mean, a model knows.
+PARAMETERS = WORKER_PARAMETERS | {
+    "batching", "execution", "function", "max_concurrency", "split_requests", "strict_outputs",
+}  # fmt: skip
+
+
+class PythonBackend(Backend):
+    """Python models under Triton's API, and whatever a module makes a class like theirs of."""
+
+    isolated = True
+    decoupled = True
+
+    def __init__(
+        self,
+        loader: str = "headrace.workers.python_loader",
+        platform: str = "python",
+        default_filename: str = "model.py",
+    ) -> None:
+        """`loader` is the module whose `load` makes the model's class, in the worker."""
+        self.platform = platform
+        self.default_filename = default_filename
+        self.filenames: tuple[str, ...] = (default_filename,)
+        self.suffixes: tuple[str, ...] = (Path(default_filename).suffix,)
+        self._loader = loader
+
+    @classmethod
+    def of(cls, context: BackendContext) -> "PythonBackend":
+        """Make the backend of a server."""
+        return cls()
+
+    @property
+    def parameters(self) -> Set[str]:
+        """See `Backend`."""
+        return PARAMETERS
+
+    def reads_parameter(self, name: str) -> bool:
+        """Every parameter may be read by the model itself."""
+        return True
+
+    def execution_problems(
+        self, config: ModelConfig, wanted: str, in_process: bool
+    ) -> Iterator[str]:
+        """See `Backend`."""
+        yield from super().execution_problems(config, wanted, in_process)
+        if wanted in IN_PROCESS and not in_process:
+            yield (
+                f"'{wanted}' runs the model's code in the server's own process, which has to be"
+                " allowed by --allow-in-process-python; without this parameter it runs in a worker"
+                " process"
+            )
+
+    def load(self, spec: LoadSpec) -> LoadedModel:
+        """Import the model in a worker, or here if it asks for that; raises `LoadFailed`."""
+        here = spec.parameters.get("execution") in IN_PROCESS
+        return self.load_here(spec) if here else self.load_apart(spec)
+
+    def load_apart(self, spec: LoadSpec) -> "LoadedWorker":
+        """Start a worker and have it import the model; raises `LoadFailed`."""
+        from headrace.placement.worker.loaded_worker import LoadedWorker
+
+        return LoadedWorker(spec, self._loader)
+
+    def prepare(self) -> None:
+        """Import what `load_here` needs."""
+        from headrace.placement.local import in_process  # noqa: F401
+
+    def load_here(self, spec: LoadSpec) -> "LoadedInProcess":
+        """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
+        from headrace.placement.local.in_process import LoadedInProcess
+
+        return LoadedInProcess(spec, self._loader)

@@ -1,0 +1,263 @@
+"""A Python model's configuration: options of its worker, and arguments of its start.
+
+Parameters become `WorkerOptions`; `WorkerSpec` is how a worker process is started (interpreter,
+threads, environment variables); `start_arguments` are what `initialize` gets, and `with_completion`
+takes in what `auto_complete_config` says.
+"""
+
+import os
+import re
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
+from headrace.core.limits import ExecutionLimits, seconds
+from headrace.core.model_spec import LoadSpec, variable_names
+from headrace.placement.isolation import passed_variables
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.scheduling.quarantine import DEATHS
+from headrace.workers.limits import Limits
+
+CODE_ROWS = "the max_batch_size that its code sets"
+HEARTBEAT_SECS = 30.0
+_LEAST_HEARTBEAT_SECS = 1.0  # the worker counts twice in it
+_MOST_NICE = 19
+_LEAST_FILES = 32
+_LEAST_MEMORY = 128 << 20  # numpy with a few threads takes nearly as much
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(|[KMGT]i?B|B)")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+# All that have a meaning for every worker, also those that are read elsewhere.
+WORKER_PARAMETERS = frozenset(
+    {
+        "EXECUTION_ENV_PATH", "execution_limit_secs", "stall_secs", "heartbeat_secs", "max_rss",
+        "max_requests", "quarantine_deaths", "nice", "memory_limit", "max_open_files", "python",
+        "worker_env",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Times in seconds, sizes in bytes; 0 switches a limit off.
+
+    `execution` is for a batch, `heartbeat_secs` for the time without a sign of life, `max_rss` and
+    `max_requests` are for the whole life of a process, and `quarantine_deaths` says at how many
+    deaths an input must have been there to be refused. `variables` are those of the server's
+    environment variables that the model sees besides, by name or pattern.
+    """
+
+    execution: ExecutionLimits = field(default_factory=ExecutionLimits)
+    heartbeat_secs: float = HEARTBEAT_SECS
+    max_rss: int = 0
+    max_requests: int = 0
+    quarantine_deaths: int = DEATHS
+    limits: Limits = field(default_factory=Limits)
+    variables: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, parameters: Mapping[str, str], defaults: ExecutionLimits | None = None
+    ) -> "WorkerOptions":
+        """Read a configuration's parameters; raises `InvalidOption` naming the wrong one.
+
+        `defaults` are the server's limits on executions, by default none.
+        """
+        heartbeat = seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
+        if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
+            raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
+        expected = "0 or a whole number from 2 on"
+        deaths = _number(parameters, "quarantine_deaths", DEATHS, expected)
+        if deaths == 1:  # it would take the innocent of a batch with the guilty
+            raise _wrong(parameters, "quarantine_deaths", expected)
+        return cls(
+            (defaults or ExecutionLimits()).of(parameters),
+            heartbeat,
+            _size(parameters, "max_rss"),
+            _number(parameters, "max_requests"),
+            deaths,
+            _limits(parameters),
+            _variables(parameters),
+        )
+
+
+def _limits(parameters: Mapping[str, str]) -> Limits:
+    expected = f"a whole number from 0 to {_MOST_NICE}"
+    nice = _number(parameters, "nice", expected=expected)
+    if nice > _MOST_NICE:
+        raise _wrong(parameters, "nice", expected)
+    memory = _size(parameters, "memory_limit")
+    if 0 < memory < _LEAST_MEMORY:
+        raise _wrong(parameters, "memory_limit", "0 or a size from 128MiB on")
+    files = _number(parameters, "max_open_files")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files and (files < _LEAST_FILES or (most != resource.RLIM_INFINITY and files > most)):
+        limit = "no limit" if most == resource.RLIM_INFINITY else f"{most}, the server's own limit"
+        raise _wrong(parameters, "max_open_files", f"0 or a number from {_LEAST_FILES} to {limit}")
+    return Limits(nice, memory, files)
+
+
+def _variables(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    text = parameters.get("worker_env")
+    if text is None:
+        return ()
+    try:
+        return variable_names(text)
+    except ValueError as error:
+        raise _wrong(parameters, "worker_env", str(error)) from None
+
+
+def _number(
+    parameters: Mapping[str, str],
+    name: str,
+    default: int = 0,
+    expected: str = "a whole number, 0 for no limit",
+) -> int:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise _wrong(parameters, name, expected)
+    return int(text)
+
+
+def _size(parameters: Mapping[str, str], name: str) -> int:
+    text = parameters.get(name)
+    if text is None:
+        return 0
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise _wrong(parameters, name, "a number of bytes or a size such as 512MiB, 0 for no limit")
+    number, unit = found.groups()
+    prefix = unit.removesuffix("B")
+    base = 1024 if prefix.endswith("i") else 1000
+    return int(float(number) * base ** _POWERS[prefix.removesuffix("i")])
+
+
+def _wrong(parameters: Mapping[str, str], name: str, expected: str) -> InvalidOption:
+    return InvalidOption(f"parameters['{name}']", f"expected {expected}, got {parameters[name]!r}")
+
+
+# Further variables of the server's environment that a model may see; others may be secrets.
+_PASSED = (
+    "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY", "GLIBC_TUNABLES", "CUDA_*", "NVIDIA_*", "HF_*",
+    "TRANSFORMERS_*", "TORCH_*", "OMP_*", "MKL_*", "MALLOC_*",
+)  # fmt: skip
+_OWN = "HEADRACE_"  # settings of the server, keys among them
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def passed_environment(*patterns: str) -> dict[str, str]:
+    """Variables of the server's environment that are no secrets, and those that `patterns` fit.
+
+    Never the server's own settings.
+    """
+    found = passed_variables(os.environ, (*_PASSED, *patterns))
+    return {name: value for name, value in found.items() if not name.startswith(_OWN)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a model runs its batches, as it has said when it was started, and its configuration.
+
+    `concurrency` is how many a coroutine runs at a time, 0 for one after the other; `asks` whether
+    the model is to be asked if it is ready.
+    """
+
+    concurrency: int = 0
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """How a worker is started, and whose it is, for the log.
+
+    `threads` is for numeric libraries. `prefix` is the directory of the model's own environment.
+    `variables` are further ones of the server's that it sees, by name or pattern.
+    """
+
+    model: str
+    version: str
+    instance: str
+    python: str = sys.executable
+    threads: int = 1
+    prefix: str = ""
+    limits: Limits = field(default_factory=Limits)
+    variables: tuple[str, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that the process gets."""
+        passed = passed_environment(*self.variables)
+        threads = {name: str(self.threads) for name in _THREADS if name not in passed}
+        return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
+
+    def _own(self) -> dict[str, str]:
+        """Variables of an activated environment, as shells set them, for what a model starts."""
+        if not self.prefix:
+            return {}
+        kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
+        path = os.pathsep.join([f"{self.prefix}/bin", os.environ.get("PATH", os.defpath)])
+        return {
+            "VIRTUAL_ENV": self.prefix,
+            kind: self.prefix,
+            "PATH": path,
+            "PYTHONNOUSERSITE": "1",
+        }
+
+
+# What `auto_complete_config` may say.
+_COMPLETED = (
+    "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
+)  # fmt: skip
+
+
+def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> ModelConfig:
+    """A copy of `config` with what the model says of itself; raises `InvalidConfig`.
+
+    Nobody can look into such a model, so it has to say what it takes and gives. One without inputs
+    and without outputs has to say so itself: mostly they were forgotten. Raises `Contradiction`.
+    """
+    result = ModelConfig()
+    result.CopyFrom(config)
+    for name in _COMPLETED if completed is not None else ():
+        assert completed is not None
+        if name in completed:
+            result.ClearField(name)  # type: ignore[arg-type]
+            try:
+                json_format.ParseDict({name: completed[name]}, result)
+            except json_format.ParseError as error:
+                raise InvalidConfig(f"auto_complete_config: {error}") from error
+    problems = []
+    if not (result.input or result.output or completed is not None):
+        text = "declare inputs and outputs here, or in the model's auto_complete_config"
+        problems.append(("input", text))
+    if result.model_transaction_policy.decoupled and result.dynamic_batching.preserve_ordering:
+        text = "cannot be combined with a decoupled model, which answers when it likes"
+        problems.append(("dynamic_batching.preserve_ordering", text))
+    if problems:
+        raise Contradiction(problems)
+    return result
+
+
+def start_arguments(spec: LoadSpec, config: str) -> dict[str, str]:
+    """The argument of `initialize`; `config` is the whole configuration as JSON."""
+    return {
+        "model_config": config,
+        "model_instance_kind": _kind(spec),
+        "model_instance_name": spec.instance,
+        "model_instance_device_id": str(spec.device or 0),
+        "model_repository": str(Path(spec.root)),
+        "model_version": str(spec.version),
+        "model_name": spec.model,
+    }
+
+
+def _kind(spec: LoadSpec) -> str:
+    if spec.by_model:
+        return "MODEL"
+    return "CPU" if spec.device is None else "GPU"

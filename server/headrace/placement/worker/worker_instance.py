@@ -1,0 +1,418 @@
+"""Instances in worker processes: batches go out as frames, and what comes back is an outcome.
+
+A worker has slots, each of which can have a batch under way: while the model runs one, the next is
+in the worker's hands already. To the scheduler each slot is an instance. Only where batches are
+short is there more than one: nothing should wait behind a long one that another worker could run.
+
+A worker that ends takes with it only what it had begun, which is answered at once; what it had not
+goes back to the queue. It is started again: at once if it had answered anything or run for a while,
+else after a delay that grows. One that ends again and again before it has answered anything is left
+alone for a while, and its model is not ready.
+
+Owned by the event-loop thread, but for starting, which happens on a thread of its own.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from time import monotonic_ns
+
+from headrace.core.errors import RepositoryError
+from headrace.core.limits import ABANDONED_SECS, Pulse
+from headrace.observability.statistics import EndKind, WorkerCounters
+from headrace.placement.child_process import RestartPolicy
+from headrace.placement.choice import InstanceKind
+from headrace.placement.daemon_thread import NoResources, run_in_daemon_thread
+from headrace.placement.placement import Surroundings
+from headrace.placement.worker.conversation import Conversation, Slot
+from headrace.placement.worker.python_options import RunOptions, WorkerOptions
+from headrace.placement.worker.worker_process import WorkerProcess
+from headrace.scheduling.batch import Batch, NotStarted, Outcome
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
+
+log = logging.getLogger(__name__)
+
+_SHORT_NS = 2_000_000  # the time of a batch up to which it is worth having the next one there
+_WEIGHT = 0.2  # of the last batch in the mean
+_PAUSE_SECS = 0.1  # before what nobody waited for is started again
+_ASK_SECS = 1.0  # between questions whether the model is ready
+_ANSWER_SECS = 5.0  # that it may take for an answer
+
+
+class WorkerInstance:
+    """One instance of a model through all its processes.
+
+    As of the last `look`: for `silent` seconds none of the batches that it executes has made
+    progress, for `longest` one of them has not, and for `abandoned` nobody has waited for any.
+
+    `start` makes another process like the first; it takes its time, and raises `RepositoryError`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: WorkerProcess,
+        start: Callable[[], WorkerProcess],
+        options: WorkerOptions,
+        run_options: RunOptions,
+        version: Surroundings,
+        counters: WorkerCounters,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when something has changed that may matter to whether it is ready."""
+        self.name = name
+        self.requests = 0  # that the process has been given
+        self.grace = ABANDONED_SECS  # for the model to end open requests that nobody waits for
+        self._counters = counters
+        self._killed: tuple[EndKind, str] | None = None
+        self.silent = 0.0
+        self.longest = 0.0
+        self.abandoned = 0.0
+        self.stalled = False
+        self._abandoned = Pulse()
+        self.start = start
+        self.options = options
+        self.run_options = run_options
+        self.slots = [Slot(self, number) for number in range(run_options.concurrency or SLOTS)]
+        self.slots_left = 0  # of one that has been replaced, those that the scheduler still has
+        self.outsized = False  # it is too large from its start: replacing it would help nothing
+        self.heartbeat = Pulse()
+        self.running = True
+        self.given_up = False  # it has ended so often that it is left alone for now ...
+        self.tried_again = 0.0  # ... until then, by the loop's clock
+        self._process = process
+        self._signature = version.signature
+        self._loop = version.loop
+        self._scheduler = version.scheduler
+        self._host = version.host
+        self._changed = changed
+        self._begun = self._loop.time()
+        self._answered = False  # the process has given an answer
+        self._restarts = RestartPolicy()
+        self._restart: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._stop_timer: asyncio.TimerHandle | None = None
+        self._willing = True  # as far as the model has said
+        self._question: asyncio.TimerHandle | None = None
+        self._asked = 0
+        self._late = False  # the answer to the last question, so far
+        self._mean_ns = 2.0 * _SHORT_NS  # of a batch's time; not short before it is known to be
+        self._prefetches = True
+        self._calls_out = False  # the model has had others run
+        self._attach()
+
+    @property
+    def under_way(self) -> int:
+        """Batches that the worker has."""
+        return len(self._talk.under_way)
+
+    @property
+    def concurrency(self) -> int:
+        """Batches that it runs at the same time, 0 for one after the other."""
+        return self.run_options.concurrency
+
+    @property
+    def kind(self) -> InstanceKind:
+        """Where its batches run."""
+        return InstanceKind.PROCESS
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def beats(self) -> int:
+        """How often the running process has given a sign of life."""
+        return self._process.beats
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything from the process."""
+        return not self.running or self._talk.idle
+
+    def resident(self) -> int:
+        """Bytes of memory that the process has in use."""
+        return self._process.resident()
+
+    def close(self) -> None:
+        """End the process; `closed` can be waited for."""
+        if self._closed is not None:
+            return
+        self._closed = self._loop.create_future()
+        if self._restart is not None:
+            self._restart.cancel()
+        if not self.running:  # one that is being started is ended when it is there
+            self._closed.set_result(None)
+        elif self._talk.open:
+            self._stop_timer = self._loop.call_later(self.grace, self._process.stop)
+        else:
+            self._process.stop()
+
+    def _stop_if_settled(self) -> None:
+        """End a closed process with the last of its open requests."""
+        if self._stop_timer is not None and not self._talk.open:
+            self._stop_timer.cancel()
+            self._stop_timer = None
+            self._process.stop()
+
+    def kill(self, kind: EndKind, why: str) -> None:
+        """End the running process as if it had died; `why` follows its name in messages."""
+        log.error(
+            "worker %d of %s %s and is killed", self.pid, self.name, why,
+            extra={"model": self._signature.model, "worker": self.pid},
+        )  # fmt: skip
+        self._killed = kind, why
+        for slot in self.slots:  # what came until it has ended would be lost with it
+            self._scheduler.suspend(slot)
+        self._process.kill()
+
+    async def closed(self) -> None:
+        """Wait until no process is left."""
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+
+    # --- to the worker
+
+    def send(self, slot: Slot) -> None:
+        """Send the batch of a slot."""
+        batch = slot.batch
+        assert batch is not None
+        if not self.running:
+            self._end_soon(slot, NotStarted())
+            return
+        try:
+            self._talk.send(slot)
+        except Exception as error:  # no memory for its file, say: it belongs to this batch alone
+            self._end_soon(slot, error)
+            return
+        self.requests += len(batch.calls)
+
+    def _end_soon(self, slot: Slot, error: Exception) -> None:
+        """Report that a batch did not get to the worker, once whoever sends it is done."""
+
+        def end() -> None:
+            now = monotonic_ns()
+            slot.end(Outcome((), error, slot.sent, now, now))
+            if not self.running:
+                self._scheduler.suspend(slot)
+
+        self._loop.call_soon(end)
+
+    # --- once a second
+
+    @property
+    def start_secs(self) -> float:
+        """How long the running process has taken until it could be given batches."""
+        return self._process.start_secs
+
+    def look(self, elapsed: float, stall_secs: float) -> None:
+        """Hold what is executed against what it was at the last look, `elapsed` seconds ago.
+
+        After `stall_secs` of silence it is stalled, unless they are 0.
+        """
+        talk = self._talk
+        times = [slot.pulse.look(talk.sign(slot), elapsed) for slot in talk.executing]
+        self.silent, self.longest = (min(times), max(times)) if times else (0.0, 0.0)
+        executed = (self.pid, *[slot.sent for slot in talk.executing])
+        self.abandoned = self._abandoned.look(executed if talk.abandoned else None, elapsed)
+        stalled = 0 < stall_secs <= self.silent
+        if stalled is not self.stalled:
+            self.stalled = stalled
+            if stalled:
+                log.warning(
+                    "worker %d of %s has made no progress with its batch for %.0f s", self.pid,
+                    self.name, self.silent,
+                    extra={"model": self._signature.model, "worker": self.pid},
+                )  # fmt: skip
+            self._changed()
+
+    # --- from the worker
+
+    def _attach(self) -> None:
+        self._talk = Conversation(
+            self._process, self._signature, bool(self.concurrency), self._scheduler.answer,
+            self._report, self._host,
+        )  # fmt: skip
+        self._process.attach(self._loop, self._on_frame, self._on_exit)
+        if self.run_options.asks:
+            self._ask()
+
+    def _on_frame(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        kind = header.kind
+        if kind not in ANSWERS and self._on_other(kind, meta):
+            return
+        ended = self._talk.take(header, meta, data)
+        if ended is None:
+            self._stop_if_settled()
+            return
+        slot, outcome = ended
+        if kind is Kind.BACK:
+            slot.end(outcome)
+            self._scheduler.suspend(slot)
+            return
+        self._answered = self._answered or outcome.error is None
+        self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
+        slot.end(outcome)
+        if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
+            self.choose_slots()
+
+    def _on_other(self, kind: Kind, meta: bytes) -> bool:
+        """Take what is about no batch; whether that is all that the frame is for."""
+        if kind is Kind.METRIC:
+            self._host.metric(json.loads(meta))
+        elif kind is Kind.ANSWER:
+            self._on_answer(bool(json.loads(meta)["ready"]))
+        else:
+            if kind is Kind.CALL and not self._calls_out:
+                # What asks for another model's answer must not be given what that one waits for.
+                self._calls_out = True
+                self.choose_slots()
+            return False
+        return True
+
+    def choose_slots(self) -> None:
+        """Take part with further slots only while batches are short."""
+        if self.run_options.concurrency:
+            return
+        prefetches = self._mean_ns <= _SHORT_NS and not self._calls_out
+        if self._calls_out:
+            spare = next((slot for slot in self.slots if slot.batch is not None), self.slots[0])
+            for slot in self.slots:
+                if slot.batch is None:
+                    (self._scheduler.resume if slot is spare else self._scheduler.suspend)(slot)
+            self._prefetches = False
+        elif prefetches != self._prefetches:
+            free = [slot for slot in self.slots[1:] if slot.batch is None]
+            if len(free) == len(self.slots) - 1:  # else after the next batch
+                self._prefetches = prefetches
+                for slot in free:
+                    (self._scheduler.resume if prefetches else self._scheduler.suspend)(slot)
+
+    def _report(self, batch: Batch, text: str, lines: str) -> None:
+        fields = {"model": self._signature.model, "worker": self.pid}
+        if len(batch.calls) > 1:
+            log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
+                      extra=fields)  # fmt: skip
+        else:
+            self._process.note(logging.ERROR, text, lines, batch.calls[0].id)
+
+    # --- whether the model says that it is ready
+
+    @property
+    def willing(self) -> bool:
+        """Whether it runs, and the model does not say that it is not ready."""
+        return self.running and self._willing
+
+    def _ask(self) -> None:
+        """Ask the model; until it has answered, nothing changes, unless that takes too long."""
+        self._asked = monotonic_ns()
+        self._late = False
+        self._process.send(Kind.ASK)
+        self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
+
+    def _on_silence(self) -> None:
+        # A batch that it had before is no reason to be not ready: the question waits for its end.
+        if any(slot.sent < self._asked for slot in self._talk.under_way.values()):
+            self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
+        else:
+            self._late = True
+            self._set_willing(False)
+
+    def _on_answer(self, ready: bool) -> None:
+        """Take an answer; one that took too long counts as no, as in Triton."""
+        if self._question is not None:
+            self._question.cancel()
+        self._question = self._loop.call_later(_ASK_SECS, self._ask)
+        self._set_willing(ready and not self._late)
+
+    def _set_willing(self, willing: bool) -> None:
+        if willing != self._willing:
+            self._willing = willing
+            log.info("%s says that it is %s", self.name, "ready" if willing else "not ready",
+                     extra={"model": self._signature.model, "worker": self.pid})  # fmt: skip
+            self._changed()
+
+    # --- its end, and the next one
+
+    def _on_exit(self, how: str) -> None:
+        self.running = False
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+        self.silent = self.longest = self.abandoned = 0.0
+        self.stalled = False
+        for timer in (self._question, self._stop_timer):
+            if timer is not None:
+                timer.cancel()
+        self._willing = True
+        kind = self._process.end_kind
+        if self._killed is not None:
+            kind, why = self._killed
+            how = f"{why} and {how}"
+            self._killed = None
+        abandoned = kind is EndKind.ABANDONED
+        if self._closed is None:
+            if self._answered or self._loop.time() - self._begun >= RestartPolicy.STEADY_SECS:
+                self._restarts.steady()
+            if not abandoned:
+                # What kills a worker that does nothing is somebody else.
+                outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
+                self._restarts.ended(to_blame=not outside)
+            self._counters.ends[kind] += 1
+            log.error(
+                "worker %d of %s %s", self.pid, self.name, how,
+                extra={"model": self._signature.model, "worker": self.pid},
+            )  # fmt: skip
+        self._talk.end(how, abandoned)
+        for slot in self.slots:
+            self._scheduler.suspend(slot)
+        if self._closed is None:
+            # What nobody waited for may have been the last that kept its version from going.
+            self._plan_restart(_PAUSE_SECS if abandoned else 0.0)
+        self._changed()
+
+    def _plan_restart(self, least: float = 0.0) -> None:
+        """Start again after `least` seconds or later."""
+        delay = max(self._restarts.delay, least)
+        if self._restarts.looping:
+            self.given_up = True
+            self.tried_again = self._loop.time() + delay
+            log.error(
+                "%s ends again and again: it is tried again in %d s", self.name, delay,
+                extra={"model": self._signature.model},
+            )  # fmt: skip
+        self._restart = self._loop.call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        self._restart = None
+        started = run_in_daemon_thread(self.start, f"start {self.name}", WorkerProcess.kill)
+        started.add_done_callback(self._on_started)
+
+    def _on_started(self, started: asyncio.Future[WorkerProcess]) -> None:
+        problem = started.exception()
+        if self._closed is not None:
+            if problem is None:
+                started.result().kill()
+            return
+        if problem is not None:
+            trace = None if isinstance(problem, RepositoryError) else problem
+            log.error("%s cannot be started again: %s", self.name, problem, exc_info=trace)
+            self._restarts.ended(to_blame=not isinstance(problem, NoResources))
+            self._plan_restart()
+            self._changed()
+            return
+        process = started.result()
+        self._process = process
+        self._begun = self._loop.time()
+        self._answered = False
+        self.requests = 0
+        self.running = True
+        self.given_up = False
+        self._attach()
+        log.info("%s runs again as worker %d", self.name, process.pid,
+                 extra={"model": self._signature.model})  # fmt: skip
+        for slot in self.slots if self._prefetches else self.slots[:1]:
+            self._scheduler.resume(slot)
+        self._changed()

@@ -1,0 +1,442 @@
+"""A worker process as its parent sees it, and the server's end of the socket to it.
+
+Loading may take minutes, so `start` and `ask` block and are for a loading thread. From `attach` on
+the event loop owns it: frames go both ways without waiting. Frames that cannot go at once wait
+here, with the open files that go along. What is in a file is written, or copied, before a call
+returns, and a file is written again only when the worker refers to nothing in it.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from headrace import __version__
+from headrace.core.errors import Contradiction, LoadFailed
+from headrace.observability.machine import resident_bytes
+from headrace.observability.statistics import EndKind
+from headrace.placement.child_process import ChildProcess, ProcessOutput
+from headrace.placement.daemon_thread import NoResources
+from headrace.placement.worker.python_options import WorkerSpec
+from headrace.workers.channel import FilesLost, FrameSocket
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import (
+    ANSWERS,
+    INLINE,
+    MAX_SLOTS,
+    MAX_TOLD,
+    BrokenFrame,
+    FrameReader,
+    Header,
+    Kind,
+    frame,
+    pack_header,
+    told_frame,
+)
+from headrace.workers.heartbeat import Heartbeat
+from headrace.workers.limits import Limits
+from headrace.workers.memory import BatchFiles, write_file
+
+CLOSED = "closed its socket"
+_REST_SECS = 10.0  # without large batches, after which a slot's files give back their memory
+_PENDING = 4  # files that may have come before their frames
+Take = Callable[[Header[Kind], bytes, Buffer], None]
+
+
+class WorkerSocket:
+    """Frames to and from one worker. `lost` is told why it is of no more use."""
+
+    def __init__(self, descriptor: int, lost: Callable[[str, Exception | None], None]) -> None:
+        self.socket = FrameSocket(
+            socket.socket(fileno=descriptor), FrameReader(Kind, MAX_TOLD, MAX_SLOTS)
+        )
+        self.sock = self.socket.sock
+        self.closed = False
+        self.on_empty: Callable[[], None] = _nothing  # called when nothing waits any more
+        self._lost = lost
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Take | None = None
+        self._reading = False
+        self._files = BatchFiles(ANSWERS)
+        self._unsent: deque[tuple[memoryview, int]] = deque()
+        self._resting: asyncio.TimerHandle | None = None
+
+    @property
+    def unsent(self) -> int:
+        """Frames that wait to be sent."""
+        return len(self._unsent)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
+        """Read on the event loop, and hand frames to `take`."""
+        self._loop = loop
+        self._take = take
+        self.sock.setblocking(False)
+        self._reading = True
+        loop.add_reader(self.sock, self.receive)
+        if self._unsent:
+            loop.add_writer(self.sock, self._on_writable)
+
+    def detach(self) -> None:
+        """Belong to no event loop any more; frames that come wait for the next one."""
+        self.give_up()
+        self._stop_resting()
+        if self._loop is not None:
+            self._loop.remove_writer(self.sock)
+        self._loop = self._take = None
+
+    def give_up(self) -> None:
+        """Take nothing in any more."""
+        if self._reading and self._loop is not None:
+            self._reading = False
+            self._loop.remove_reader(self.sock)
+
+    def send(self, kind: Kind, meta: bytes = b"") -> None:
+        """Send a frame without data."""
+        self._write(frame(kind, meta), -1)
+
+    def send_data(
+        self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
+    ) -> None:
+        """Send a frame with data, which are written or copied before this returns.
+
+        Raises `OSError` if there is no memory for them.
+        """
+        known = self._files.slots.get(slot)
+        flags = known.used() if known is not None else 0
+        if size <= INLINE:
+            head = pack_header(kind, flags, slot, len(meta), size)
+            self._write(b"".join([head, meta, *pieces]), -1)
+        else:
+            where, file = self._files.put(slot, pieces, size)
+            self._write(pack_header(kind, flags | where, slot, len(meta), size) + meta, file)
+            known = self._files.slots.get(slot)
+            self._rest_later()
+        if known is not None:
+            known.lend()
+
+    def _rest_later(self) -> None:
+        """Look after a while whether slots still use the memory of their files."""
+        if self._resting is None and self._loop is not None:
+            self._resting = self._loop.call_later(_REST_SECS, self._rest)
+
+    def _rest(self) -> None:
+        self._resting = None
+        if self._files.rest():
+            self._rest_later()
+
+    def _stop_resting(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+
+    def send_loose(
+        self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
+    ) -> None:
+        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+
+        Raises `OSError` if there is no memory for them.
+        """
+        told, pieces, size = told_frame(kind, document, blocks)
+        self._write(told, write_file(pieces, size) if size else -1)
+
+    def _write(self, data: bytes | memoryview, descriptor: int) -> None:
+        """Send a frame as soon as it can go, with an open file, which is closed then."""
+        if self.closed:
+            if descriptor >= 0:
+                os.close(descriptor)
+            return
+        if descriptor < 0 and not self._unsent:  # as nearly always
+            try:
+                sent = self.sock.send(data)
+            except OSError:
+                sent = 0  # which is tried again, and then told
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+        self._unsent.append((memoryview(data), descriptor))
+        if len(self._unsent) == 1:
+            self._flush()
+            if self._unsent:
+                assert self._loop is not None
+                self._loop.add_writer(self.sock, self._on_writable)
+
+    def _send_some(self, data: Buffer, descriptor: int) -> int:
+        try:
+            return self.socket.send(data, [descriptor] if descriptor >= 0 else ())
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            return len(data)  # the worker has ended: what it has sent before is still to be read
+        except OSError as error:
+            self._lost(f"cannot be written to: {error}", None)
+            return len(data)
+
+    def _flush(self) -> None:
+        """Send of what waits as much as can go now."""
+        while self._unsent:
+            data, descriptor = self._unsent[0]
+            sent = self._send_some(data, descriptor)
+            if sent and descriptor >= 0:
+                os.close(descriptor)
+                descriptor = -1
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], descriptor)
+                return
+            self._unsent.popleft()
+
+    def _on_writable(self) -> None:
+        self._flush()
+        if not self._unsent and self._loop is not None:
+            self._loop.remove_writer(self.sock)
+            self.on_empty()
+
+    def receive(self) -> bool:
+        """Take in what has come; whether there may be more."""
+        if not self._reading:
+            return False
+        files = self.socket.files
+        try:
+            received = self.socket.receive()
+            if received is None or len(files) > _PENDING:
+                lies = BrokenFrame("too many files") if received is not None else None
+                self._lost("sent too many files" if lies else CLOSED, lies)
+                return False
+            for header, meta, data in received:
+                content = data
+                if header.flags or header.number in self._files.slots:
+                    content = self._files.take(header, data, files)
+                    content = self._files.data(header, content)
+                    if header.flags:
+                        self._rest_later()
+                if self._take is not None:
+                    self._take(header, meta, content)
+        except BlockingIOError:
+            return False
+        except FilesLost:
+            self._lost("has sent a file that the server has no descriptor left for", None)
+            return False
+        except ConnectionError:
+            self._lost(CLOSED, None)
+            return False
+        except Exception as error:  # what reading nonsense may raise, or a bug of ours
+            self._lost(f"sent what makes no sense ({type(error).__name__}: {error})", error)
+        return self._reading
+
+    def close(self) -> None:
+        """Close the socket and all files."""
+        self.closed = True
+        self._stop_resting()
+        if self._loop is not None:
+            self.give_up()
+            self._loop.remove_writer(self.sock)
+        self.socket.close()
+        self._files.close()
+        for _, descriptor in self._unsent:
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._unsent.clear()
+        self._take = None
+
+
+def _nothing() -> None:
+    pass
+
+
+_PACKAGES = Path(__file__).parents[2]
+# The package without what its root imports, and without whatever else lies beside it: the worker
+# may belong to another environment. Nothing is imported from the working directory. Limits are set
+# and signs of life are given before anything large is imported.
+_BOOT = (
+    "import sys,types;"
+    "given=sys.argv[1:];sys.argv[:]=[''];"  # as in Triton: models may read the command line
+    "sys.path[:]=[p for p in sys.path if p];"
+    "m=types.ModuleType('headrace');m.__path__=[given[1]];m.__version__=given[4];sys.modules['headrace']=m;"
+    "from headrace.workers.limits import apply_limits;apply_limits(given[3]);"
+    "from headrace.workers.heartbeat import beat;beat(int(given[2]));"
+    "from headrace.workers.main import main;main(int(given[0]))"
+)
+
+
+def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
+    """The command; `socket` and `heartbeat` are descriptors that the process inherits."""
+    given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
+    return [python, "-c", _BOOT, *given]
+
+
+log = logging.getLogger(__name__)
+
+_LAST_READS = 64  # of what a worker has left behind
+_STOP_SECS = 5.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+
+
+class WorkerProcess:
+    """One process, from its start to its end."""
+
+    def __init__(self, spec: WorkerSpec, deadline: float = inf) -> None:
+        """Start the process, which may take until `deadline` for answers; raises `LoadFailed`."""
+        self.spec = spec
+        self._begun = monotonic()
+        self.start_secs = 0.0  # that it has taken to be given to an event loop
+        self._deadline = deadline
+        fields = {"model": spec.model, "version": spec.version}
+        self._output = ProcessOutput("", fields)
+        with ExitStack() as ours, ExitStack() as theirs:
+            try:
+                own, other = (end.detach() for end in socket.socketpair())
+                ours.callback(os.close, own)
+                theirs.callback(os.close, other)
+                self._heartbeat = Heartbeat()
+                ours.callback(self._heartbeat.close)
+                beats = self._heartbeat.descriptor
+                theirs.callback(os.close, beats)
+                self._child = ChildProcess(
+                    command(spec.python, other, beats, spec.limits), spec.environment(),
+                    self._output, descriptors=(other, beats),
+                )  # fmt: skip
+            except OSError as error:
+                kind = NoResources if error.errno in _EXHAUSTED else LoadFailed
+                raise kind(f"cannot start {spec.python}: {error.strerror}") from error
+            ours.pop_all()
+        # A worker that wakes up does not take the core from whoever has woken it: the server goes
+        # on with what else has come. Where that is not allowed it is merely slower.
+        with suppress(OSError):
+            os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
+        self._output.name = f"{spec.model} worker {self.pid}"
+        self._output.fields["worker"] = self.pid
+        self.link = WorkerSocket(own, self._give_up)
+        self._early: list[tuple[Header[Kind], bytes]] = []  # frames for who is attached next
+        self._take: Take | None = None
+        self._on_exit: Callable[[str], None] | None = None
+        self.ended = False
+        self.end_kind = EndKind.EXIT  # once it has ended
+        self.killed = False  # it was ended by SIGKILL, whoever has sent that
+        self._given_up = False
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._child.pid
+
+    @property
+    def beats(self) -> int:
+        """The number of heartbeats so far."""
+        return self._heartbeat.count
+
+    @property
+    def patience(self) -> float | None:
+        """For how many seconds it may still start; None for as long as it takes."""
+        return None if self._deadline == inf else self._deadline - monotonic()
+
+    def resident(self) -> int:
+        """Bytes of memory that it has in use, shared ones counted; 0 if it has ended."""
+        return 0 if self.ended else resident_bytes(self.pid)
+
+    def answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
+        """The answer of a worker; raises `LoadFailed` if that is a failure."""
+        answer = json.loads(meta)
+        if kind is Kind.FAILED:
+            if answer["problems"]:
+                raise Contradiction([(str(path), str(text)) for path, text in answer["problems"]])
+            self.note(logging.ERROR, str(answer["text"]), str(answer["traceback"]))
+            raise LoadFailed(str(answer["text"]))
+        return dict(answer or {})
+
+    def kill(self) -> None:
+        """Kill the process, and those that it has started; without an event loop, wait for that."""
+        if not self._child.ended and self._child.kill():
+            self._close()
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, take: Take, on_exit: Callable[[str], None]
+    ) -> None:
+        """Hand frames to `take`, and call `on_exit`, once, with how the process ended."""
+        self._take, self._on_exit = take, on_exit
+        self.start_secs = monotonic() - self._begun
+        early, self._early = self._early, []
+        for header, meta in early:
+            take(header, meta, b"")
+        self.link.attach(loop, self._hand_on)
+        self._child.attach(loop, self._on_ended)
+
+    def detach(self) -> None:
+        """Belong to no event loop any more; to be called on the one that it belongs to."""
+        if not self.ended:
+            self._child.detach()
+            self.link.detach()
+        self._take = self._on_exit = None
+
+    def keep(self, header: Header[Kind], meta: bytes) -> None:
+        """Hand a frame to whom the process is attached to next, too."""
+        self._early.append((header, meta))
+
+    def send(self, kind: Kind, meta: bytes = b"") -> None:
+        """Send a frame without data."""
+        self.link.send(kind, meta)
+
+    def stop(self) -> None:
+        """Send STOP, by which it finishes and ends; it is killed if that takes long."""
+        if not self.ended:
+            self.send(Kind.STOP)
+            self._child.kill_after(_STOP_SECS)
+
+    def _hand_on(self, header: Header[Kind], meta: bytes, content: Buffer) -> None:
+        if header.kind is Kind.LOG:
+            self._log(meta)
+        elif self._take is not None:
+            self._take(header, meta, content)
+
+    def _give_up(self, reason: str, error: Exception | None) -> None:
+        """Kill a process that is of no more use, and log why."""
+        if self.ended or self._given_up or self._take is None:
+            return
+        self._given_up = True
+        if error is not None:
+            self.end_kind = EndKind.NONSENSE
+        self.link.give_up()
+        self.kill()
+        # What is not the worker's nonsense is a bug of ours; a closed socket is only how it ends.
+        bug = None if isinstance(error, BrokenFrame) else error
+        level = logging.DEBUG if reason == CLOSED else logging.ERROR
+        log.log(level, "%s worker %d %s, and is killed", self.spec.model, self.pid, reason,
+                exc_info=bug, extra=self._output.fields)  # fmt: skip
+
+    def _on_ended(self) -> None:
+        for _ in range(_LAST_READS):  # what it has sent last
+            if not self.link.receive():
+                break
+        status = self._child.status
+        if self.end_kind is not EndKind.NONSENSE and status < 0:
+            self.end_kind = EndKind.SIGNAL
+            self.killed = status == -signal.SIGKILL
+        on_exit = self._on_exit
+        self._close()
+        if on_exit is not None:
+            on_exit(self._child.end)
+
+    def _close(self) -> None:
+        self.ended = True
+        self._take = self._on_exit = None
+        self.link.close()
+        self._heartbeat.close()
+
+    def _log(self, meta: bytes) -> None:
+        level, name, text = json.loads(meta)
+        self._output.note(
+            int(level), f"{str(name)[:80]}: {text}" if name != "triton" else str(text)
+        )
+
+    def note(self, level: int, text: str, trace: str = "", request_id: str = "") -> None:
+        """Put what the model has said or done into the log."""
+        fields: dict[str, object] = {"request_id": request_id} if request_id else {}
+        self._output.note(level, f"{text}\n{trace}" if trace else text, fields)

@@ -1,0 +1,316 @@
+"""Placement in workers: the processes of one model version, watched and replaced.
+
+Once a second each worker is looked at: one that has given no sign of life for too long, or whose
+batch makes no progress for too long, is killed, which is answered like any other death. One that
+goes on with work that nobody waits for any more is killed, too, which is no death of the model's:
+soon where it is not needed any longer, else after as long as a stall takes to be called one, or as
+it took to start, since starting it again may take longer than its work. Its end is known at once,
+by its process descriptor.
+
+One that has grown too large, or has served enough requests, is replaced: a successor is started
+beside it, and takes over once it is there; the old one finishes what it has. Workers of one version
+are replaced one after the other, so that no more than one is there in addition. If the successor
+cannot be started, the old one goes on, and it is tried again after a delay that grows.
+
+Owned by the event-loop thread, but for starting.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
+
+from headrace.core.errors import ModelNotReady, RepositoryError
+from headrace.core.limits import ABANDONED_SECS, LOOK_SECS
+from headrace.observability.series import WorkerSeries
+from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
+from headrace.placement.child_process import Backoff
+from headrace.placement.daemon_thread import run_in_daemon_thread
+from headrace.placement.placement import Placement, Surroundings
+from headrace.placement.worker.python_options import RunOptions, WorkerOptions
+from headrace.placement.worker.worker_instance import WorkerInstance
+from headrace.placement.worker.worker_process import WorkerProcess
+
+log = logging.getLogger(__name__)
+
+_LEAST_PACE_SECS = 0.05
+_MIB = 1 << 20
+_REST_SECS = 5.0  # between one replacement in a version and the next
+_MOST_SECS = 60.0
+
+
+def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> RecycleReason | None:
+    """Why a worker with so many bytes in use, after so many requests, is to be replaced."""
+    if options.max_rss and resident > options.max_rss:
+        return RecycleReason.MAX_RSS
+    if options.max_requests and requests >= options.max_requests:
+        return RecycleReason.MAX_REQUESTS
+    return None
+
+
+class WorkerSet(Placement):
+    """The workers of a version: those that serve, and those that have been replaced and finish."""
+
+    def __init__(self, version: Surroundings) -> None:
+        self.counters = WorkerCounters()
+        self._version = version
+        self._signature = version.signature
+        self._scheduler = version.scheduler
+        self._loop = version.loop
+        self._serving: list[WorkerInstance] = []
+        self._finishing: list[WorkerInstance] = []
+        self._successor_starts = False
+        self._recycling_backoff = Backoff(_REST_SECS, _MOST_SECS)
+        self._recycles_from = 0.0  # by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = 0.0
+        self._pace = LOOK_SECS
+        self._grace: float | None = None  # for what nobody waits for, while the version goes
+
+    def add(self, name: str, model: Any, *given: object) -> None:
+        """Put a started worker, of a `LoadedWorker`, behind the scheduler."""
+        worker = self._worker(name, model.process, model.again, model.options, model.run_options)
+        self._serving.append(worker)
+        limits = worker.options.execution
+        for limit in (limits.execution_secs, limits.stall_secs):
+            if limit:
+                self._pace = min(self._pace, max(limit / 2, _LEAST_PACE_SECS))
+        if self._timer is None:
+            self._looked = self._loop.time()
+            self._timer = self._loop.call_later(self._pace, self._look)
+
+    def leave(self, grace: float) -> None:
+        """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
+        self._grace = grace
+        for worker in (*self._serving, *self._finishing):
+            worker.grace = grace
+        self._pace = min(self._pace, max(grace / 2, _LEAST_PACE_SECS))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._look()
+
+    def remove(self, name: str) -> None:
+        """Give the worker of this name nothing more, and end it once it has finished what it has.
+
+        One that is not there has nothing to finish.
+        """
+        for worker in self._serving:
+            if worker.name == name:
+                self._serving.remove(worker)
+                self._finish(worker)
+                return
+
+    def __iter__(self) -> Iterator[WorkerInstance]:
+        """Workers that serve; not those that were replaced and finish."""
+        return iter(self._serving)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any worker runs, does not stall, and its model is ready as far as it says."""
+        return any(worker.willing and not worker.stalled for worker in self)
+
+    @property
+    def obstacle(self) -> str:
+        """See `Placement`."""
+        if self.stalled:
+            return super().obstacle
+        if any(worker.running for worker in self):
+            return "the model says that it is not ready"
+        return "none of its worker processes runs"
+
+    @property
+    def given_up(self) -> bool:
+        """See `Placement`."""
+        return all(worker.given_up for worker in self)
+
+    @property
+    def stalled(self) -> list[WorkerInstance]:
+        """See `Placement`."""
+        return [worker for worker in self if worker.stalled]
+
+    def waiting_error(self) -> ModelNotReady:
+        """See `Placement`; it names the time when the first worker is tried again."""
+        tried = min((worker.tried_again for worker in self), default=0.0)
+        seconds = max(ceil(tried - self._loop.time()), 1)
+        return ModelNotReady(
+            f"model '{self._signature.model}' is not ready: its worker processes end again and"
+            f" again; they are tried again in {seconds} s, and the server's log says how they end",
+            retry_after=seconds,
+        )
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """See `Placement`."""
+        return {worker.name: worker.pid if worker.running else 0 for worker in self}
+
+    @property
+    def workers(self) -> WorkerSeries:
+        """See `Placement`."""
+        resident = {w.name: w.resident() for w in self if w.running}
+        return WorkerSeries(
+            len(self._serving), resident, self.counters, self._scheduler.quarantine.refused
+        )
+
+    def close(self) -> None:
+        """Look no more, and replace nothing; the scheduler ends those that serve."""
+        for worker in self._finishing:
+            worker.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def closed(self) -> None:
+        """Wait until no process is left."""
+        await asyncio.gather(*(w.closed() for w in (*self._serving, *self._finishing)))
+
+    def _worker(
+        self,
+        name: str,
+        process: WorkerProcess,
+        start: Callable[[], WorkerProcess],
+        options: WorkerOptions,
+        run_options: RunOptions,
+    ) -> WorkerInstance:
+        """Put a process behind the scheduler."""
+        worker = WorkerInstance(
+            name, process, start, options, run_options, self._version, self.counters, self.changed
+        )
+        for slot in worker.slots:
+            self._scheduler.add_instance(slot)
+        worker.choose_slots()
+        return worker
+
+    def changed(self) -> None:
+        """A worker has ended, runs again, or says something else of itself."""
+        self._end_finished()
+        # First: who is told that a request has failed may have the next one ready.
+        self._version.changed()
+        if self.given_up:
+            self._scheduler.fail_waiting(self.waiting_error())
+
+    def _end_finished(self) -> None:
+        """End what has been replaced and is done; also if it has died, or it would come back."""
+        for worker in self._finishing:
+            if not worker.slots_left and worker.idle:
+                worker.close()
+        self._finishing = [w for w in self._finishing if w.slots_left or w.running]
+
+    # --- once a second
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(self._pace, self._look)
+        now = self._loop.time()
+        elapsed, self._looked = now - self._looked, now
+        for worker in (*self._serving, *self._finishing):
+            if worker.running:
+                self._feel(worker, elapsed)
+        self._end_finished()
+        for worker in self._serving:
+            rests = self._successor_starts or self._loop.time() < self._recycles_from
+            if worker.running and not rests:
+                self._weigh(worker)
+
+    def _feel(self, worker: WorkerInstance, elapsed: float) -> None:
+        """Kill a worker that hangs, or goes on with what nobody waits for."""
+        limits, heartbeat = worker.options.execution, worker.options.heartbeat_secs
+        silent = worker.heartbeat.look((worker.pid, worker.beats), elapsed)
+        worker.look(elapsed, limits.stall_secs)
+        if 0 < heartbeat <= silent:
+            worker.kill(EndKind.HANG, f"has given no sign of life for {silent:.0f} s")
+        elif 0 < limits.execution_secs <= worker.longest:
+            why = f"has taken longer than {limits.execution_secs:g} s for a batch"
+            worker.kill(EndKind.LIMIT, why)
+        elif 0 < self._grace_of(worker) <= worker.abandoned:
+            why = f"has gone on for {worker.abandoned:.0f} s with what nobody waits for"
+            worker.kill(EndKind.ABANDONED, why)
+
+    def _grace_of(self, worker: WorkerInstance) -> float:
+        """Seconds that a worker may go on with what nobody waits for; 0 for as long as it takes."""
+        if self._grace is not None:
+            return self._grace
+        if worker in self._finishing:
+            return ABANDONED_SECS
+        stall = worker.options.execution.stall_secs
+        return max(stall, worker.start_secs) if stall else 0.0
+
+    # --- one takes over from another
+
+    def _weigh(self, worker: WorkerInstance) -> None:
+        """Start a successor of a worker that has grown too large or has done enough."""
+        options = worker.options
+        resident = worker.resident() if options.max_rss and not worker.outsized else 0
+        reason = recycle_reason(options, resident, worker.requests)
+        if reason is None:
+            return
+        why = (
+            f"it has {resident / _MIB:.0f} MiB in use, max_rss is {options.max_rss / _MIB:.0f} MiB"
+            if reason is RecycleReason.MAX_RSS
+            else f"it has had {worker.requests} requests, max_requests is {options.max_requests}"
+        )
+        pid = worker.pid
+        log.info("worker %d of %s is going to be replaced: %s", pid, worker.name, why)
+        self._successor_starts = True
+        started = run_in_daemon_thread(worker.start, f"start {worker.name}", WorkerProcess.kill)
+        started.add_done_callback(lambda started: self._on_successor(worker, pid, reason, started))
+
+    def _on_successor(
+        self,
+        old: WorkerInstance,
+        pid: int,
+        reason: RecycleReason,
+        started: asyncio.Future[WorkerProcess],
+    ) -> None:
+        """Replace a worker, unless it was removed meanwhile, or has been started again."""
+        self._successor_starts = False
+        self._recycles_from = self._loop.time() + _REST_SECS
+        needless = self._timer is None or old not in self._serving or old.pid != pid
+        if (problem := started.exception()) is None:
+            self._recycling_backoff.succeeded()
+            if needless:
+                started.result().kill()
+            else:
+                self._replace(old, started.result(), reason)
+        elif not needless:
+            delay = self._recycling_backoff.failed()
+            self._recycles_from = self._loop.time() + delay
+            trace = None if isinstance(problem, RepositoryError) else problem
+            log.error(
+                "no successor for worker %d of %s can be started, so that it goes on; this is tried"
+                " again in %d s: %s", pid, old.name, delay, problem, exc_info=trace,
+            )  # fmt: skip
+
+    def _replace(self, old: WorkerInstance, process: WorkerProcess, reason: RecycleReason) -> None:
+        log.info(
+            "worker %d of %s takes over from worker %d", process.pid, old.name, old.pid,
+            extra={"model": self._signature.model},
+        )  # fmt: skip
+        self.counters.recycled[reason] += 1
+        new = self._worker(old.name, process, old.start, old.options, old.run_options)
+        self._serving[self._serving.index(old)] = new
+        self._compare(new)
+        self._finish(old)
+        self._version.changed()  # the old one may have said that it is not ready
+
+    def _finish(self, old: WorkerInstance) -> None:
+        """Give a worker nothing more; it ends with what it has."""
+        old.slots_left = len(old.slots)
+        self._finishing.append(old)
+
+        def removed() -> None:
+            old.slots_left -= 1
+            self._end_finished()
+
+        for slot in old.slots:
+            self._scheduler.remove_instance(slot, removed)
+
+    def _compare(self, worker: WorkerInstance) -> None:
+        """Note whether a fresh worker is too large already."""
+        resident, limit = worker.resident(), worker.options.max_rss
+        worker.outsized = 0 < limit < resident
+        if worker.outsized:
+            log.error(
+                "%s takes %d MiB from its start, more than max_rss (%d MiB): it is not replaced for"
+                " its size any more", worker.name, resident // _MIB, limit // _MIB,
+                extra={"model": self._signature.model},
+            )  # fmt: skip

@@ -1,0 +1,777 @@
+"""A connection of HTTP/2 (RFC 9113), on either side: received bytes become calls of streams.
+
+Sans-I/O: `receive` is given what has arrived and the time; frames to send collect in `sender`. One
+pass over the bytes; payload of DATA is handed on as it comes, everything else frame by frame.
+Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does: an error of a
+stream resets it, one of the connection sends GOAWAY and sets `closing`.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Protocol
+
+from headrace.core.tensors import Buffer
+from headrace.protocol.http2.headers import (
+    BlockReader,
+    Headers,
+    RepeatedFields,
+    check_trailers,
+    checked_request,
+)
+from headrace.protocol.http2.keep_alive import KeepAlive, Strikes
+from headrace.protocol.http2.protocol import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEAD_SIZE,
+    HEADERS,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITISED,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    TIMING_FIELD,
+    WINDOW_UPDATE,
+    ConnectionFailure,
+    ErrorCode,
+    Limits,
+    Setting,
+    StreamFailure,
+    frame,
+    goaway,
+    settings_frame,
+    unpack_head,
+    unpack_setting,
+    unpack_word,
+)
+from headrace.protocol.http2.streams import JOINED, OK_TRAILERS, DataReader, Sender, Stream, Streams
+
+_SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
+_SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
+_BLOCK_FRAMES = 32  # CONTINUATION frames of one header block
+_FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+
+_LAST = MAX_WINDOW - 1  # numbers of streams end there, section 5.1.1
+_DRAIN_PING = b"headrace"
+# HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
+_pack_start = Struct(">IBI3sIBIBI").pack
+_PREFIX = 5
+# HEADERS up to the number of the stream; the block is one byte, a field's name, and its value.
+_pack_end = Struct(">5sI1s16s").pack
+# Of these, what depends on how many bytes the value has: a short integer in HPACK's form.
+_ENDS = [
+    (
+        Struct(">IB").pack((1 + len(TIMING_FIELD) + 1 + size) << 8 | HEADERS,
+                           END_HEADERS | END_STREAM),
+        TIMING_FIELD + bytes((size,)),
+    )
+    for size in range(127)
+]  # fmt: skip
+
+
+class Connection:
+    """One connection. Owned by the thread of its event loop. Subclasses are its two sides."""
+
+    # Whether a GOAWAY means nothing to us, and need not be here as a whole.
+    skips_goaway = False
+    says_first = b""  # before its settings
+
+    def __init__(
+        self,
+        sender: Sender,
+        streams: Streams,
+        interpret: Callable[[Headers], Any],
+        limits: Limits,
+        preface: bytes = b"",
+        passed_over: bytes = b"",
+    ) -> None:
+        """`preface` is what the peer's first bytes have to be, before its SETTINGS.
+
+        `interpret` and `passed_over` are those of `BlockReader`.
+        """
+        self.limits = limits
+        self.sender = sender
+        self.streams = streams
+        self.data = DataReader(streams, sender, limits)
+        self.settled = False  # the peer's preface and settings are here
+        self.failure = ""  # why we ended it, if we did
+        self._blocks = BlockReader(interpret, limits.header_list, passed_over)
+        self._preface = preface  # what of it is still to come
+        self._failed = False
+        self._awaited = 0  # the stream whose header block is unfinished, else 0
+        self._block = bytearray()
+        self._block_flags = 0
+        self._block_frames = 0
+
+    @property
+    def closing(self) -> bool:
+        """Whether the socket is to be closed once what was sent is written."""
+        return self.streams.over
+
+    def receive(self, view: memoryview, end: int, now: float) -> int:
+        """Take in `view[:end]`; how many bytes of it were consumed.
+
+        The rest, less than a frame other than DATA, has to come again before what follows it.
+        `now` is in seconds of any clock that does not go back.
+
+        What most bytes are is done in here, without a call of its own: whole frames of DATA for
+        open streams, and whole header blocks.
+        """
+        if self._failed:
+            return end
+        streams, data = self.streams, self.data
+        streams.now = now
+        opened = streams.open
+        largest = self.limits.frame
+        try:
+            position = self._read_preface(view, end) if self._preface else 0
+            if data.left or data.skip:
+                position = data.resume(view, position, end)
+            while end - position >= HEAD_SIZE:
+                high, low, kind, flags, number = unpack_head(view, position)
+                length = high << 8 | low
+                number &= MAX_WINDOW
+                start = position + HEAD_SIZE
+                stop = start + length
+                if length > largest:
+                    raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
+                if self._awaited and (kind != CONTINUATION or number != self._awaited):
+                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION expected")
+                if kind == DATA:
+                    stream = opened.get(number)
+                    if (
+                        stream is not None
+                        and flags <= END_STREAM
+                        and stop <= end
+                        and stream.place is None
+                        and not stream.remote_closed
+                        and 0 < length <= data.window
+                        and length <= stream.window
+                        and (
+                            stream.expected in (-1, length)
+                            or (stream.expected > length and not flags)
+                        )
+                    ):
+                        data.window -= length
+                        stream.window -= length
+                        if flags:
+                            if not stream.take_last(view, start, stop):
+                                stream.on_data(view, start, stop)
+                                streams.received_all(stream)
+                        else:
+                            if stream.expected > 0:
+                                stream.expected -= length
+                            stream.on_data(view, start, stop)
+                            data.credit(stream, length)
+                        position = stop
+                        continue
+                    after = position
+                    if stream is not None and stream.place is not None:
+                        after = data.fill(stream, view, position, end)
+                    if after == position:
+                        after = data.begin(view, flags, number, start, stop, end)
+                        if after < 0:
+                            break
+                    position = after
+                elif stop > end:
+                    self._check(kind, length)
+                    if kind > CONTINUATION or (kind == GOAWAY and self.skips_goaway):
+                        streams.count_control(1)
+                        data.skip = stop - end
+                        position = end
+                    break
+                else:
+                    if kind == HEADERS and self.settled:
+                        if (
+                            length > DEFAULT_FRAME
+                            or not number & 1
+                            or not flags & END_HEADERS
+                            or flags & (PADDED | PRIORITISED)
+                        ):
+                            self._headers(view, flags, number, start, stop)
+                        else:
+                            self._on_block(view[start:stop].tobytes(), flags, number)
+                    else:
+                        self._other(view, kind, flags, number, start, stop)
+                    position = stop
+        except ConnectionFailure as failure:
+            self.fail(failure.code, str(failure))
+            return end
+        if data.window < data.low:
+            data.credit_connection()
+        return position
+
+    def start(self) -> None:
+        """Send our preface, section 3.4."""
+        limits, own = self.limits, self._own_settings()
+        own |= {
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+            Setting.MAX_FRAME_SIZE: limits.frame,
+            Setting.MAX_HEADER_LIST_SIZE: limits.header_list,
+        }
+        self.sender.send(self.says_first + settings_frame(own))
+        self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
+
+    def lost(self) -> None:
+        """The connection is no more."""
+        self._failed = True
+        self.streams.lose_all()
+
+    def fail(self, code: ErrorCode, text: str = "") -> None:
+        """End the connection with an error, section 5.4.1."""
+        if not self._failed:
+            self.failure = f"{code.name}: {text}"
+            self.sender.send(goaway(self._opened(), code, text))
+            self.lost()
+
+    def release(self, stream: Stream) -> None:
+        """Give the window back to the peer that `held` has kept."""
+        stream.keeps_window = False
+        self.data.credit(stream, 0)
+
+    def pump(self, limit: int) -> None:
+        """Let the sender send what waits, about `limit` bytes."""
+        for stream in self.sender.pump(limit):
+            self.streams.sent_all(stream)
+
+    # --- frames
+
+    def _read_preface(self, view: memoryview, end: int) -> int:
+        position = min(len(self._preface), end)
+        if view[:position] != self._preface[:position]:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "not HTTP/2")
+        self._preface = self._preface[position:]
+        return position
+
+    def _headers(self, view: memoryview, flags: int, number: int, start: int, stop: int) -> None:
+        """Take a HEADERS frame that is more, or less, than a header block."""
+        self._check(HEADERS, stop - start)
+        if not number & 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+        if flags & PADDED:
+            if start >= stop:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short")
+            stop -= view[start]
+            start += 1
+        if flags & PRIORITISED:
+            start += 5
+        if start > stop:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than HEADERS")
+        if flags & END_HEADERS:
+            self._on_block(view[start:stop].tobytes(), flags, number)
+            return
+        self._block = bytearray(view[start:stop])
+        self._awaited, self._block_flags, self._block_frames = number, flags, 0
+
+    def _continuation(self, view: memoryview, flags: int, start: int, stop: int) -> None:
+        number = self._awaited
+        if not number:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "unexpected CONTINUATION")
+        self._block += view[start:stop]
+        self._block_frames += 1
+        if len(self._block) > self.limits.header_block or self._block_frames > _BLOCK_FRAMES:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        if flags & END_HEADERS:
+            block, self._block = bytes(self._block), bytearray()
+            self._awaited = 0
+            self._on_block(block, self._block_flags, number)
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        """Take a whole header block of a stream; raises `ConnectionFailure`."""
+        raise NotImplementedError
+
+    def _check(self, kind: int, length: int) -> None:
+        """Refuse frames of a wrong size before they are here as a whole, section 4.2.
+
+        And any but SETTINGS as the first, section 3.4. What is awaited as a whole has at most
+        `DEFAULT_FRAME` bytes: more need not fit into what is received at once.
+        """
+        if not self.settled and kind != SETTINGS:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
+        wrong = _FIXED_SIZES.get(kind, length) != length
+        if wrong or (kind == SETTINGS and length % 6):
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind}: bad size")
+        if kind == PUSH_PROMISE:  # which clients never send, and servers only if they may
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
+        if kind == GOAWAY and length < 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY: bad size")
+        if (
+            length > DEFAULT_FRAME
+            and kind <= CONTINUATION
+            and not (kind == GOAWAY and self.skips_goaway)
+        ):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"frame of type {kind}: too large")
+
+    def _other(
+        self, view: memoryview, kind: int, flags: int, number: int, start: int, stop: int
+    ) -> None:
+        self._check(kind, stop - start)
+        if kind == WINDOW_UPDATE:
+            self._window_update(number, unpack_word(view, start)[0] & MAX_WINDOW)
+        elif kind == RST_STREAM:
+            self._rst_stream(number, unpack_word(view, start)[0])
+        elif kind == PING:
+            _on_connection(number)
+            self._ping(flags, view[start:stop].tobytes())
+        elif kind == SETTINGS:
+            _on_connection(number)
+            self._settings(flags, view, start, stop)
+        elif kind == CONTINUATION:
+            self._continuation(view, flags, start, stop)
+        elif kind == PRIORITY:
+            if not number:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+            self.streams.count_control(1)
+        else:  # unknown types are ignored, section 5.5
+            self.streams.count_control(1)
+            if kind == GOAWAY:
+                _on_connection(number)
+                self._on_goaway(view, start, stop)
+
+    def _rst_stream(self, number: int, code: int) -> None:
+        streams = self.streams
+        stream = streams.open.get(number)
+        if stream is not None:
+            known = code <= ErrorCode.HTTP_1_1_REQUIRED
+            streams.reset_by_peer(stream, ErrorCode(code) if known else ErrorCode.CANCEL)
+            return
+        if streams.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on an idle stream")
+        streams.count_control(1)
+
+    def _window_update(self, number: int, increment: int) -> None:
+        streams = self.streams
+        if increment < _SMALL_UPDATE:
+            streams.count_control(1)
+        if not number:
+            if not increment:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self.sender.widen(increment)
+            return
+        stream = streams.open.get(number)
+        if stream is None:
+            if streams.is_idle(number):
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE: idle stream")
+            streams.count_control(1)
+        elif not increment:
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            try:
+                self.sender.widen_stream(stream, increment)
+            except StreamFailure as failure:
+                streams.fail(stream, failure.code)
+
+    def _ping(self, flags: int, payload: bytes) -> None:
+        self.streams.count_control(1)
+        if flags & ACK:
+            self._on_pong(payload)
+        else:
+            self._on_ping(payload)
+
+    def _on_ping(self, payload: bytes) -> None:
+        self.sender.send(frame(PING, ACK, 0, payload))
+
+    def _on_pong(self, payload: bytes) -> None:
+        """A PING of ours was answered."""
+
+    def _on_goaway(self, view: memoryview, start: int, stop: int) -> None:
+        """The peer takes, or opens, no more streams."""
+
+    def _opened(self) -> int:
+        """The last stream that the peer has opened."""
+        return 0
+
+    def _own_settings(self) -> dict[Setting, int]:
+        """Settings that only this side has."""
+        raise NotImplementedError
+
+    def _settings(self, flags: int, view: memoryview, start: int, stop: int) -> None:
+        if flags & ACK:
+            if start != stop:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with values")
+            if not self.settled:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
+            self.streams.count_control(1)
+            return
+        self.streams.count_control(_SETTINGS_COST)
+        self.settled = True
+        # The last value of each counts; applying every one would be work for a frame full of them.
+        values = dict(unpack_setting(view, position) for position in range(start, stop, 6))
+        for name, value in values.items():
+            self._setting(name, value)
+        self.sender.send(frame(SETTINGS, ACK, 0))
+
+    def _setting(self, name: int, value: int) -> None:
+        sender = self.sender
+        if name == Setting.INITIAL_WINDOW_SIZE:
+            if value > MAX_WINDOW:
+                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "initial window too large")
+            change, sender.initial_window = value - sender.initial_window, value
+            for stream in self.streams.open.values() if change else ():
+                try:
+                    sender.widen_stream(stream, change)
+                except StreamFailure as failure:  # here it is the connection's error
+                    raise ConnectionFailure(failure.code, str(failure)) from None
+        elif name == Setting.MAX_FRAME_SIZE:
+            if not DEFAULT_FRAME <= value < 1 << 24:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
+            sender.frame = value
+        elif name == Setting.HEADER_TABLE_SIZE:
+            sender.blocks.limit_table(value)
+        elif name == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
+
+
+def _on_connection(number: int) -> None:
+    if number:
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"frame on stream {number}, not on 0")
+
+
+class Head(Protocol):
+    """A request's head, as `interpret` gives it; shared by all requests with the same block."""
+
+    @property
+    def kind(self) -> Callable[[Any, int], Stream]:
+        """Makes the stream that such a request begins, of this head and the stream's number.
+
+        The stream's own side may be closed already.
+        """
+
+
+class ServerConnection(Connection):
+    """One client's connection. Owned by the thread of its event loop."""
+
+    skips_goaway = True  # the client will end by itself
+
+    def __init__(
+        self,
+        interpret: Callable[[Headers], Head],
+        response_head: RepeatedFields,
+        wake: Callable[[], object],
+        limits: Limits,
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        """`interpret` makes something of a request's fields, which are as section 8.1.1 wants them.
+
+        `response_head` is that of good responses, which `answer` sends; `wake` is the sender's.
+
+        Without `keep_alive`, the peer may PING as often as its budget for such frames lets it.
+        """
+        sender = Sender(wake)
+        super().__init__(
+            sender, Streams(sender, limits), lambda fields: interpret(checked_request(fields)),
+            limits, PREFACE,
+        )  # fmt: skip
+        self._response_head = response_head
+        self._strikes = None if keep_alive is None else Strikes(keep_alive)
+        self._draining = False
+
+    def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
+        """End a stream by a good response of one uncompressed message, if it can go as a whole.
+
+        `timing` is the trailer `server-timing`. False if it cannot go at once and as usual: then
+        nothing was done. It is for the caller to `rouse` the sender, or to take its `out`.
+        """
+        sender = self.sender
+        known = sender.blocks.short
+        head, trailers = known.get(self._response_head), known.get(OK_TRAILERS)
+        size = sum(map(len, message))
+        nbytes = size + _PREFIX
+        if (
+            nbytes > sender.frame
+            or nbytes > stream.send_window
+            or nbytes > sender.window
+            or head is None
+            or trailers is None
+        ):
+            return False
+        sender.window -= nbytes
+        number = stream.number
+        begins, name = _ENDS[len(timing)]
+        sender.out += [
+            _pack_start(769, 4, number, head, nbytes << 8, 0, number, 0, size),
+            *message,
+            _pack_end(begins, number, trailers, name),
+            timing,
+        ]
+        if size > JOINED:
+            sender.large = True
+        stream.local_closed = True
+        streams = self.streams
+        if stream.remote_closed and not streams.leaving:
+            streams.open.pop(number, None)
+        else:
+            streams.sent_all(stream)
+        return True
+
+    @property
+    def sent(self) -> int:
+        """Grows with what is sent to the peer; an answer counts from when its call began."""
+        sender = self.sender
+        return self.streams.last + sender.frames + sender.windows
+
+    def drain(self, text: str = "") -> None:
+        """Take no more streams, as soon as the peer knows of it, section 6.8."""
+        if not self._draining and not self._failed:
+            self._draining = True
+            self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
+            self.sender.ping(_DRAIN_PING)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the peer knows that it can open no more streams, or is no more."""
+        return self.streams.drain_to != MAX_WINDOW or self._failed
+
+    def finish_drain(self) -> None:
+        """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
+        streams = self.streams
+        if self._draining and streams.drain_to == MAX_WINDOW and not self._failed:
+            streams.drain_to = streams.last
+            self.sender.send(goaway(streams.last, ErrorCode.NO_ERROR))
+            streams.leave()
+
+    def _on_ping(self, payload: bytes) -> None:
+        streams, strikes = self.streams, self._strikes
+        if strikes is not None and strikes.ping(streams.now, bool(streams.open), self.sent):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self.sender.send(frame(PING, ACK, 0, payload))
+
+    def _on_pong(self, payload: bytes) -> None:
+        if payload == _DRAIN_PING:
+            self.finish_drain()
+
+    def _opened(self) -> int:
+        return self.streams.last
+
+    def _own_settings(self) -> dict[Setting, int]:
+        return {
+            Setting.MAX_CONCURRENT_STREAMS: self.limits.streams,
+            Setting.NO_RFC7540_PRIORITIES: 1,
+        }
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        """Begin a stream with the head that a block of fields says, or take a stream's trailers."""
+        streams = self.streams
+        if number <= streams.last:
+            self._trailers(block, flags, number)
+            return
+        head: Head | None = self._blocks.known.get(block)
+        refusal = ErrorCode.REFUSED_STREAM
+        if head is None:
+            try:
+                head = self._blocks.read(block)
+            except StreamFailure as failure:
+                refusal = failure.code
+        if number > streams.drain_to:
+            return
+        streams.last = number
+        limits = self.limits
+        if head is None or len(streams.open) >= limits.streams:  # section 5.1.2
+            streams.refuse(number, refusal)
+            return
+        stream = head.kind(head, number)
+        streams.open[number] = stream
+        stream.send_window = self.sender.initial_window
+        stream.window = limits.stream_window
+        if flags & END_STREAM:
+            if stream.expected > 0:
+                streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+            else:
+                streams.received_all(stream)
+        elif stream.local_closed:
+            streams.sent_all(stream)
+
+    def _trailers(self, block: bytes, flags: int, number: int) -> None:
+        """A second block of a stream, which must end it, section 8.1."""
+        streams = self.streams
+        fields = self._blocks.decode(block)
+        stream = streams.open.get(number)
+        if stream is None:
+            if not streams.was_reset(number):
+                raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            return
+        if stream.remote_closed:
+            streams.fail(stream, ErrorCode.STREAM_CLOSED)
+            return
+        try:
+            check_trailers(fields)
+        except StreamFailure as failure:
+            streams.fail(stream, failure.code)
+            return
+        if not flags & END_STREAM or stream.expected > 0:
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        streams.received_all(stream)
+
+
+class ClientStream(Stream):
+    """One stream, opened by us."""
+
+    def renew(self) -> None:
+        """Reset to the state before it was opened; only once the stream is no more."""
+        self.consumed = self.kept = 0
+        self.keeps_window = self.remote_closed = self.local_closed = False
+        self.place = None
+
+    def on_block(self, fields: Any, ends: bool) -> bool:
+        """Take the head of the response, or its trailers; False if it cannot be either.
+
+        `ends` says that the next call is that of `on_end`.
+        """
+        raise NotImplementedError
+
+    def on_refused(self) -> None:
+        """The stream is no more: the peer says that it has not looked at it."""
+
+
+class ClientStreams(Streams):
+    """Streams that we open. `last` is the highest of them.
+
+    `limit` streams may be open at once, as the peer says. `leaving` is set when the peer wants no
+    more, or there are no numbers any more. What was sent for streams up to `written` may have
+    reached the peer.
+    """
+
+    open: dict[int, ClientStream]  # type: ignore[assignment]
+    remembered = 4096
+
+    def __init__(self, sender: Sender, limits: Limits) -> None:
+        super().__init__(sender, limits)
+        self.last = -1
+        self.limit = MAX_WINDOW
+        self.written = -1
+
+    @property
+    def room(self) -> int:
+        """The number of streams that may be opened now."""
+        return 0 if self.leaving else self.limit - len(self.open)
+
+    def number(self, stream: ClientStream) -> None:
+        """Open a stream; only if there is room."""
+        self.last += 2
+        stream.number = self.last
+        stream.send_window = self._sender.initial_window
+        stream.window = self._limits.stream_window
+        self.open[stream.number] = stream
+        if self.last >= _LAST - 1:
+            self.leave()
+
+    def refused_from(self, number: int) -> None:
+        """The peer has not looked at any stream after `number`, and will not."""
+        self.leaving = True
+        refused = [stream for stream in self.open.values() if stream.number > number]
+        for stream in refused:
+            self._drop(stream)
+        for stream in refused:
+            stream.on_refused()
+        self.leave()
+
+    def reset_by_peer(self, stream: Stream, code: ErrorCode) -> None:
+        """The peer has reset a stream."""
+        assert isinstance(stream, ClientStream)
+        self._drop(stream)
+        if code is ErrorCode.REFUSED_STREAM:
+            stream.on_refused()
+        else:
+            stream.on_gone(code)
+
+    def received_all(self, stream: Stream) -> None:
+        """The peer's side of a stream is closed, unless that was reset meanwhile."""
+        if stream.remote_closed:
+            return
+        if not stream.local_closed:  # it does not want to know the rest
+            self.reset(stream, ErrorCode.CANCEL)
+        else:
+            stream.remote_closed = True
+            self.forget(stream)
+        stream.on_end()
+
+    def sent_all(self, stream: Stream) -> None:
+        """Our side of a stream is closed."""
+
+    def refuse(self, number: int, code: ErrorCode) -> None:
+        """Drop what comes for a stream that is over: the peer may not know that it is."""
+        self.count_control(1)
+
+    def count_reset(self) -> None:
+        """Count nothing: streams that the peer resets were ours to open."""
+
+    def closed(self, number: int) -> None:
+        """Something has come for a stream that is not open; raises `ConnectionFailure`."""
+        if self.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a response to no request")
+        if not self.was_reset(number):
+            self.count_control(1)
+
+
+class ClientConnection(Connection):
+    """One connection to a server. Owned by the thread of its event loop.
+
+    Streams may be opened when it is `settled`, while `streams` has room.
+    """
+
+    streams: ClientStreams
+    says_first = PREFACE
+
+    def __init__(
+        self, interpret: Callable[[Headers], object], wake: Callable[[], object], limits: Limits
+    ) -> None:
+        """`interpret` makes something of a block's fields, or raises `StreamFailure`.
+
+        `wake` is the sender's.
+        """
+        sender = Sender(wake)
+        super().__init__(
+            sender, ClientStreams(sender, limits), interpret, limits, passed_over=TIMING_FIELD
+        )
+        self.said = ""  # by the peer, when it did not want to go on
+
+    def fail(self, code: ErrorCode, text: str = "") -> None:
+        """End the connection with an error, section 5.4.1."""
+        if not self._failed:
+            # Calls that were not written are told that they were not sent, and may go elsewhere.
+            self.sender.out.clear()
+        super().fail(code, text)
+
+    def _setting(self, name: int, value: int) -> None:
+        if name == Setting.MAX_CONCURRENT_STREAMS:
+            self.streams.limit = min(value, MAX_WINDOW)
+        else:
+            super()._setting(name, value)
+
+    def _on_goaway(self, view: memoryview, start: int, stop: int) -> None:
+        last, code = unpack_word(view, start)[0] & MAX_WINDOW, unpack_word(view, start + 4)[0]
+        text = bytes(view[start + 8 : min(stop, start + 264)]).decode("utf-8", "replace")
+        known = code <= ErrorCode.HTTP_1_1_REQUIRED
+        self.said = f"{ErrorCode(code).name if known else code}: {text}"
+        self.streams.refused_from(last)
+
+    def _own_settings(self) -> dict[Setting, int]:
+        return {Setting.ENABLE_PUSH: 0}
+
+    def _on_block(self, block: bytes, flags: int, number: int) -> None:
+        streams = self.streams
+        stream = streams.open.get(number)
+        try:
+            fields = self._blocks.read(block)
+        except StreamFailure as failure:
+            if stream is None:
+                streams.closed(number)
+            else:
+                streams.fail(stream, failure.code)
+            return
+        if stream is None:
+            streams.closed(number)
+        elif not stream.on_block(fields, bool(flags & END_STREAM)):
+            streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+        elif flags & END_STREAM:
+            streams.received_all(stream)

@@ -1,0 +1,741 @@
+"""Streams of one connection: their life, and the flow of their DATA in both directions.
+
+Frames to send collect in `Sender.out`; whoever has the socket takes them from there, once per turn
+of its loop. DATA that a window does not let through stays with its stream as the buffers that it
+came in, which are sliced, never joined: the frames of a large buffer go out as views of it, since a
+copy of memory that is not in the cache costs more than handling each of them.
+
+Received bytes count against a window when their frame's head is here, and go back to it, many at
+once, when the stream has taken them, section 6.9.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+
+import numpy as np
+
+from headrace.core.tensors import Buffer
+from headrace.protocol.http2.headers import BlockWriter, RepeatedFields
+from headrace.protocol.http2.protocol import (
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEAD_SIZE,
+    HEADERS,
+    MAX_WINDOW,
+    PADDED,
+    PING,
+    Budget,
+    ConnectionFailure,
+    ErrorCode,
+    Limits,
+    StreamFailure,
+    frame,
+    pack_head,
+    rst_stream,
+    unpack_head,
+    window_update,
+)
+
+Fields = list[tuple[bytes, bytes]]
+
+OK_FIELDS: Fields = [(b"grpc-status", b"0")]
+OK_TRAILERS = RepeatedFields(OK_FIELDS)
+_NO_TRAILERS: Fields = []
+
+
+class Stream:
+    """One stream from its HEADERS to its end. Subclasses say what its events mean.
+
+    `send_window` is the peer's, `window` ours; `consumed` counts received bytes that were not given
+    back to the peer's window yet. `kept` counts those of whole messages that wait for more, until
+    `on_keep` was told of them. `place`, if it is there, is where the next bytes belong, whatever
+    they are. A stream lives until both sides are closed. Most streams are short, so what they begin
+    with is the class's: what never changes is never set.
+    """
+
+    send_window = 0
+    window = 0
+    consumed = 0
+    place: memoryview | None = None
+    kept = 0
+    keeps_window = False  # the peer's is to stay as it is for now
+    expected = -1  # bytes of DATA still to come by content-length; -1: not said
+    remote_closed = False
+    local_closed = False
+    queue: deque[Buffer] | None = None  # what waits for windows
+    queued = 0
+    scheduled = False
+    trailers: Fields | None = None  # to end our side with, after the queue; [] for none
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        """Take all that the peer sends at once, `view[start:stop]`, and that it sends no more.
+
+        False: nothing was done, so that `on_data` and `on_end` are called instead. Who takes it
+        sets `remote_closed` first, and ends the stream as any that the peer has closed.
+        """
+        return False
+
+    def on_data(self, view: memoryview, start: int, stop: int) -> None:
+        """Take `view[start:stop]`, which is valid during this call only."""
+
+    def on_filled(self, nbytes: int) -> None:
+        """The first `nbytes` of `place` have come."""
+
+    def on_keep(self) -> None:
+        """Messages are kept, and the peer has not ended its side with them."""
+
+    def on_end(self) -> None:
+        """The peer has sent all."""
+
+    @property
+    def head_size(self) -> int:
+        """About how many bytes what the stream was opened with takes."""
+        return 0
+
+    def on_gone(self, code: ErrorCode) -> None:
+        """The stream is no more: reset by the peer, broken, or lost with its connection."""
+
+    def on_lost(self) -> None:
+        """The connection is no more."""
+        self.on_gone(ErrorCode.CANCEL)
+
+    def look(self, now: float) -> None:
+        """Called now and then, at `now` seconds: what takes too long may be given up."""
+
+    def on_sent(self) -> None:
+        """Part of the queue has been sent."""
+
+
+_TURN = 256 << 10  # bytes of one stream before it is another's turn
+JOINED = 16 << 10  # buffers below this size are better joined than written one by one
+
+
+# The head of DATA, and the prefix of its gRPC message.
+_pack_data = Struct(">IBIBI").pack
+_PREFIX = 5
+
+
+class Sender:
+    """Frames that one connection sends, and the peer's windows. Owned by the connection."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        """`wake` is called when `out` or a queue stops being empty."""
+        self.out: list[Buffer] = []
+        self.large = False  # whether `out` holds buffers that are not to be joined
+        self.queued = 0  # bytes that wait in streams
+        self.window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        self.frame = DEFAULT_FRAME
+        self.blocks = BlockWriter()
+        self.awake = False
+        self.frames = 0  # of DATA, sent from queues
+        self.pumped = 0  # bytes of DATA, sent from queues
+        self.windows = 0  # WINDOW_UPDATEs
+        self._wake = wake
+        self._ready: deque[Stream] = deque()  # scheduled: something to send, and perhaps a window
+
+    # --- what is sent whatever the windows are
+
+    def send(self, data: bytes) -> None:
+        """A whole frame, or several."""
+        self.out.append(data)
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Schedule a flush of `out`, unless one is."""
+        if not self.awake:
+            self.awake = True
+            self._wake()
+
+    def ping(self, payload: bytes) -> None:
+        """PING."""
+        self.send(frame(PING, 0, 0, payload))
+
+    def give_window(self, stream: int, increment: int) -> None:
+        """WINDOW_UPDATE."""
+        self.windows += 1
+        self.send(window_update(stream, increment))
+
+    def reset(self, stream: int, code: ErrorCode) -> None:
+        """RST_STREAM."""
+        self.send(rst_stream(stream, code))
+
+    def head(self, stream: Stream, repeated: RepeatedFields, own: bytes = b"") -> None:
+        """The head of a stream whose messages follow, each as `data`; `own` are further fields."""
+        self._headers(stream.number, self.blocks.block(repeated) + own)
+
+    # --- what windows hold back
+
+    def data(self, stream: Stream, message: list[Buffer], size: int) -> None:
+        """Send `message`, of `size` bytes altogether, as soon as the windows let it through."""
+        if stream.queue is None:
+            stream.queue = deque()
+        stream.queue.extend(message)
+        stream.queued += size
+        self.queued += size
+        self._schedule(stream)
+
+    def request(
+        self,
+        stream: Stream,
+        repeated: RepeatedFields,
+        own: bytes,
+        message: list[Buffer],
+        size: int,
+        packed: bool = False,
+    ) -> None:
+        """A whole request of one message of `size` bytes, `packed` if it is compressed.
+
+        `own` are fields behind the `repeated` ones, as literals.
+        """
+        number = stream.number
+        block = self.blocks.block(repeated) + own
+        nbytes = size + _PREFIX
+        if (
+            len(block) > DEFAULT_FRAME
+            or nbytes > self.frame
+            or nbytes > stream.send_window
+            or nbytes > self.window
+        ):
+            self._headers(number, block)
+            prefix = packed.to_bytes() + size.to_bytes(4)
+            stream.trailers = _NO_TRAILERS
+            self.data(stream, [prefix, *message], nbytes)
+            return
+        self.window -= nbytes
+        stream.local_closed = True
+        out = self.out
+        out.append(pack_head(len(block) << 8 | HEADERS, END_HEADERS, number))
+        out.append(block)
+        out.append(_pack_data(nbytes << 8 | DATA, END_STREAM, number, packed, size))
+        out += message
+        if size > JOINED:
+            self.large = True
+        self.rouse()
+
+    def finish(self, stream: Stream, trailers: Fields = _NO_TRAILERS) -> None:
+        """End our side of a stream, behind all that is queued for it."""
+        if stream.queued:
+            stream.trailers = trailers
+        else:
+            self._end(stream, trailers)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget what is queued for a stream that is no more.
+
+        And the stream itself, which a client may begin anew on another connection.
+        """
+        if stream.scheduled:
+            stream.scheduled = False
+            self._ready.remove(stream)
+        self.queued -= stream.queued
+        stream.queued = 0
+        stream.queue = None
+        stream.trailers = None
+        stream.local_closed = True
+
+    # --- the peer's windows and settings
+
+    def widen(self, increment: int) -> None:
+        """The connection's window grows; raises `ConnectionFailure`."""
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window too large")
+        if self._ready:
+            self.rouse()
+
+    def widen_stream(self, stream: Stream, increment: int) -> None:
+        """A stream's window grows; raises `StreamFailure`."""
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW:
+            raise StreamFailure(ErrorCode.FLOW_CONTROL_ERROR, "stream window too large")
+        if stream.queued:
+            self._schedule(stream)
+
+    # --- what waits
+
+    def pump(self, limit: int) -> list[Stream]:
+        """Move up to about `limit` queued bytes into `out`; the streams that have ended by that.
+
+        Streams take turns.
+        """
+        ended: list[Stream] = []
+        ready = self._ready
+        while ready and limit > 0 and self.window > 0:
+            stream = ready.popleft()
+            stream.scheduled = False
+            sent = self._turn(stream, min(limit, _TURN))
+            limit -= sent
+            if stream.queued:
+                if stream.send_window > 0:
+                    stream.scheduled = True
+                    ready.append(stream)
+            elif stream.trailers is not None:
+                self._end(stream, stream.trailers)
+                ended.append(stream)
+                continue
+            if sent:
+                stream.on_sent()
+        return ended
+
+    @property
+    def can_pump(self) -> bool:
+        """Whether something waits that no window holds back."""
+        return bool(self._ready) and self.window > 0
+
+    def take(self) -> list[Buffer]:
+        """All frames so far; small neighbours are joined."""
+        out, self.out = self.out, []
+        if not self.large:
+            return [b"".join(out)] if len(out) > 1 else out
+        self.large = False
+        taken: list[Buffer] = []
+        small: list[Buffer] = []
+        for buffer in out:
+            if len(buffer) < JOINED:
+                small.append(buffer)
+                continue
+            if small:
+                taken.append(b"".join(small))
+                small.clear()
+            taken.append(buffer)
+        if small:
+            taken.append(b"".join(small))
+        return taken
+
+    def _turn(self, stream: Stream, limit: int) -> int:
+        """Send frames of one stream; how many bytes of DATA."""
+        queue = stream.queue
+        assert queue is not None
+        room = min(stream.send_window, self.window, stream.queued)
+        if room > limit:
+            room = limit
+        left = room
+        out = self.out
+        while left > 0:
+            count = min(left, len(queue[0])) // self.frame
+            if count > 1:
+                size = count * self.frame
+                whole = memoryview(queue.popleft())
+                head = pack_head(self.frame << 8 | DATA, 0, stream.number)
+                for start in range(0, size, self.frame):
+                    out.append(head)
+                    out.append(whole[start : start + self.frame])
+                if size < len(whole):
+                    queue.appendleft(whole[size:])
+                self.frames += count
+                self.large = True
+                left -= size
+                continue
+            size = min(left, self.frame)
+            left -= size
+            self.frames += 1
+            out.append(pack_head(size << 8 | DATA, 0, stream.number))
+            while size > 0:
+                buffer = queue.popleft()
+                if len(buffer) > size:
+                    view = memoryview(buffer)
+                    queue.appendleft(view[size:])
+                    buffer = view[:size]
+                if len(buffer) >= JOINED:
+                    self.large = True
+                size -= len(buffer)
+                out.append(buffer)
+        if room > 0:
+            stream.send_window -= room
+            stream.queued -= room
+            self.window -= room
+            self.queued -= room
+            self.pumped += room
+        return max(room, 0)
+
+    def _end(self, stream: Stream, trailers: Fields) -> None:
+        number, blocks = stream.number, self.blocks
+        stream.trailers = None
+        stream.local_closed = True
+        if not trailers:
+            self.send(frame(DATA, END_STREAM, number))
+        elif trailers[0] is OK_FIELDS[0]:  # of which there are more than others: they are known
+            block = blocks.block(OK_TRAILERS) + blocks.literals(trailers[1:])
+            self._headers(number, block, END_STREAM)
+        else:
+            self._headers(number, blocks.literals(trailers), END_STREAM)
+
+    def _headers(self, number: int, block: bytes, flags: int = 0) -> None:
+        kind = HEADERS
+        while len(block) > DEFAULT_FRAME:
+            self.send(frame(kind, flags, number, block[:DEFAULT_FRAME]))
+            kind, flags, block = CONTINUATION, 0, block[DEFAULT_FRAME:]
+        self.send(frame(kind, flags | END_HEADERS, number, block))
+
+    def _schedule(self, stream: Stream) -> None:
+        if not stream.scheduled and stream.send_window > 0:
+            stream.scheduled = True
+            self._ready.append(stream)
+        self.rouse()
+
+
+_WORK = 8  # control frames that a new stream pays for
+_FRAME_WORK = 3  # ... and each DATA frame that is sent
+
+
+class Streams:
+    """Streams of one connection that its peer opens. Owned by the connection.
+
+    Invariant: a stream is in `open` from its HEADERS until both of its sides are closed.
+    """
+
+    remembered = 128  # streams that were reset by us: what still comes for them is nobody's fault
+
+    def __init__(self, sender: Sender, limits: Limits) -> None:
+        self.open: dict[int, Stream] = {}
+        self.last = 0  # the highest that was opened
+        self.now = 0.0  # seconds; when what is being dealt with has come
+        self.drain_to = MAX_WINDOW  # those beyond are ignored
+        self.leaving = False  # no more may be opened; `over` once those that are open have ended
+        self.over = False
+        self._sender = sender
+        self._limits = limits
+        self._reset: dict[int, None] = {}
+        self._control = Budget(limits.control, limits.control_rate)
+        self._resets = Budget(limits.resets, limits.resets_rate)
+        self._earned_at = 0
+
+    def refuse(self, number: int, code: ErrorCode) -> None:
+        """Reset a stream that was never opened, or is no more, for what the peer did."""
+        self.count_reset()
+        self._send_reset(number, code)
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """End a stream from our side without, or after, a whole response."""
+        self._send_reset(stream.number, code)
+        self._drop(stream)
+
+    def fail(self, stream: Stream, code: ErrorCode) -> None:
+        """Reset a stream for what the peer did, and tell it."""
+        self.count_reset()
+        self.reset(stream, code)
+        stream.on_gone(code)
+
+    def reset_by_peer(self, stream: Stream, code: ErrorCode) -> None:
+        """The peer has reset a stream."""
+        self.count_reset()
+        self._drop(stream)
+        stream.on_gone(code)
+
+    def sent_all(self, stream: Stream) -> None:
+        """Our side of a stream is closed."""
+        if stream.remote_closed:
+            self.forget(stream)
+        else:  # section 8.1: the rest of the request is of no use
+            self.reset(stream, ErrorCode.NO_ERROR)
+
+    def received_all(self, stream: Stream) -> None:
+        """The peer's side of a stream is closed, unless that was reset meanwhile."""
+        if stream.remote_closed:
+            return
+        stream.remote_closed = True
+        stream.on_end()
+        if stream.local_closed:
+            self.forget(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is over."""
+        self.open.pop(stream.number, None)
+        if self.leaving:
+            self._look_if_drained()
+
+    def leave(self) -> None:
+        """Open no more streams; the connection is over when those that are open have ended."""
+        self.leaving = True
+        self._look_if_drained()
+
+    def lose_all(self) -> None:
+        """The connection is no more."""
+        self.leaving = self.over = True
+        streams, self.open = self.open, {}
+        for stream in streams.values():
+            self._sender.drop(stream)
+            stream.remote_closed = True
+            stream.on_lost()
+
+    def _look_if_drained(self) -> None:
+        if not self.open:
+            self.over = True
+            self._sender.rouse()
+
+    def _drop(self, stream: Stream) -> None:
+        self._sender.drop(stream)
+        stream.remote_closed = True
+        self.forget(stream)
+
+    def _send_reset(self, number: int, code: ErrorCode) -> None:
+        self._sender.reset(number, code)
+        if len(self._reset) >= self.remembered:
+            del self._reset[next(iter(self._reset))]
+        self._reset[number] = None
+
+    # --- frames for streams that are not open
+
+    def is_idle(self, number: int) -> bool:
+        """Whether the peer has not opened this stream; one beyond a drain may be, for all we know.
+
+        Stream 0 is never opened, nor are those with even numbers.
+        """
+        return not number & 1 or (self.last < number <= self.drain_to)
+
+    def was_reset(self, number: int) -> bool:
+        """Whether we ended this stream, perhaps before the peer knew, or ignore it in a drain."""
+        return number in self._reset or number > self.drain_to
+
+    # --- budgets
+
+    def count_control(self, cost: int) -> None:
+        """The peer has sent something that means nothing by itself; raises `ConnectionFailure`."""
+        # Peers answer DATA with WINDOW_UPDATEs, and measure their way by PINGs.
+        work = self.last // 2 * _WORK + self._sender.frames * _FRAME_WORK
+        earned, self._earned_at = work - self._earned_at, work
+        if not self._control.spend(cost, self.now, earned):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of no use")
+
+    def count_reset(self) -> None:
+        """A stream was opened in vain; raises `ConnectionFailure`."""
+        if not self._resets.spend(1, self.now):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
+
+
+_MANY = 4  # frames of equal size in a row, from which on they are copied as one
+
+
+class DataReader:
+    """Owned by its connection, which deals with whole, unpadded frames of open streams itself.
+
+    `left` bytes of the current frame's payload are still to come, then `skip` bytes of no interest.
+    `window` is the connection's; below `low` it is to be given back.
+    """
+
+    __slots__ = (
+        "_ends", "_half", "_limits", "_sender", "_stream", "_streams", "left", "low", "skip",
+        "window",
+    )  # fmt: skip
+
+    def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
+        self.left = 0
+        self.skip = 0
+        self.window = limits.connection_window
+        self.low = limits.connection_window >> 1
+        self._streams = streams
+        self._sender = sender
+        self._limits = limits
+        self._half = limits.stream_window >> 1
+        self._stream: Stream | None = None  # whose frame `left` is about; None if it goes nowhere
+        self._ends = False
+
+    def begin(
+        self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
+    ) -> int:
+        """Take a frame with the payload `view[start:stop]`, as far as it is before `end`.
+
+        The position after what was taken; -1 if the frame is needed again once there is more of it.
+        Raises `ConnectionFailure`.
+        """
+        length = stop - start
+        padding = 0
+        if flags & PADDED:
+            if not length:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "DATA too short")
+            if start >= end:
+                return -1
+            if view[start] >= length:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than DATA")
+            padding = view[start] + 1
+            start += 1
+        self.window -= length
+        if self.window < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        stream = self._streams.open.get(number)
+        if stream is None or stream.remote_closed:
+            self._stray(number, stream)
+            stream = None
+        elif not self._accept(stream, length, length - padding, flags):
+            stream = None
+        self._stream = stream
+        self._ends = bool(flags & END_STREAM)
+        self.left = length - padding
+        self.skip = max(padding - 1, 0)
+        if stream is not None and padding:
+            self.credit(stream, padding)
+        if not self.left:
+            self._finish()
+        return self.resume(view, start, end)
+
+    def fill(self, stream: Stream, view: memoryview, position: int, end: int) -> int:
+        """Put the rest of the current frame, and those after it, into the stream's place.
+
+        A large message comes in many frames, and what is received at once holds some of them and
+        parts of others: one loop takes them all, up to the last that lies within the place. The
+        position after them; what is unusual is left to be taken by itself.
+        """
+        place = stream.place
+        assert place is not None, "bytes without a place. This is a bug."
+        number, left = stream.number, self.left
+        room, largest = len(place), self._limits.frame
+        window = min(self.window, stream.window)
+        if stream.expected >= 0:
+            window = min(window, stream.expected)
+        filled = spent = 0
+        while True:
+            if left:
+                nbytes = min(left, end - position)
+                place[filled : filled + nbytes] = view[position : position + nbytes]
+                filled += nbytes
+                position += nbytes
+                left -= nbytes
+            if left or end - position < HEAD_SIZE:
+                break
+            high, low, kind, flags, owner = unpack_head(view, position)
+            length = high << 8 | low
+            if kind != DATA or flags or owner != number:
+                break
+            if not 0 < length <= min(largest, room - filled, window - spent):
+                break
+            stride = HEAD_SIZE + length
+            count = min(end - position, room - filled, window - spent) // stride
+            if count >= _MANY and (count := _alike(view, position, count, stride)) >= _MANY:
+                _copy(view, position, place, filled, count, length)
+                filled += count * length
+                spent += count * length
+                position += count * stride
+                continue
+            spent += length
+            left = length
+            position += HEAD_SIZE
+        self.left = left
+        self._stream = stream if left else None
+        self._ends = False
+        self.window -= spent
+        stream.window -= spent
+        if stream.expected >= 0:
+            stream.expected -= spent
+        if filled:
+            stream.on_filled(filled)
+            self.credit(stream, filled)
+        return position
+
+    def resume(self, view: memoryview, position: int, end: int) -> int:
+        """Take what is here of the current frame; the position after it."""
+        left = self.left
+        stream = self._stream
+        if (
+            stream is not None
+            and stream.place is not None
+            and left <= len(stream.place)
+            and not (self._ends or self.skip)
+        ):
+            return self.fill(stream, view, position, end)
+        if left:
+            nbytes = min(left, end - position)
+            self.left = left - nbytes
+            self._hand_on(view, position, nbytes)
+            position += nbytes
+            if not self.left:
+                self._finish()
+        if self.skip and not self.left:
+            passed = min(self.skip, end - position)
+            self.skip -= passed
+            position += passed
+        return position
+
+    def credit(self, stream: Stream, nbytes: int) -> None:
+        """A stream has taken bytes: give them back to its window when they are many."""
+        if stream.kept:
+            stream.on_keep()
+        stream.consumed += nbytes
+        if stream.consumed >= self._half and not stream.keeps_window and not stream.remote_closed:
+            self._sender.give_window(stream.number, stream.consumed)
+            stream.window += stream.consumed
+            stream.consumed = 0
+
+    def credit_connection(self) -> None:
+        """Give back what all streams together have taken."""
+        full = self._limits.connection_window
+        self._sender.give_window(0, full - self.window)
+        self.window = full
+
+    def expect(self, stream: Stream, nbytes: int) -> None:
+        """Widen a stream's window for `nbytes` more that will be taken for sure."""
+        if stream.window < nbytes and not stream.remote_closed:
+            increment = min(nbytes, MAX_WINDOW) - stream.window
+            stream.window += increment
+            stream.consumed -= increment  # given in advance
+            self._sender.give_window(stream.number, increment)
+
+    def _accept(self, stream: Stream, length: int, nbytes: int, flags: int) -> bool:
+        """Whether the stream may have `nbytes` of a frame of `length`; resets it if not."""
+        stream.window -= length
+        if stream.window < 0:
+            self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return False
+        if not nbytes and not flags & END_STREAM:
+            self._streams.count_control(1)
+        if stream.expected >= 0:  # by the request's content-length, section 8.1.1
+            stream.expected -= nbytes
+            if stream.expected < 0 or (flags & END_STREAM and stream.expected):
+                self._streams.fail(stream, ErrorCode.PROTOCOL_ERROR)
+                return False
+        return True
+
+    def _stray(self, number: int, stream: Stream | None) -> None:
+        """DATA for a stream that is not open, section 5.1."""
+        streams = self._streams
+        if streams.was_reset(number):
+            return
+        if stream is not None:
+            streams.fail(stream, ErrorCode.STREAM_CLOSED)
+        elif streams.is_idle(number):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "DATA on an idle stream")
+        else:
+            streams.refuse(number, ErrorCode.STREAM_CLOSED)
+
+    def _hand_on(self, view: memoryview, position: int, nbytes: int) -> None:
+        stream = self._stream
+        if stream is None or not nbytes:
+            return
+        if stream.remote_closed:  # it was reset meanwhile
+            self._stream = None
+            return
+        stream.on_data(view, position, position + nbytes)
+        if self.left or not self._ends:
+            self.credit(stream, nbytes)
+
+    def _finish(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None and self._ends:
+            self._streams.received_all(stream)
+
+
+def _alike(view: memoryview, position: int, count: int, stride: int) -> int:
+    """Count frames, of `count` that are `stride` bytes apart, that begin as the first does."""
+    head = view[position : position + HEAD_SIZE]
+    for index in range(1, count):
+        position += stride
+        if view[position : position + HEAD_SIZE] != head:
+            return index
+    return count
+
+
+def _copy(
+    view: memoryview, position: int, place: memoryview, start: int, count: int, length: int
+) -> None:
+    """Put the payload of `count` frames of `length` bytes each where it belongs, in one pass."""
+    frames = np.frombuffer(view, np.uint8, count * (HEAD_SIZE + length), position)
+    payload = np.frombuffer(place, np.uint8, count * length, start)
+    payload.reshape(count, length)[:] = frames.reshape(count, -1)[:, HEAD_SIZE:]

@@ -1,0 +1,429 @@
+"""Frames between a front end and the engine: their kinds, and what is in them.
+
+Of requests and responses, what clients repeat is in a frame's `meta`, as JSON: it is made once and
+known by what it says on one side, read once and known by its bytes on the other. The frame's data,
+`rest`, begin with the numbers that differ and the request's id, and end with the bytes of the
+tensors, one after the other.
+
+Either end counts on the other to be of the same version, and on nothing else: what makes no sense
+raises `BrokenFrame`, after which the link is given up.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum, IntFlag, unique
+from struct import Struct, pack, unpack
+from time import monotonic_ns
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from headrace.core.bytes_array import BytesArray
+from headrace.core.call import (
+    Call,
+    InferResponse,
+    Parameter,
+    Raw,
+    RegionSlice,
+    Shared,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
+from headrace.core.texts import bounded
+from headrace.protocol.status import STATUS
+from headrace.workers.frames import BrokenFrame
+
+
+@unique
+class Kind(IntEnum):
+    """The kind of a frame. Frames of one exchange have the same number."""
+
+    # To the engine.
+    READY = 1  # the doors are open
+    INFER = 2  # a request; flags say of which door
+    CANCEL = 3  # nobody waits for the answer to a request, or to a call
+    CALL = 4  # something else than an infer request, to be answered whole
+    HELD = 6  # what the front end holds, and has refused, and the engine has not
+    PAUSE = 7  # the responses to a request are not read for now ...
+    GO_ON = 8  # ... or are read again
+    UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
+    BODY = 10  # the next piece of a call's body, flagged if it is the last
+    ANSWERS = 11  # what the front end has answered since the last time
+    TAKEN = 12  # a file from the engine is the front end's from now on: its size
+    # To the front end.
+    SETUP = 16  # what to be: the first frame
+    RESPONSE = 17
+    FAIL = 18  # the error that ends a request or call
+    ANSWER = 19  # to a call
+    DRAIN = 20  # admit nothing new, finish, and end
+    FINISH = 21  # a request ends without a further response
+    DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
+    LOGS = 23  # the settings of the log from now on
+    HEADERS = 24  # which headers' values requests are to bring along, as parameters
+    BACKEND = 25  # which backend answers a request, of a model that has several
+    MORE = 26  # the next piece of a call's body is wanted
+    READINESS = 27  # whether the server is ready from now on: the number, 1 or 0
+    ELSEWHERE = 28  # what other processes hold of what this one may hold: bytes
+
+
+class Flag(IntFlag):
+    """Flags of a frame."""
+
+    # 1 is `headrace.workers.frames.IN_FILE`.
+    FINAL = 2  # the last response to its request, or piece of its body
+    REFUSE = 4  # the error is one that kept the request from being queued
+    RAW = 8  # the request is the bytes of a model's only input
+    HTTP = 16  # the request came by a door with one answer, ...
+    UNARY = 32  # ... HTTP or a unary call
+    GENERATE = 64  # the bytes of a raw request are flat JSON
+
+
+_REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id
+_RESPONSE = Struct("<QQII")  # the timing, size of the id
+_unpack_request = _REQUEST.unpack_from
+_unpack_response = _RESPONSE.unpack_from
+_KNOWN = 512
+_KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
+_CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
+_PLAIN = (0, 0, 0, False, False)
+# What reading a meta that makes no sense may raise.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
+
+Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
+C = TypeVar("C", bound=Call)
+Value = TypeVar("Value")
+
+
+class _Metas(dict[Any, bytes]):
+    """Metas that have been written, by what they say; it starts afresh when it is too long."""
+
+    def keep(self, key: Any, meta: bytes) -> None:
+        if len(meta) <= _KNOWN_SIZE:
+            if len(self) >= _KNOWN:
+                self.clear()
+            self[key] = meta
+
+
+# --- writing
+
+
+class RequestWriter:
+    """Writes requests."""
+
+    def __init__(self) -> None:
+        self._known = _Metas()
+
+    def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
+        """`meta`, and the pieces of `rest`."""
+        id = request.id.encode(errors="replace")
+        seconds = request.remaining()
+        deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
+        pieces: list[Buffer] = [_REQUEST.pack(request.nbytes, deadline, len(id)) + id]
+        layout = _add_tensors(pieces, request.inputs.values())
+        reserved = (
+            request.priority, request.timeout, request.sequence_id, request.sequence_start,
+            request.sequence_end,
+        )  # fmt: skip
+        if request.parameters or request.classes is not None or reserved != _PLAIN:
+            return _request_meta(request, layout, reserved), pieces
+        key = (request.model_name, request.model_version, request.outputs, layout)
+        meta = self._known.get(key)
+        if meta is None:
+            meta = _request_meta(request, layout, reserved)
+            self._known.keep(key, meta)
+        return meta, pieces
+
+
+class ResponseWriter:
+    """Writes responses."""
+
+    def __init__(self) -> None:
+        self._known = _Metas()
+
+    def parts(self, response: InferResponse) -> tuple[bytes, list[Buffer]]:
+        """`meta`, and the pieces of `rest`."""
+        id = response.id.encode(errors="replace")
+        timing = response.timing
+        numbers = _RESPONSE.pack(timing.queue_ns, timing.compute_ns, timing.batch_rows, len(id))
+        pieces: list[Buffer] = [numbers + id]
+        layout = _add_tensors(pieces, response.outputs)
+        key = (response.model_name, response.model_version, layout)
+        meta = None if response.parameters else self._known.get(key)
+        if meta is None:
+            parameters = _spelled(response.parameters)
+            meta = orjson.dumps([response.model_name, response.model_version, layout, parameters])
+            if not response.parameters:
+                self._known.keep(key, meta)
+        return meta, pieces
+
+
+def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
+    """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
+    kind = type(error).__name__
+    numbers = (error.retry_after, *(error.spent or ()))
+    meta = f"{kind if kind in _CLASSES else ''} {version} {' '.join(map(str, numbers))}"
+    return meta.encode(), bounded(str(error)).encode()
+
+
+def numbers_rest(*numbers: int) -> bytes:
+    """`rest` of a frame that says numbers."""
+    return pack(f"<{len(numbers)}q", *numbers)
+
+
+def read_numbers(rest: bytes, count: int) -> tuple[int, ...]:
+    """The `count` numbers of `numbers_rest`; raises `BrokenFrame`."""
+    if len(rest) != 8 * count:
+        raise BrokenFrame("numbers that are not there")
+    return unpack(f"<{count}q", rest)
+
+
+def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], ...]:
+    """Add the tensors' bytes to `pieces`; name, datatype, shape and size of each."""
+    layout = []
+    for tensor in tensors:
+        array = tensor.array
+        raw = raw_bytes(array)
+        pieces.append(raw)
+        layout.append((tensor.name, tensor.datatype, array.shape, len(raw)))
+    return tuple(layout)
+
+
+def _request_meta(request: Call, layout: Any, reserved: Sequence[object]) -> bytes:
+    document = [
+        request.model_name, request.model_version, layout, list(request.outputs),
+        _spelled(request.parameters), reserved, dict(request.classes or {}),
+    ]  # fmt: skip
+    if request.shared is not None:
+        document += ({**request.shared.inputs}, {**request.shared.outputs})
+    return orjson.dumps(document)  # which writes dataclasses as objects
+
+
+def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
+    """Parameters as JSON has them; numbers that it does not have are spelled out."""
+    return {
+        name: [value.hex()] if isinstance(value, float) else value
+        for name, value in parameters.items()
+    }
+
+
+# --- reading
+
+
+class _Template:
+    """The common part of requests, or responses, of the same meta."""
+
+    __slots__ = ("common", "layout", "parameters")
+
+    def __init__(self, common: tuple[Any, ...], layout: Layout, parameters: Any) -> None:
+        self.common = common
+        self.layout = layout
+        self.parameters: dict[str, Parameter] = parameters
+
+
+class _Templates(dict[bytes, _Template]):
+    """Templates by meta; an unknown meta is read, and remembered if it is short."""
+
+    def __init__(self, read: Callable[[Any], _Template]) -> None:
+        self._read = read
+
+    def __missing__(self, meta: bytes) -> _Template:
+        try:
+            template = self._read(orjson.loads(meta))
+        except _NONSENSE as error:
+            raise BrokenFrame(f"a meta that makes no sense: {error}") from None
+        if len(meta) <= _KNOWN_SIZE:
+            if len(self) >= _KNOWN:
+                self.clear()
+            self[meta] = template
+        return template
+
+
+class RequestReader:
+    """Reads requests."""
+
+    def __init__(self) -> None:
+        self._known = _Templates(_request_template)
+
+    def read(
+        self,
+        meta: bytes,
+        rest: Buffer,
+        raw: Raw | None,
+        make: Callable[..., C],
+    ) -> C:
+        """The call, made by `make` with the arguments of `Call`.
+
+        Raises `BrokenFrame`, `InvalidRequest`.
+        """
+        template = self._known[meta]
+        position = _REQUEST.size
+        if position > len(rest):
+            raise BrokenFrame("the numbers are not there")
+        nbytes, _, id_size = _unpack_request(rest)
+        id = ""
+        if id_size:
+            position += id_size
+            id = _text(rest, position - id_size, position)
+        inputs = {t.name: t for t in _tensors(template.layout, rest, position)}
+        shared, model, version, outputs, reserved, classes = template.common
+        priority, timeout, sequence_id, sequence_start, sequence_end = reserved
+        return make(
+            model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
+            sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
+        )  # fmt: skip
+
+
+def deadline_of(rest: Buffer) -> int:
+    """Until when the client of a request waits, whose rest begins there; 0 if it does not say."""
+    deadline: int = _unpack_request(rest)[1]
+    return deadline
+
+
+class ResponseReader:
+    """Reads responses."""
+
+    def __init__(self) -> None:
+        self._known = _Templates(_response_template)
+
+    def read(self, meta: bytes, rest: Buffer) -> InferResponse:
+        """The response; raises `BrokenFrame`."""
+        template = self._known[meta]
+        position = _RESPONSE.size
+        if position > len(rest):
+            raise BrokenFrame("the numbers are not there")
+        queue_ns, compute_ns, rows, id_size = _unpack_response(rest)
+        id = ""
+        if id_size:
+            position += id_size
+            id = _text(rest, position - id_size, position)
+        outputs = _tensors(template.layout, rest, position)
+        model, version = template.common
+        timing = Timing(queue_ns, compute_ns, rows)
+        return InferResponse(model, version, id, outputs, timing, dict(template.parameters))
+
+
+def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
+    """The error, None if it is no `ServerError`, and the version that was to answer."""
+    kind, _, rest = meta.decode(errors="replace").partition(" ")
+    version, *numbers = rest.split(" ")
+    if kind not in _CLASSES:
+        return None, version
+    error = _CLASSES[kind](text.decode(errors="replace"))
+    try:
+        error.retry_after, *spent = map(int, numbers)
+        return error.of_request(*spent) if spent else error, version
+    except (ValueError, TypeError):
+        raise BrokenFrame(f"an error with the numbers {numbers}") from None
+
+
+def _request_template(document: Any) -> _Template:
+    model, version, layout, outputs, parameters, reserved, classes, *more = document
+    priority, timeout, sequence_id, sequence_start, sequence_end = reserved
+    if type(sequence_id) not in (int, str):
+        raise TypeError("a sequence's id must be a number or a text")
+    counts = {_is(str, name): _is(int, count) for name, count in classes.items()}
+    common = (
+        _shared(*more) if more else None, _is(str, model), _is(str, version),
+        tuple([_is(str, name) for name in outputs]),
+        (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
+         _is(bool, sequence_end)),
+        counts if more else counts or None,
+    )  # fmt: skip
+    return _Template(common, _layout(layout), _unspelled(parameters))
+
+
+def _shared(inputs: Any, outputs: Any) -> Shared:
+    return Shared(
+        {
+            _is(str, name): SharedInput(
+                BY_NAME[given["datatype"]],
+                tuple([_is(int, d) for d in given["shape"]]),
+                _region_slice(given["place"]),
+            )
+            for name, given in inputs.items()
+        },
+        {_is(str, name): _region_slice(given) for name, given in outputs.items()},
+    )
+
+
+def _region_slice(given: Any) -> RegionSlice:
+    offset, byte_size = _is(int, given["offset"]), _is(int, given["byte_size"])
+    if offset < 0 or byte_size < 0:
+        raise ValueError("a slice of a region that begins or ends before it")
+    return RegionSlice(_is(str, given["region"]), offset, byte_size)
+
+
+def _response_template(document: Any) -> _Template:
+    model, version, layout, parameters = document
+    common = (_is(str, model), _is(str, version))
+    return _Template(common, _layout(layout), _unspelled(parameters))
+
+
+def _is(kind: type[Value], value: Any) -> Value:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _layout(document: Any) -> Layout:
+    layout: Layout = []
+    for name, kind, shape, size in document:
+        datatype = BY_NAME[kind]
+        dtype = NUMPY[datatype]
+        dims = tuple([_is(int, d) for d in shape])
+        count = element_count(name, dims)
+        if count and size == 0:  # its data went into shared memory; see `elsewhere`
+            tensor = elsewhere(_is(str, name), datatype, dims)
+            layout.append((tensor.name, tensor.datatype, tensor.array.dtype, dims, 0))
+            continue
+        if datatype is not Datatype.BYTES and _is(int, size) != count * dtype.itemsize:
+            raise ValueError(f"{size} bytes for {kind} of shape {dims}")
+        if _is(int, size) < 0:
+            raise ValueError("a negative size")
+        layout.append((_is(str, name), datatype, dtype, dims, size))
+    return layout
+
+
+def _unspelled(parameters: Any) -> dict[str, Parameter]:
+    result: dict[str, Parameter] = {}
+    for name, value in parameters.items():
+        if type(value) is list:
+            [spelling] = value
+            result[name] = float.fromhex(spelling)
+        elif type(value) in (str, int, bool):
+            result[name] = value
+        else:
+            raise TypeError("a parameter of an unknown type")
+    return result
+
+
+def _text(rest: Buffer, start: int, stop: int) -> str:
+    if stop > len(rest):
+        raise BrokenFrame("the id is longer than its frame")
+    try:
+        return str(rest[start:stop], "utf-8")
+    except UnicodeDecodeError as error:
+        raise BrokenFrame(f"an id that is no text: {error}") from None
+
+
+def _tensors(layout: Layout, rest: Buffer, position: int) -> list[Tensor]:
+    """The tensors as views of `rest`, from a position on."""
+    tensors = []
+    for name, datatype, dtype, shape, size in layout:
+        end = position + size
+        if end > len(rest):
+            raise BrokenFrame("the tensors are longer than their frame")
+        if datatype is Datatype.BYTES:
+            # Whoever has received the elements, at the other end, has checked them.
+            texts = BytesArray(memoryview(rest)[position:end], shape)
+            tensors.append(Tensor(name, datatype, texts))
+        else:
+            array: Array = np.ndarray(shape, dtype, rest, position)
+            tensors.append(Tensor(name, datatype, array))
+        position = end
+    if position != len(rest):
+        raise BrokenFrame("more bytes than tensors")
+    return tensors

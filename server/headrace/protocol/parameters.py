@@ -1,0 +1,351 @@
+"""Parameters of requests and tensors, alike for JSON and protobuf once they are Python values.
+
+Those of infer requests (reserved names, and the rest, which models may read), those by which a
+tensor says where it lies in shared memory, and those of requests to load and unload models. Whether
+there is such a region of shared memory, and whether a slice lies within it, is not known here.
+
+Times are told in parameters and in headers: how long a request may take, and where its time went.
+What a request may take comes as gRPC writes it, in `grpc-timeout`: a number and a unit, such as
+`100m` for milliseconds. Gateways that turn HTTP into gRPC take that header of HTTP clients, too.
+Envoy tells in a header of its own after how many milliseconds it will give a request up.
+"""
+
+import json
+import re
+from binascii import Error, a2b_base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import orjson
+
+from headrace.core.call import (
+    MAX_PARAMETERS,
+    Call,
+    InferResponse,
+    Parameter,
+    RegionSlice,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.model_spec import LoadParameters
+from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER, shown
+from headrace.observability.trace_settings import TRACE_PARAMETER
+
+if TYPE_CHECKING:
+    from headrace.protocol.pb import grpc_service_pb2 as pb
+
+# What Call calls each reserved parameter, and what it takes.
+_RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "an unsigned integer or a string"),
+    "sequence_start": ((bool,), "a boolean"),
+    "sequence_end": ((bool,), "a boolean"),
+    "priority": ((int,), "an unsigned integer"),
+    "timeout": ((int,), "an unsigned integer of microseconds"),
+}
+# By these the server tells itself of a request.
+_OURS = frozenset({TRACE_PARAMETER, DEADLINE_PARAMETER})
+_PREFIXES = (HEADER_PARAMETER, FORWARD_PARAMETER)
+_TRITONS = "triton_"
+_MIN_SIGNED = -(2**63)
+_MAX_UNSIGNED = 2**64 - 1
+
+
+def split_parameters(
+    given: dict[str, Any], also_reserved: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, Parameter]]:
+    """Reserved parameters as arguments of `Call`, and the rest, which models may read.
+
+    Names in `also_reserved` belong to the transport and are left out, as are those by which the
+    server itself tells of traces, headers and deadlines. Raises `InvalidRequest` for a value of a
+    wrong type, an integer beyond 64 bits and names that start with `triton_`.
+    """
+    if len(given) > MAX_PARAMETERS:
+        raise too_many_parameters("a request", len(given))
+    reserved: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    for name, value in given.items():
+        if name in _RESERVED:
+            types, expected = _RESERVED[name]
+            wrong = type(value) not in types or (
+                type(value) is int and not 0 <= value <= _MAX_UNSIGNED
+            )
+            if wrong:
+                raise InvalidRequest(
+                    f"invalid value type for '{name}' parameter, expected {expected},"
+                    f" got {shown(value)}"
+                )
+            reserved[name] = value
+        elif name in also_reserved or name in _OURS or name.startswith(_PREFIXES):
+            continue
+        elif name.startswith(_TRITONS):
+            raise InvalidRequest(
+                f"parameter keys starting with '{_TRITONS}' are reserved, got '{name}'"
+            )
+        elif type(value) is int and not _MIN_SIGNED <= value <= _MAX_UNSIGNED:
+            raise InvalidRequest(f"parameter '{name}' does not fit into 64 bits")
+        elif type(value) in (str, int, float, bool):
+            custom[name] = value
+        else:
+            raise InvalidRequest(
+                f"parameter '{name}' has invalid type."
+                " It should be either 'int', 'double', 'bool', or 'string'."
+            )
+    return reserved, custom
+
+
+def is_reserved(name: str) -> bool:
+    """True for the name of a parameter that is not for the model to read."""
+    return name in _RESERVED or name in _OURS or name.startswith((*_PREFIXES, _TRITONS))
+
+
+def too_many_parameters(what: str, count: int) -> InvalidRequest:
+    """The error of `what` with more parameters than it may have."""
+    return InvalidRequest(f"{what} may have {MAX_PARAMETERS} parameters, got {count}")
+
+
+def json_parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    """Parameters as a JSON object."""
+    text = orjson.dumps(parameters)
+    if b"null" not in text:
+        return text
+    members = (orjson.dumps(name) + b":" + json_parameter(v) for name, v in parameters.items())
+    return b"{%b}" % b",".join(members)
+
+
+def json_parameter(value: Parameter) -> bytes:
+    """The value of one; NaN and infinities are the bare words, as in tensors."""
+    text = orjson.dumps(value)
+    # What orjson writes for them. Nothing else becomes that, since no parameter is None.
+    return text if text != b"null" else json.dumps(value).encode()
+
+
+REGION = "shared_memory_region"
+_OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
+PARAMETERS = (REGION, _OFFSET, _SIZE)
+_MOST = 2**63 - 1
+
+
+def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
+    """The place that a tensor's parameters name; `what` is the tensor, for messages.
+
+    Raises `InvalidRequest`.
+    """
+    region = parameters[REGION]
+    if type(region) is not str or not region:
+        raise InvalidRequest(f"'{REGION}' of {what} must be a region's name")
+    offset, size = parameters.get(_OFFSET), parameters.get(_SIZE)
+    if offset is None:
+        offset = 0
+    if size is None:
+        raise InvalidRequest(f"{what} has a '{REGION}' and no '{_SIZE}'")
+    for name, value in ((_OFFSET, offset), (_SIZE, size)):
+        if type(value) is not int:  # a bool is none here
+            raise InvalidRequest(f"'{name}' of {what} must be a non-negative integer")
+    if not 0 <= offset <= _MOST:
+        raise InvalidRequest(
+            f"Invalid offset for shared memory region: '{region}'."
+            f" {what[:1].upper()}{what[1:]} asks for {offset}"
+        )
+    if not 0 <= size <= _MOST - offset:
+        raise InvalidRequest(
+            f"Invalid offset + byte size for shared memory region: '{region}'."
+            f" {what[:1].upper()}{what[1:]} asks for {offset} + {size}"
+        )
+    return RegionSlice(region, offset, size)
+
+
+def shared_input(
+    name: str,
+    datatype: Datatype,
+    shape: Sequence[int],
+    parameters: Mapping[str, Any],
+    model: str,
+    request_id: str,
+) -> SharedInput:
+    """An input in shared memory, whose size must be what its shape needs.
+
+    Raises `InvalidRequest`.
+    """
+    place = read_region_slice(f"input '{name}'", parameters)
+    count = element_count(name, shape)
+    if datatype is Datatype.BYTES:
+        if count * 4 > place.byte_size:
+            raise InvalidRequest(
+                f"expected {count} string elements for inference input '{name}', got fewer:"
+                f" {place.byte_size} bytes cannot hold {count} length indicators"
+            )
+    elif place.byte_size != count * ITEM_SIZES[datatype]:
+        raise byte_size_mismatch(name, datatype, shape, place.byte_size, model, request_id)
+    return SharedInput(datatype, tuple(shape), place)
+
+
+def shared_output(name: str, parameters: Mapping[str, Any]) -> RegionSlice:
+    """The room for an output in shared memory; raises `InvalidRequest`."""
+    if parameters.get("classification", 0) != 0:
+        raise InvalidRequest(
+            f"output '{name}': 'classification' can not be had in shared memory,"
+            f" set it or '{REGION}'"
+        )
+    return read_region_slice(f"output '{name}'", parameters)
+
+
+_CONFIG = "config"
+_FILE = "file:"
+_DEPENDENTS = "unload_dependents"
+_MESSAGES: TypeAlias = "Mapping[str, pb.ModelRepositoryParameter]"
+
+
+def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
+    """The parameters in the body of a load request; raises `InvalidRequest`."""
+    config: str | None = None
+    files: dict[str, Buffer] = {}
+    for name, value in _parameters(document).items():
+        if name != _CONFIG and not name.startswith(_FILE):
+            raise _unknown(name)
+        if type(value) is not str:
+            raise InvalidRequest(
+                f"invalid value for load parameter '{name[:80]}', expected a string"
+            )
+        if name == _CONFIG:
+            config = value
+            continue
+        try:
+            files[name.removeprefix(_FILE)] = a2b_base64(value, strict_mode=True)
+        except (Error, ValueError) as error:
+            raise InvalidRequest(
+                f"invalid value for load parameter '{name[:80]}', expected base64: {error}"
+            ) from None
+    return LoadParameters(config, files)
+
+
+def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
+    """The parameters of a `RepositoryModelLoad`; raises `InvalidRequest`."""
+    config: str | None = None
+    files: dict[str, Buffer] = {}
+    for name, value in parameters.items():
+        if name == _CONFIG:
+            config = _value(name, value, "string_param")
+        elif name.startswith(_FILE):
+            files[name.removeprefix(_FILE)] = _value(name, value, "bytes_param")
+        else:
+            raise _unknown(name)
+    return LoadParameters(config, files)
+
+
+def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
+    """The parameter `unload_dependents` of a JSON body; raises `InvalidRequest`."""
+    value = _parameters(document).get(_DEPENDENTS, False)
+    if type(value) is not bool:
+        raise InvalidRequest(f"Invalid value for '{_DEPENDENTS}': expected a boolean")
+    return value
+
+
+def unload_dependents_of_message(parameters: _MESSAGES) -> bool:
+    """The parameter `unload_dependents` of a `RepositoryModelUnload`; raises `InvalidRequest`."""
+    if _DEPENDENTS not in parameters:
+        return False
+    return bool(_value(_DEPENDENTS, parameters[_DEPENDENTS], "bool_param"))
+
+
+def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
+    found = document.get("parameters")
+    if found is None:
+        return {}
+    if type(found) is not dict:
+        raise InvalidRequest("Invalid value for 'parameters': expected an object")
+    return found
+
+
+def _value(name: str, value: "pb.ModelRepositoryParameter", expected: str) -> Any:
+    if value.WhichOneof("parameter_choice") != expected:
+        raise InvalidRequest(
+            f"invalid value type for '{name[:80]}' parameter, expected {expected}."
+        )
+    return getattr(value, expected)
+
+
+def _unknown(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"unrecognized load parameter '{name[:80]}'; expected 'config' or 'file:PATH'"
+    )
+
+
+TIMING = "server-timing"  # a trailer of gRPC
+# Its value, in every answer: nanoseconds in the queue and in execution, and rows. `dur` is in
+# milliseconds as over HTTP, but whole numbers take half as long.
+EXACT_TIMING = b'queue;dur=%de-6, compute;dur=%de-6, batch;desc="%d"'
+TIMING_PARAMETER = (
+    "headrace_timing"  # a request parameter: answer with timings among the parameters
+)
+GRPC_TIMEOUT = b"grpc-timeout"
+ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
+_GRPC_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_NANOSECONDS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
+
+
+def parse_grpc_timeout(text: str) -> float | None:
+    """The seconds of a `grpc-timeout`; None if it is none."""
+    match = _GRPC_TIMEOUT.fullmatch(text)
+    return None if match is None else int(match[1]) * _NANOSECONDS[match[2]] / 1e9
+
+
+def timeout_of(headers: Mapping[bytes, str]) -> int:
+    """Microseconds that a request over HTTP may wait by its headers, at least 1; 0: no limit.
+
+    `headers` has names in lower case. Raises `InvalidRequest`.
+    """
+    found: list[float] = []
+    if (text := headers.get(GRPC_TIMEOUT)) is not None:
+        seconds = parse_grpc_timeout(text.strip())
+        if seconds is None:
+            raise InvalidRequest(
+                "grpc-timeout must be up to 8 digits and a unit of H, M, S, m (milliseconds), u or"
+                f" n, got {text[:40]!r}"
+            )
+        found.append(seconds * 1e6)
+    if (text := headers.get(ENVOY_TIMEOUT)) is not None:
+        if _MILLISECONDS.fullmatch(text.strip()) is None:
+            raise InvalidRequest(
+                f"{ENVOY_TIMEOUT.decode()} must be a number of milliseconds, got {text[:40]!r}"
+            )
+        # Envoy says 0 for a request that it never gives up.
+        found += [milliseconds * 1e3] if (milliseconds := int(text)) else []
+    return max(int(min(found)), 1) if found else 0
+
+
+def wants_timing(request: Call) -> bool:
+    """Take out the parameter that asks for timings, which is not the model's; true if it does."""
+    return bool(request.parameters) and request.parameters.pop(TIMING_PARAMETER, False) is True
+
+
+def add_timing(response: InferResponse) -> None:
+    """Put the timings, in microseconds, among the response's parameters."""
+    timing = response.timing
+    response.parameters |= {
+        "queue_us": timing.queue_ns // 1_000,
+        "compute_us": timing.compute_ns // 1_000,
+        "batch_rows": timing.batch_rows,
+    }
+
+
+def server_timing(timing: Timing) -> bytes:
+    """The value of a `Server-Timing` header: milliseconds, and the rows of the batch."""
+    return b'queue;dur=%.3f, compute;dur=%.3f, batch;desc="%d"' % (
+        timing.queue_ns / 1e6,
+        timing.compute_ns / 1e6,
+        timing.batch_rows,
+    )
+
+
+def exact_timing(timing: Timing) -> bytes:
+    """`EXACT_TIMING` of a request."""
+    return EXACT_TIMING % (timing.queue_ns, timing.compute_ns, timing.batch_rows)
+
+
+def time_of(error: ServerError) -> Timing:
+    """Where the time of a request went that has failed; nowhere if it was never queued."""
+    return Timing(*(error.spent or (0, 0, 0)))

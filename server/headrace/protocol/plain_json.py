@@ -1,0 +1,250 @@
+"""Plain V2 JSON: a model version's inputs as numbers, and its answer, each in one step.
+
+A plain body has an id or none and, at its end, all inputs of the model, each with its name,
+datatype, shape and a flat list of numbers: as nearly every request over HTTP. A plain answer has
+all outputs, as finite numbers or booleans. For anything else, and for whatever is wrong,
+`PlainJson` says None, and `decode_infer` with `Signature.check`, or `ResponseForm.encode`, start
+from the beginning: rules and error texts are there. Nothing is taken here that they refuse, and the
+values and bytes are theirs.
+
+Clients repeat all of a body but the id and the numbers. So the text before the numbers of an only
+input is known by its bytes once it was parsed, and only the list of numbers is parsed then.
+
+Sans-I/O; not to be shared by threads.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from struct import Struct
+from struct import error as StructError
+from typing import Any
+
+import numpy as np
+import orjson
+
+from headrace.core.call import MAX_TENSORS
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.signature import Shape, Signature, TensorSpec
+from headrace.core.tensors import MAX_RANK, Buffer, Tensor, new_tensor
+from headrace.protocol.elements import FLAT
+from headrace.protocol.json_text import LONG
+from headrace.protocol.v2_json import model_text, tensor_text
+
+# The whole answer over HTTP: milliseconds in the queue and of execution, rows of the batch, bytes
+# of the body, the body.
+HTTP_ANSWER = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+    b'server-timing: queue;dur=%.3f, compute;dur=%.3f, batch;desc="%d"\r\n'
+    b"content-length: %d\r\n\r\n%b"
+)
+_REMEMBERED = 256  # shapes of inputs and of an output, and texts before numbers
+_REMEMBERED_SIZE = 1024  # bytes of such a text
+_ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]]}]}"
+_NO_NUMBERS = frozenset({Datatype.BYTES, Datatype.FP16, Datatype.BF16})
+_INT = frozenset({int})
+
+# An input of one shape: its name, what packs its numbers, its dtype, the shape, and its rows.
+_Form = tuple[str, Datatype, Callable[..., bytes], np.dtype[Any], Shape, int]
+
+
+class _Heads(dict[int, bytes]):
+    """The text before the numbers of an output, by the number of rows."""
+
+    def __init__(self, before: bytes, spec: TensorSpec, shape: Shape) -> None:
+        """`shape` begins with -1 for a number of rows."""
+        self._before, self._spec, self._shape = before, spec, shape
+
+    def __missing__(self, rows: int) -> bytes:
+        shape = (rows, *self._shape[1:]) if self._shape[:1] == (-1,) else self._shape
+        text = self._before + tensor_text(self._spec.name, self._spec.datatype, shape)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[rows] = text + b'"data":['
+        return self[rows]
+
+
+# Of each output, what comes before its numbers, and the numbers of each row; all of a lone call's
+# are one text.
+Rows = list[tuple[_Heads, list[bytes]]]
+
+
+class PlainJson:
+    """Reads plain bodies for one model version, and writes plain answers."""
+
+    __slots__ = ("_count", "_forms", "_heads", "_outputs", "_signature")
+
+    def __init__(self, signature: Signature, model: str, version: str) -> None:
+        """`model` and `version` are as answers name them."""
+        self._signature = signature
+        # 0 for inputs that cannot be plain.
+        plain = all(spec.datatype.value in FLAT for spec in signature.inputs)
+        self._count = len(signature.inputs) if plain and len(signature.inputs) <= MAX_TENSORS else 0
+        self._forms: dict[tuple[object, ...], _Form] = {}  # by name, datatype and shape
+        self._heads: dict[bytes, _Form] = {}  # by the text before the numbers, without the id
+        # Of each output its dtype, what comes before its numbers by their shape, and the start of
+        # that.
+        self._outputs: list[tuple[np.dtype[Any], dict[Shape, _Heads], bytes, TensorSpec]] = []
+        before = model_text(model, version) + b'"outputs":['
+        if all(spec.datatype not in _NO_NUMBERS for spec in signature.outputs):
+            for spec in signature.outputs:
+                self._outputs.append((NUMPY[spec.datatype], {}, before, spec))
+                before = b"]},"
+
+    def decode(self, body: Buffer) -> tuple[str, dict[str, Tensor], int] | None:
+        """The id, arrays by the input's name, and the number of rows, at most `max_batch_size`."""
+        if len(body) > LONG or not self._count:
+            return None
+        body = bytes(body)
+        head, _, rest = body.partition(_DATA)
+        if not rest.endswith(_END) or rest.endswith(_NESTED):
+            return None  # before anything is done twice
+        request_id = ""
+        if head.startswith(_ID):
+            start = head.find(b'"', 6) + 1
+            end = head.find(b'"', start)
+            try:
+                request_id = head[start:end].decode()
+            except UnicodeDecodeError:
+                return None
+            if "\\" in request_id or not request_id.isprintable():
+                return self._decode_document(body, head, request_id)
+            head = head[:start] + head[end:]
+        form = self._heads.get(head)
+        # Of the letters in `true` and `false`, the words before the numbers have others in common.
+        if form is None or b"u" in rest or b"l" in rest:
+            return self._decode_document(body, head, request_id)
+        name, datatype, pack, dtype, shape, rows = form
+        try:
+            # `struct` refuses other than so many numbers; whole ones, if the datatype is.
+            array = np.ndarray(shape, dtype, pack(*orjson.loads(rest[:-3])))
+        except (StructError, ValueError, OverflowError):
+            return None
+        return request_id, {name: new_tensor((name, datatype, array))}, rows
+
+    def write(self, tensors: Sequence[Tensor], calls: int) -> Rows | None:
+        """The data of answers to `calls` requests, which `encode` takes them from.
+
+        None if `tensors` are not all outputs as they are declared, or take long to write.
+        """
+        outputs = self._outputs
+        if len(tensors) != len(outputs) or not outputs:
+            return None
+        written: Rows = []
+        for (dtype, known, before, spec), (name, _, array) in zip(outputs, tensors, strict=True):
+            if array.dtype is not dtype or name != spec.name or array.nbytes > LONG * calls:
+                return None
+            flat = array.ravel()
+            if calls == 1:
+                texts = [orjson.dumps(flat, None, orjson.OPT_SERIALIZE_NUMPY)[1:-1]]
+            elif flat.size:
+                rows = flat.reshape((len(array), -1))
+                texts = orjson.dumps(rows, None, orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+            else:
+                return None
+            for text in texts:
+                if b"n" in text:  # a null, for NaN or an infinity
+                    return None
+            shape = array.shape
+            key = shape if calls == 1 else (-1, *shape[1:])
+            heads = known.get(key)
+            if heads is None:
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                heads = known[key] = _Heads(before, spec, key)
+            written.append((heads, texts))
+        return written
+
+    def encode(self, request_id: str, written: Rows, first: int, rows: int) -> bytes:
+        """The body of the answer with so many `rows` from the `first` one on.
+
+        See `HTTP_ANSWER` for what comes before it.
+        """
+        pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
+        for heads, texts in written:
+            data = texts[first] if rows == 1 else b",".join(texts[first : first + rows])
+            pieces += (heads[rows], data)
+        pieces.append(b"]}]}")
+        return b"".join(pieces)
+
+    def _decode_document(
+        self, body: bytes, head: bytes, head_id: str
+    ) -> tuple[str, dict[str, Tensor], int] | None:
+        """As `decode`, by a parser; learns `head`, which is without `head_id`."""
+        if b'"parameters"' in head or b'"outputs"' in head:
+            return None
+        if body.rfind(b"true") >= 0 or body.rfind(b"false") >= 0:
+            return None  # for `struct`, they are numbers
+        arrays: dict[str, Tensor] = {}
+        rows = 0
+        try:
+            document = orjson.loads(body)
+            inputs = document["inputs"]
+            request_id = document["id"] if len(document) > 1 else ""
+            if len(document) > 2 or type(request_id) is not str or len(inputs) != self._count:
+                return None
+            for item in inputs:
+                if len(item) != 4:
+                    return None
+                key = (item["name"], item["datatype"], *item["shape"])
+                form = self._forms.get(key) or self._learn(key, item["shape"])
+                if form is None or (rows and form[5] != rows):
+                    return None
+                name, datatype, pack, dtype, _, rows = form
+                # Which refuses a shape of floats that are equal to the integers of a known one.
+                array = np.ndarray(item["shape"], dtype, pack(*item["data"]))
+                arrays[name] = new_tensor((name, datatype, array))
+        except (KeyError, TypeError, StructError, ValueError, OverflowError):
+            return None
+        if len(arrays) != self._count or not rows:
+            return None
+        if self._count == 1 and form is not None:
+            self._learn_head(head, head_id, document, form)
+        return request_id, arrays, rows
+
+    def _learn(self, key: tuple[Any, ...], shape: object) -> _Form | None:
+        """The form of inputs of this name, datatype and shape; None if they are not plain."""
+        name, text, *dims = key
+        known = FLAT.get(text)
+        if known is None or type(shape) is not list or not 0 < len(dims) <= MAX_RANK:
+            return None
+        if not set(map(type, dims)) <= _INT or min(dims) < 1:
+            return None
+        datatype, code, dtype = known
+        signature = self._signature
+        rows = dims[0] if signature.batches else 1
+        count = math.prod(dims)
+        if (signature.batches and rows > signature.max_batch_size) or count > LONG:
+            return None
+        try:
+            signature.check_tensor(name, datatype, dims)
+        except InvalidRequest:
+            return None
+        form = (name, datatype, Struct(f"<{count}{code}").pack, dtype, tuple(dims), rows)
+        if len(self._forms) >= _REMEMBERED:
+            self._forms.clear()
+        self._forms[key] = form
+        return form
+
+    def _learn_head(self, head: bytes, head_id: str, document: Any, form: _Form) -> None:
+        """Remember the text before the numbers of a document, if it holds all but the numbers."""
+        if len(head) > _REMEMBERED_SIZE:
+            return
+        # With another id and without numbers: these have to be all that is not in the head. Had the
+        # document a second id, it would be the same now.
+        expected: dict[str, Any] = {"inputs": [{**document["inputs"][0], "data": []}]}
+        text = head
+        if head.startswith(_ID):
+            start = head.find(b'"', 6) + 1
+            text = b"%b%b?%b" % (head[:start], head_id.encode(), head[start:])
+            if document.get("id") != head_id:
+                return
+            expected["id"] = head_id + "?"
+        try:
+            found = orjson.loads(text + b'"data":[]}]}')
+        except orjson.JSONDecodeError:
+            return
+        if found == expected:
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            self._heads[head] = form

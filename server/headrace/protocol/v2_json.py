@@ -1,0 +1,622 @@
+"""V2 JSON over HTTP, both directions, for this server and for clients of others.
+
+Layout of a body with binary tensors: JSON of `Inference-Header-Content-Length` bytes, then the
+bytes of each binary tensor in the order in which the JSON names them. Without that header the whole
+body is JSON; with the value 0 the whole body of a request is the data of the model's only input.
+
+A server decodes requests by `decode_infer` and encodes answers by a `ResponseForm`. orjson reads
+the JSON at once; binary tensors become views into the body; arrays are written by orjson and put
+into the answer as ready fragments. Plain requests and answers take the short way of `plain_json`.
+
+A client writes requests by `RequestWriter`, which serialises once what requests of the same names,
+datatypes and shapes have in common and sends what a batch's requests have brought as it lies, and
+reads answers by `read_answer`, whose binary tensors are views, too.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+
+from headrace.core.bytes_array import bytes_array
+from headrace.core.call import (
+    MAX_PARAMETERS,
+    MAX_TENSORS,
+    Call,
+    InferResponse,
+    Parameter,
+    Raw,
+    RegionSlice,
+    Shared,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.signature import Signature, quoted
+from headrace.core.tensors import (
+    MAX_RANK,
+    Buffer,
+    Tensor,
+    TensorArray,
+    brackets,
+    concatenated,
+    elsewhere,
+    raw_bytes,
+    too_many_dimensions,
+)
+from headrace.core.texts import bounded
+from headrace.protocol.classification import check_class_count
+from headrace.protocol.elements import (
+    NOT_IN_JSON,
+    Charge,
+    array_of_json,
+    json_elements,
+    json_name,
+    json_pieces,
+    tensor_from_flat,
+    tensor_from_json,
+    tensor_from_long,
+    uncharged,
+)
+from headrace.protocol.json_text import LONG, LongArray, parse_json
+from headrace.protocol.parameters import (
+    REGION,
+    json_parameters,
+    shared_input,
+    shared_output,
+    split_parameters,
+    too_many_parameters,
+)
+
+JSON_SIZE = "inference-header-content-length"  # the header
+_JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
+_TRANSPORT = frozenset({"binary_data_output"})
+_INT = frozenset({int})
+_NOTHING: dict[str, Any] = {}
+
+
+@dataclass(slots=True)
+class ResponseForm:
+    """Which outputs are to be binary: `named` ones as each asked, all others by `binary`.
+
+    Those in `shared` are in shared memory: they come without data, behind the others.
+    """
+
+    binary: bool = False
+    named: dict[str, bool] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
+
+    def encode(self, response: InferResponse) -> tuple[list[Buffer], int | None]:
+        """The body as buffers, and the size of the JSON in front if binary tensors follow it.
+
+        Raises `InvalidRequest` where an output has no JSON form.
+        """
+        parts = [b"{"]
+        if response.id:
+            parts += (b'"id":', orjson.dumps(response.id), b",")
+        parts.append(model_text(response.model_name, response.model_version))
+        if response.parameters:
+            parts += (b'"parameters":', json_parameters(response.parameters), b",")
+        parts.append(b'"outputs":[')
+        buffers: list[Buffer] = [b""]
+        behind: list[bytes] = []
+        for tensor in response.outputs:
+            name, datatype, array = tensor
+            head = tensor_text(name, datatype, array.shape)
+            if name in self.shared:
+                behind += (head[:-1], b"},")
+            elif self.named.get(name, self.binary):
+                raw = raw_bytes(array)
+                parts += (head, b'"parameters":{"binary_data_size":%d}},' % len(raw))
+                if raw:
+                    buffers.append(raw)
+            else:
+                parts += (head, b'"data":', *json_pieces(tensor), b"},")
+        parts += behind
+        if response.outputs:
+            parts[-1] = parts[-1][:-1]  # no comma behind the last
+        parts.append(b"]}")
+        buffers[0] = text = b"".join(parts)
+        return buffers, len(text) if len(buffers) > 1 else None
+
+
+@lru_cache(1024)
+def model_text(model: str, version: str) -> bytes:
+    """The members of a response that name its model."""
+    return orjson.dumps({"model_name": model, "model_version": version})[1:-1] + b","
+
+
+@lru_cache(4096)
+def tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    """The beginning of an output, up to its data or parameters."""
+    return orjson.dumps({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
+
+
+# --- requests, as the server reads them
+
+
+def decode_infer(
+    model: str,
+    version: str,
+    body: Buffer,
+    json_size: int | None,
+    signature: Signature | None = None,
+    charge: Charge = uncharged,
+) -> tuple[Call, ResponseForm]:
+    """Decode a body whose first `json_size` bytes are JSON, all of it for None.
+
+    Inputs with much data that do not fit `signature`, if there is one, are refused before their
+    data is decoded; the check as a whole comes later. `charge` is called with the bytes that long
+    data is about to take. Raises `InvalidRequest`, and what `charge` raises.
+    """
+    size = len(body)
+    quick = False
+    if size <= LONG:
+        body = bytes(body)
+        quick = body.rfind(b"true", 0, json_size) < 0 and body.rfind(b"false", 0, json_size) < 0
+    document, tail = _parse(body, json_size, lifts=True)
+    if type(document) is not dict:
+        raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
+    request_id = document.get("id", "")
+    if type(request_id) is not str:
+        request_id = _member(document, "id", str, "")
+    form = ResponseForm()
+    reserved: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    if document.get("parameters") is not None:
+        parameters = _member(document, "parameters", dict)
+        reserved, custom = split_parameters(parameters, _TRANSPORT)
+        form.binary = parameters.get("binary_data_output", False)
+        if type(form.binary) is not bool:
+            raise InvalidRequest(
+                "parameter 'binary_data_output' must be a boolean,"
+                f" got {json_name(type(form.binary))}"
+            )
+    inputs = _Inputs(tail, signature, charge, model, request_id)
+    items = _tensors(document, "inputs")
+    if len(items) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(items)}")
+    for item in items:
+        tensor = (tensor_from_flat(item) if quick else None) or inputs.read(item)
+        if tensor.name in inputs.found:
+            raise InvalidRequest(f"input '{tensor.name}' already exists in request")
+        inputs.found[tensor.name] = tensor
+    if inputs.position != len(tail):
+        raise InvalidRequest(
+            f"unexpected additional input data for model '{model}':"
+            f" {len(tail)} bytes follow the JSON, the inputs use {inputs.position}"
+        )
+    classes: dict[str, int] = {}
+    places: dict[str, RegionSlice] = {}
+    if document.get("outputs") is not None:
+        classes, places = _outputs(_tensors(document, "outputs"), form)
+    tensors, shared = inputs.found, None
+    if inputs.shared or places:
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in inputs.shared}
+        shared = Shared(inputs.shared, places)
+        form.shared = frozenset(places)
+    call = Call(
+        model, version, request_id, tensors, tuple(form.named), custom,
+        classes=classes if shared else classes or None, nbytes=size, shared=shared, **reserved,
+    )  # fmt: skip
+    return call, form
+
+
+class _Inputs:
+    """The inputs of one request, as they are read."""
+
+    def __init__(
+        self,
+        tail: memoryview,
+        signature: Signature | None,
+        charge: Charge,
+        model: str,
+        request_id: str,
+    ) -> None:
+        self.found: dict[str, Tensor] = {}
+        self.shared: dict[str, SharedInput] = {}  # of them, those in shared memory
+        self.position = 0  # where the binary data of the next one begins
+        self._tail = tail
+        self._signature = signature
+        self._charge = charge
+        self._model = model
+        self._id = request_id
+
+    def read(self, item: dict[str, Any]) -> Tensor:
+        """The next input; raises `InvalidRequest`, and what `charge` raises."""
+        name, datatype, shape, parameters = _head(item, "input")
+        binary_size, region = parameters.get("binary_data_size"), parameters.get(REGION)
+        if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
+            raise InvalidRequest(
+                "Input must set only one of the following fields: 'data', 'binary_data_size' in"
+                " 'parameters', 'shared_memory_region' in 'parameters'."
+                f" Input '{name}' sets none or several"
+            )
+        if region is not None:
+            if name not in self.shared:  # the caller complains of a second one
+                place = shared_input(name, datatype, shape, parameters, self._model, self._id)
+                self.shared[name] = place
+            return elsewhere(name, datatype, shape)
+        if binary_size is None:
+            return self._read_json(name, datatype, shape, item)
+        raw = _binary("input", name, binary_size, self._tail, self.position)
+        self.position += binary_size
+        if datatype is Datatype.BYTES and binary_size > LONG:
+            self._check(name, datatype, shape)
+        return Tensor.from_bytes(name, datatype, shape, raw, self._model, self._id)
+
+    def _read_json(
+        self, name: str, datatype: Datatype, shape: list[int], item: dict[str, Any]
+    ) -> Tensor:
+        data = item["data"]
+        if type(data) is LongArray:
+            self._check(name, datatype, shape)
+            return tensor_from_long(name, datatype, shape, data, self._charge)
+        data = _member(item, "data", list)
+        if len(data) > LONG:
+            self._check(name, datatype, shape)
+        return tensor_from_json(name, datatype, shape, data)
+
+    def _check(self, name: str, datatype: Datatype, shape: list[int]) -> None:
+        if self._signature is not None:
+            self._signature.check_tensor(name, datatype, shape)
+
+
+def _outputs(
+    items: list[dict[str, Any]], form: ResponseForm
+) -> tuple[dict[str, int], dict[str, RegionSlice]]:
+    """Put how each named output is to be sent into `form`.
+
+    The class counts of those that ask, and the places of those for shared memory.
+    """
+    classes: dict[str, int] = {}
+    places: dict[str, RegionSlice] = {}
+    if len(items) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may name {MAX_TENSORS} outputs, got {len(items)}")
+    for item in items:
+        name = _member(item, "name", str)
+        if name in form.named:
+            raise InvalidRequest(f"output '{name}' already exists in request")
+        parameters = _parameters(item, f"output '{name}'")
+        if (count := parameters.get("classification", 0)) != 0:
+            classes[name] = check_class_count(name, count)
+        binary = parameters.get("binary_data", False)
+        if type(binary) is not bool:
+            raise InvalidRequest(
+                f"'binary_data' of output '{name}' must be a boolean, got {json_name(type(binary))}"
+            )
+        form.named[name] = binary
+        if parameters.get(REGION) is not None:
+            if binary:
+                raise InvalidRequest(
+                    f"output '{name}': 'binary_data' can not be true with '{REGION}'"
+                )
+            places[name] = shared_output(name, parameters)
+    return classes, places
+
+
+def decode_raw(
+    signature: Signature, model: str, version: str, body: Buffer
+) -> tuple[Call, ResponseForm]:
+    """Decode a body that is nothing but the data of a model's only input; one row if it batches.
+
+    A variable dimension (one at most) is found from the number of bytes. Raises `InvalidRequest`.
+    """
+    if len(signature.inputs) != 1:
+        raise InvalidRequest(
+            f"Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(signature.inputs)} inputs in '{signature.model}' model configuration"
+        )
+    spec = signature.inputs[0]
+    lead = [1] if signature.batches else []
+    if spec.datatype is Datatype.BYTES:
+        if any(d != 1 for d in spec.dims):
+            raise InvalidRequest(
+                f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1],"
+                f" not {brackets(spec.dims)}"
+            )
+        tensor = Tensor(
+            spec.name, spec.datatype, bytes_array([bytes(body)], [*lead, *(1 for _ in spec.dims)])
+        )
+    else:
+        shape = lead + list(spec.dims)
+        if shape.count(-1) > 1:
+            raise InvalidRequest(
+                f"The shape of the raw input '{spec.name}' can not be deduced because there are"
+                f" more than one variable-sized dimension in {brackets(spec.dims)}"
+            )
+        if -1 in shape:
+            unit = ITEM_SIZES[spec.datatype]
+            for d in shape:
+                unit *= 1 if d == -1 else d
+            shape[shape.index(-1)] = len(body) // unit if unit else 0
+        tensor = Tensor.from_bytes(spec.name, spec.datatype, shape, body, model)
+    request = Call(model, version, "", {spec.name: tensor}, nbytes=len(body))
+    return request, ResponseForm(binary=True)
+
+
+def pass_raw(model: str, version: str, body: Buffer, raw: Raw = Raw.INFER) -> Call:
+    """Take a body as it is where the signature is not known; `body_of` gives it back."""
+    tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
+    return Call(model, version, "", {"": tensor}, nbytes=len(body), raw=raw)
+
+
+def body_of(request: Call) -> Buffer:
+    """The body that `pass_raw` was given."""
+    return request.inputs[""].array.data
+
+
+def parse_json_size(header: str | None, body_size: int) -> int | None:
+    """The value of Inference-Header-Content-Length, None if there is no such header.
+
+    Raises `InvalidRequest` unless it is a number from 0 to the size of the body.
+    """
+    if header is None:
+        return None
+    if not _JSON_SIZE.fullmatch(header):  # int() takes "1_0", " 1" and digits of other scripts too
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {header[:40]}")
+    value = int(header)
+    if not 0 <= value <= body_size:
+        raise InvalidRequest(
+            f"inference header size should be in range (0, {body_size}), got: {value}"
+        )
+    return value
+
+
+def error_body(text: str) -> bytes:
+    """The protocol's form of an error; what is not Unicode in the text becomes question marks.
+
+    The text is cut to a length that holds for all doors.
+    """
+    return orjson.dumps({"error": bounded(text)})
+
+
+def takes_long(body: Buffer, json_size: str | None, signature: Signature | None) -> bool:
+    """True if a body of more than `LONG` bytes takes long to decode; `json_size` is the header.
+
+    Binary tensors of fixed size do not: they stay where they are.
+    """
+    if json_size is None:
+        return True
+    if json_size == "0":
+        return signature is not None and any(s.datatype is Datatype.BYTES for s in signature.inputs)
+    if not _JSON_SIZE.fullmatch(json_size) or int(json_size) > LONG:
+        return True
+    head = bytes(body[: max(int(json_size), 0)])
+    return b"BYTES" in head or b"\\" in head  # by which it can be written otherwise
+
+
+# --- what requests and answers have in common
+
+
+def _parse(body: Buffer, json_size: int | None, lifts: bool = False) -> tuple[Any, memoryview]:
+    """The JSON in front, and the binary data behind it; `lifts` as in `parse_json`."""
+    if json_size is None:
+        return parse_json(body, lifts=lifts), memoryview(b"")
+    view = memoryview(body)
+    return parse_json(view[:json_size], lifts=lifts), view[json_size:]
+
+
+def _member(
+    document: dict[str, Any], name: str, kind: type, default: Any = None, whole: str = "request"
+) -> Any:
+    """A member of a JSON object, checked for its type; required if `default` is None."""
+    value = document.get(name)
+    if type(value) is kind:
+        return value
+    if value is None and default is not None:
+        return default  # many clients write null for what they do not set
+    if name not in document:
+        raise InvalidRequest(f"Unable to parse '{name}': the {whole} has no member '{name}'")
+    raise InvalidRequest(
+        f"Unable to parse '{name}': expected {json_name(kind)}, got {json_name(type(value))}"
+    )
+
+
+def _tensors(document: dict[str, Any], name: str, whole: str = "request") -> list[dict[str, Any]]:
+    """The inputs or outputs of a document, each of which is an object."""
+    items: list[dict[str, Any]] = _member(document, name, list, None, whole)
+    for item in items:
+        if type(item) is not dict:
+            raise InvalidRequest(
+                f"Unable to parse '{name}': expected an object, got {json_name(type(item))}"
+            )
+    return items
+
+
+def _parameters(item: dict[str, Any], what: str) -> dict[str, Any]:
+    """The parameters of a tensor."""
+    if item.get("parameters") is None:
+        return _NOTHING
+    parameters: dict[str, Any] = _member(item, "parameters", dict)
+    if len(parameters) > MAX_PARAMETERS:
+        raise too_many_parameters(what, len(parameters))
+    return parameters
+
+
+def _head(
+    item: dict[str, Any], kind: str, whole: str = "request"
+) -> tuple[str, Datatype, list[int], dict[str, Any]]:
+    """Name, datatype, shape and parameters of a tensor; `kind` is `input` or `output`."""
+    name = _member(item, "name", str, None, whole)
+    shape = _member(item, "shape", list, None, whole)
+    if len(shape) > MAX_RANK:  # first, because the other messages show the shape
+        raise too_many_dimensions(name, shape)
+    # bool is an int to Python, not to JSON; a set of exact types tells them apart.
+    if not set(map(type, shape)) <= _INT or (shape and min(shape) < 0):
+        raise InvalidRequest(
+            f"Unable to parse 'shape' of {kind} '{name}': expected non-negative integers"
+            " (attempt to access JSON non-unsigned-integer as unsigned-integer)"
+        )
+    text = _member(item, "datatype", str, None, whole)
+    datatype = BY_NAME.get(text)
+    if datatype is None:
+        raise InvalidRequest(
+            f"{kind} '{name}' has the unknown datatype '{text}', expected one of {quoted(BY_NAME)}"
+        )
+    return name, datatype, shape, _parameters(item, f"{kind} '{name}'")
+
+
+def _binary(kind: str, name: str, size: Any, tail: memoryview, position: int) -> memoryview:
+    """The binary data of a tensor."""
+    if type(size) is not int or size < 0:
+        raise InvalidRequest(
+            f"'binary_data_size' of {kind} '{name}' must be a non-negative integer"
+        )
+    end = position + size
+    if end > len(tail):
+        raise InvalidRequest(
+            f"unexpected size for {kind} '{name}', expecting {end - len(tail)} additional bytes"
+        )
+    return tail[position:end]
+
+
+# --- as a client has them
+
+_REMEMBERED = 256  # kinds of request
+_LARGEST_ERROR = 1 << 20
+_DATA, _SIZE = b'"data":', b'"parameters":{"binary_data_size":'
+# Name, datatype and shape of an input, and the parts that lie behind one another along axis 0.
+Input = tuple[str, Datatype, tuple[int, ...], Sequence[TensorArray]]
+
+
+class RequestWriter:
+    """Writes requests to one server's model.
+
+    Tensors are `binary`, or JSON but for those that have no form in it; of the outputs, those are
+    named by `only_binary`.
+    """
+
+    def __init__(self, binary: bool, only_binary: Collection[str] = ()) -> None:
+        self._binary = binary
+        self._only_binary = only_binary
+        self._known: dict[object, tuple[list[bytes], bytes]] = {}
+
+    def request(
+        self,
+        inputs: Sequence[Input],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Parameter],
+        id: str = "",
+        classes: Mapping[str, int] = _NOTHING,
+    ) -> tuple[list[Buffer], int | None]:
+        """A body, and the size of the JSON in front if binary tensors follow it.
+
+        Without `outputs` all are wanted; of those in `classes`, so many of the highest ones. Raises
+        `InvalidRequest` for a tensor that can only be sent in binary to a server that takes none.
+        """
+        key = (tuple(outputs), *classes.items(), *[item[:3] for item in inputs])
+        known = self._known.get(key)
+        if known is None:
+            known = self._remember(key, inputs, outputs, classes)
+        heads, tail = known
+        parts: list[bytes] = [b"{"]
+        if id:
+            parts += (b'"id":', orjson.dumps(id), b",")
+        if parameters:
+            parts += (b'"parameters":', json_parameters(parameters), b",")
+        buffers: list[Buffer] = [b""]
+        for head, (name, datatype, _, arrays) in zip(heads, inputs, strict=True):
+            parts.append(head)
+            if head.endswith(_DATA):
+                parts.append(_json(name, datatype, arrays))
+            else:
+                raw = [raw_bytes(array) for array in arrays]
+                parts.append(b"%d}" % sum(map(len, raw)))
+                buffers += raw
+        parts.append(tail)
+        buffers[0] = text = b"".join(parts)
+        binary = self._binary or len(buffers) > 1
+        return buffers, len(text) if binary else None
+
+    def _remember(
+        self,
+        key: object,
+        inputs: Sequence[Input],
+        outputs: Sequence[str],
+        classes: Mapping[str, int],
+    ) -> tuple[list[bytes], bytes]:
+        heads: list[bytes] = []
+        for name, datatype, shape, _ in inputs:
+            binary = self._binary or datatype in NOT_IN_JSON
+            start = b"}," if heads else b'"inputs":['
+            heads.append(start + tensor_text(name, datatype, shape) + (_SIZE if binary else _DATA))
+        tail = b"}]" if heads else b'"inputs":[]'
+        if outputs:
+            wanted: list[dict[str, Any]] = [{"name": name} for name in outputs]
+            for item in wanted:
+                if item["name"] in classes:
+                    item["parameters"] = {"classification": classes[item["name"]]}
+                elif self._binary or item["name"] in self._only_binary:
+                    item["parameters"] = {"binary_data": True}
+            tail += b',"outputs":' + orjson.dumps(wanted)
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[key] = heads, tail + b"}"
+        return self._known[key]
+
+
+def request_headers(json_size: int | None) -> dict[str, str]:
+    """The headers of a body from `RequestWriter`."""
+    if json_size is None:
+        return {"content-type": "application/json"}
+    return {"content-type": "application/octet-stream", JSON_SIZE: str(json_size)}
+
+
+def read_answer(body: Buffer, json_size: int | None) -> InferResponse:
+    """The response whose first `json_size` bytes are JSON, all of it for None.
+
+    Its binary tensors are views into `body`. Raises `InvalidRequest`.
+    """
+    document, tail = _parse(body, json_size)
+    if type(document) is not dict:
+        raise InvalidRequest("not an inference response")
+    outputs: list[Tensor] = []
+    position = 0
+    for item in _tensors(document, "outputs", "answer"):
+        name, datatype, shape, parameters = _head(item, "output", "answer")
+        if (size := parameters.get("binary_data_size")) is None:
+            data = _member(item, "data", list, None, "answer")
+            outputs.append(Tensor(name, datatype, array_of_json(name, datatype, shape, data)))
+        else:
+            raw = _binary("output", name, size, tail, position)
+            position += len(raw)
+            outputs.append(Tensor.from_bytes(name, datatype, shape, raw))
+    given = document.get("parameters")
+    values = given if type(given) is dict else _NOTHING
+    model, version, id = (
+        str(document.get(name) or "") for name in ("model_name", "model_version", "id")
+    )
+    return InferResponse(
+        model, version, id, outputs, Timing(0, 0, 0),
+        {name: value for name, value in values.items() if type(value) in (str, int, float, bool)},
+    )  # fmt: skip
+
+
+def error_text(body: Buffer) -> str:
+    """The error in a body that has the form of one; empty if there is none."""
+    try:
+        document = orjson.loads(body) if len(body) <= _LARGEST_ERROR else None
+    except orjson.JSONDecodeError:
+        return ""
+    if type(document) is not dict:
+        return ""
+    # TorchServe has a message beside a code and a type.
+    said = document.get("error", document.get("message") if "code" in document else None)
+    return said if type(said) is str else ""
+
+
+def _json(name: str, datatype: Datatype, arrays: Sequence[TensorArray]) -> bytes:
+    array = arrays[0] if len(arrays) == 1 else concatenated([part.ravel() for part in arrays])
+    try:
+        return json_elements(Tensor(name, datatype, array))
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"input '{name}' holds bytes that are not UTF-8, which the model's server cannot be"
+            " sent"
+        ) from None

@@ -1,0 +1,1027 @@
+"""V2 inference messages in protobuf, both directions, for this server and for clients of others.
+
+The large part of a ModelInferRequest, and the part that differs from one request to the next, is
+`raw_input_contents`. So the top-level fields are walked by hand, which is all that is needed to
+find these and the id; what remains is parsed by protobuf and, since clients send the same again and
+again, remembered by its bytes. A message that is written in an unusual way is left to protobuf
+altogether: both ways give the same request, or the same error. Answers of other servers are read
+likewise, as views into what was received.
+
+Messages are built the other way around: what those of the same names, datatypes and shapes have in
+common is serialised once, and the id and the raw tensors are put beside it, as buffers that lie
+behind one another.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from headrace.core.bytes_array import COPIED, BytesArray
+from headrace.core.call import (
+    MAX_PARAMETERS,
+    MAX_TENSORS,
+    NOBODY,
+    Call,
+    Computed,
+    InferResponse,
+    Parameter,
+    RegionSlice,
+    Shared,
+    SharedInput,
+)
+from headrace.core.datatypes import BY_NAME, ITEM_SIZES, NUMPY, Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.signature import Signature, quoted
+from headrace.core.tensors import (
+    Array,
+    Buffer,
+    Tensor,
+    TensorArray,
+    byte_size_mismatch,
+    concatenated,
+    element_count,
+    new_tensor,
+    raw_bytes,
+)
+from headrace.core.texts import bounded
+from headrace.protocol.classification import check_class_count
+from headrace.protocol.elements import Charge, charge_objects, tensor_from_values, uncharged
+from headrace.protocol.parameters import (
+    PARAMETERS,
+    REGION,
+    shared_input,
+    shared_output,
+    split_parameters,
+    too_many_parameters,
+)
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.protobuf_contents import (
+    CONTENTS,
+    MAX_FIELDS,
+    Contents,
+    Outline,
+    Span,
+    check_fields,
+    contents_field,
+    outline,
+    read_varint,
+    tensor_from_contents,
+    varint,
+)
+
+LONG = 64 << 10  # bytes of a message above which it pays to look before it is parsed
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+_TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
+_OF_SHARED = frozenset({*PARAMETERS, "classification"})
+
+
+def parse_infer(data: Buffer) -> pb.ModelInferRequest:
+    """The message in `data`; raises `InvalidRequest`."""
+    if len(data) > LONG:
+        check_fields(data)
+    try:
+        return pb.ModelInferRequest.FromString(data)  # type: ignore[arg-type]  # any buffer will do
+    except DecodeError as error:
+        raise InvalidRequest(f"not a valid ModelInferRequest message: {error}") from None
+
+
+def decode_infer(
+    message: pb.ModelInferRequest,
+    nbytes: int,
+    raw: Sequence[Buffer] | None = None,
+    signature: Signature | None = None,
+    contents: Contents | None = None,
+) -> Call:
+    """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`.
+
+    `raw` are its raw contents where the message itself was parsed without them, `contents` those of
+    each input where it was parsed without these. Inputs with much data that do not fit `signature`,
+    if there is one, are refused before their data is decoded; the check as a whole comes later.
+    """
+    parameters = {name: _value(name, value) for name, value in message.parameters.items()}
+    reserved, custom = split_parameters(parameters, _TRANSPORT)
+    if type(parameters.get(EMPTY_FINAL_RESPONSE, False)) is not bool:
+        raise InvalidRequest(
+            f"invalid value type for '{EMPTY_FINAL_RESPONSE}' parameter, expected bool_param"
+        )
+    if len(message.inputs) > MAX_TENSORS:
+        raise InvalidRequest(f"a request may have {MAX_TENSORS} inputs, got {len(message.inputs)}")
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, SharedInput] = {}
+    if raw is None:
+        raw = message.raw_input_contents
+    for number, item in enumerate(message.inputs):
+        name = item.name
+        if name in tensors or name in shared:
+            raise InvalidRequest(f"input '{name}' already exists in request")
+        datatype = BY_NAME.get(item.datatype)
+        if datatype is None:
+            raise InvalidRequest(
+                f"input '{name}' has the unknown datatype '{item.datatype}',"
+                f" expected one of {quoted(BY_NAME)}"
+            )
+        if len(item.parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"input '{name}'", len(item.parameters))
+        filled = item.HasField("contents") if contents is None else bool(contents.spans[number])
+        if REGION in item.parameters:
+            if filled:
+                raise InvalidRequest(
+                    "unexpected 'content' provided when using shared memory for input tensor"
+                    f" '{name}' for model '{message.model_name}'"
+                )
+            shared[name] = shared_input(
+                name, datatype, item.shape, _values(item.parameters), message.model_name,
+                message.id,
+            )  # fmt: skip
+            continue
+        if not raw:
+            if contents is None:
+                tensors[name] = _from_contents(item, datatype, message.model_name, message.id)
+                continue
+            if signature is not None:
+                signature.check_tensor(name, datatype, item.shape)
+            tensors[name] = tensor_from_contents(
+                name, datatype, list(item.shape), contents.data, contents.spans[number],
+                message.model_name, message.id, contents.charge,
+            )  # fmt: skip
+            continue
+        if filled:
+            raise InvalidRequest(
+                f"contents field must not be specified when using raw_input_contents for '{name}'"
+                f" for model '{message.model_name}'"
+            )
+        index = len(tensors)  # those in shared memory have no entry
+        if index >= len(raw):
+            raise InvalidRequest(
+                f"unable to find data for input tensor '{name}' for model '{message.model_name}'"
+                " in request. Expected an entry in raw_input_contents for each input that is not in"
+                f" shared memory, of {len(message.inputs)} inputs, got {len(raw)}"
+            )
+        if datatype is Datatype.BYTES and signature is not None and len(raw[index]) > LONG:
+            signature.check_tensor(name, datatype, item.shape)
+        tensors[name] = Tensor.from_bytes(
+            name, datatype, list(item.shape), raw[index], message.model_name, message.id
+        )
+    outputs, classes, places = _outputs(message)
+    names = message.model_name, message.model_version, message.id
+    if shared or places:
+        return Call(
+            *names, tensors, outputs, custom, classes=classes, nbytes=nbytes, **reserved,
+            shared=Shared(shared, places),
+        )  # fmt: skip
+    return Call(
+        *names, tensors, outputs, custom, classes=classes or None, nbytes=nbytes, **reserved
+    )
+
+
+def wants_empty_final(message: pb.ModelInferRequest) -> bool:
+    """Whether an end without a response is to be a message; after `decode_infer`."""
+    return EMPTY_FINAL_RESPONSE in message.parameters and bool(
+        message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+    )
+
+
+def set_parameter(
+    message: pb.ModelInferRequest | pb.ModelInferResponse, name: str, value: Parameter
+) -> None:
+    """Put a parameter into a message under the field of its type."""
+    parameter = message.parameters[name]
+    if isinstance(value, bool):  # before int: bool is one
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        if value >> 63 > 0:  # JSON has such ones
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value
+
+
+def parameter_values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    """Parameters of a message as values; one without a value is left out."""
+    found: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        if choice := parameter.WhichOneof("parameter_choice"):
+            found[name] = getattr(parameter, choice)
+    return found
+
+
+def _value(name: str, parameter: pb.InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None or (choice == "uint64_param" and name != "priority"):
+        raise InvalidRequest(
+            f"invalid value type for '{name}' parameter,"
+            " expected int64_param, bool_param, string_param or double_param"
+        )
+    return getattr(parameter, choice)
+
+
+def _from_contents(
+    item: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str, request_id: str
+) -> Tensor:
+    name = item.name
+    expected = contents_field(name, datatype, model)
+    filled = [field.name for field, _ in item.contents.ListFields()]
+    if any(field != expected for field in filled):
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type"
+            f" '{datatype}', expected {expected}, got {' and '.join(filled)}"
+        )
+    values: Sequence[Any] = getattr(item.contents, expected)
+    shape = list(item.shape)
+    if len(values) != (count := element_count(name, shape)):
+        if datatype is Datatype.BYTES:
+            raise InvalidRequest(
+                f"expected {count} string elements for inference input '{name}'"
+                f" for model '{model}', got {len(values)}"
+            )
+        got = len(values) * ITEM_SIZES[datatype]
+        raise byte_size_mismatch(name, datatype, shape, got, model, request_id)
+    return tensor_from_values(name, datatype, shape, values)
+
+
+def _outputs(
+    message: pb.ModelInferRequest,
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, RegionSlice]]:
+    """The wanted outputs, the class counts of some, and the places of those for shared memory."""
+    classes: dict[str, int] = {}
+    shared: dict[str, RegionSlice] = {}
+    if len(message.outputs) > MAX_TENSORS:
+        raise InvalidRequest(
+            f"a request may name {MAX_TENSORS} outputs, got {len(message.outputs)}"
+        )
+    names: dict[str, None] = {}
+    for item in message.outputs:
+        if item.name in names:
+            raise InvalidRequest(f"output '{item.name}' already exists in request")
+        if REGION in item.parameters:
+            shared[item.name] = shared_output(item.name, _values(item.parameters))
+        elif "classification" in item.parameters:
+            count = _value("classification", item.parameters["classification"])
+            classes[item.name] = check_class_count(item.name, count)
+        if len(item.parameters) > MAX_PARAMETERS:
+            raise too_many_parameters(f"output '{item.name}'", len(item.parameters))
+        names[item.name] = None
+    return tuple(names), classes, shared
+
+
+def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    """The parameters of a tensor that concern shared memory."""
+    return {n: _value(n, given) for n, given in parameters.items() if n in _OF_SHARED}
+
+
+# Tags of fields that hold bytes: the number of the field, and wire type 2. Requests and responses
+# have the same for id, and others for raw tensors.
+_ID, RAW_INPUT, _RAW_OUTPUT = 0x1A, 0x3A, 0x32
+_OTHERS = frozenset({0x0A, 0x12, 0x22, 0x2A, 0x32})  # model name and version, ..., outputs
+_RAW_INPUT_TAG = bytes((RAW_INPUT,))
+_STREAM_RESPONSE = 0x12  # of a ModelStreamInferResponse: infer_response
+_REMEMBERED = 256  # heads, and sizes of messages
+_REMEMBERED_SIZE = 4096  # bytes of a head
+_LAYOUTS = 4  # of messages of one size
+_LONGEST = 1 << 31  # bytes of a field, which no message has
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Memory(dict[K, V]):
+    """A few values, all of which are forgotten when there are too many."""
+
+    def keep(self, key: K, value: V) -> V:
+        """Remember a value."""
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[key] = value
+        return value
+
+
+class Fields:
+    """Layout of a message: where its id and raw tensors are, and the bytes of all else.
+
+    `fixed` is all but their contents, in place: (start, stop, bytes); it is there once `lay_out`
+    was called.
+    """
+
+    __slots__ = ("fixed", "head", "id_start", "id_stop", "raw")
+
+    def __init__(self) -> None:
+        self.head = b""
+        self.id_start = self.id_stop = 0
+        self.raw: list[Span] = []
+        self.fixed: list[tuple[int, int, bytes]] = []
+
+    def lay_out(self, data: Buffer) -> None:
+        """Take what is fixed out of the message."""
+        spans = self.raw
+        if self.id_stop:
+            spans = sorted([*spans, (self.id_start, self.id_stop)])
+        stops, starts = [0, *(stop for _, stop in spans)], [*(at for at, _ in spans), len(data)]
+        self.fixed = [
+            (stop, start, bytes(data[stop:start]))
+            for stop, start in zip(stops, starts, strict=True)
+            if stop < start
+        ]
+
+
+def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | None:
+    """Walk the top-level fields of a message whose raw tensors have the tag `raw`.
+
+    None where others should rather look: a field is longer than `longest`, or unusual.
+    """
+    size = len(data)
+    fields = Fields()
+    head: list[Buffer] = []
+    position = kept = count = 0
+    while position < size:
+        count += 1
+        if count > MAX_FIELDS:
+            return None  # which will be refused
+        tag = data[position]
+        start = position + 2
+        if start > size:
+            return None
+        length = data[position + 1]
+        if length > 127:
+            length, start = read_varint(data, position + 1, 5)
+            if not start:
+                return None
+        stop = start + length
+        if stop > size:
+            return None
+        if tag in (raw, _ID):
+            if kept < position:
+                head.append(data[kept:position])
+            kept = stop
+            if tag == raw:
+                fields.raw.append((start, stop))
+            elif fields.id_stop:  # the last one counts, but each has to be text
+                return None
+            else:
+                fields.id_start, fields.id_stop = start, stop
+        elif tag not in _OTHERS or length > longest:
+            return None
+        position = stop
+    if kept < size:
+        head.append(data[kept:])
+    fields.head = b"".join(head)
+    return fields
+
+
+class _Template:
+    """Everything that requests with the same head share: all but id and tensors' data."""
+
+    __slots__ = ("empty_final", "inputs", "plain", "request")
+
+    def __init__(self, request: Call, empty_final: bool) -> None:
+        self.empty_final = empty_final
+        self.inputs = [
+            (
+                tensor.name, tensor.datatype, NUMPY[tensor.datatype], tensor.array.shape,
+                tensor.array.nbytes,
+            )
+            for tensor in request.inputs.values()
+        ]  # fmt: skip
+        # Whether only data of fixed sizes differ, and nothing is asked besides outputs of a model.
+        self.plain = (
+            request.classes is None
+            and not request.parameters
+            and Datatype.BYTES not in {i[1] for i in self.inputs}
+        )
+        self.request = request.like(inputs={}, parameters=dict(request.parameters))
+
+
+class InferMessage:
+    """A message of which the model, its version and the id are known.
+
+    Either it is like an earlier one, whose `template` is there, or protobuf has parsed what of it
+    is no data.
+    """
+
+    __slots__ = (
+        "_contents", "_data", "_fields", "_message", "_raw", "_reader", "_template", "id", "long",
+        "model_name", "model_version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        reader: "InferReader",
+        data: Buffer,
+        id: str,
+        fields: Fields | None = None,
+        template: _Template | None = None,
+        message: pb.ModelInferRequest | None = None,
+        outline: Outline | None = None,
+    ) -> None:
+        """`long` is whether it takes long to decode, which `request_long` is for then."""
+        self._reader = reader
+        self._data = data
+        self._fields = fields
+        self._template = template
+        self._message = message
+        found: Fields | Outline | None = fields or outline
+        self._raw = None if found is None else found.raw
+        self._contents = None if outline is None else outline.contents
+        self.id = id
+        source: Any = template.request if template is not None else message
+        self.model_name: str = source.model_name
+        self.model_version: str = source.model_version
+        self.long = len(data) > LONG and (self._contents is not None or self._has_texts())
+
+    def _has_texts(self) -> bool:
+        if self._template is not None:
+            return any(given[1] is Datatype.BYTES for given in self._template.inputs)
+        assert self._message is not None
+        return any(item.datatype == Datatype.BYTES for item in self._message.inputs)
+
+    @property
+    def empty_final(self) -> bool:
+        """Whether an end without a response is to be a message of its own; ask after `request`."""
+        if self._template is not None:
+            return self._template.empty_final
+        assert self._message is not None
+        return wants_empty_final(self._message)
+
+    @property
+    def alike(self) -> object | None:
+        """The template that `InferReader.fill` gives for messages like it, if it reads them."""
+        template = self._template
+        return template if template is not None and template.plain else None
+
+    def request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
+        """The request, on any thread; inputs are held against `signature` before they are decoded.
+
+        `charge` is called with the bytes that data is about to take, and may raise.
+        """
+        template = self._template
+        if template is None:
+            request = self._decode(nbytes, signature, charge)
+        else:
+            if signature is not None:
+                for name, datatype, _, shape, _ in template.inputs:
+                    signature.check_tensor(name, datatype, shape)
+            request = self._repeat(template, nbytes)
+        charge_objects(request.inputs.values(), charge)
+        return request
+
+    def request(self, nbytes: int) -> Call:
+        """The request; raises `InvalidRequest`."""
+        if self._template is not None:
+            return self._repeat(self._template, nbytes)
+        request = self._decode(nbytes)
+        if self._fields is not None:
+            assert self._message is not None
+            self._reader.remember(self._message, request, self._fields, self._data)
+        return request
+
+    def _decode(
+        self, nbytes: int, signature: Signature | None = None, charge: Charge = uncharged
+    ) -> Call:
+        assert self._message is not None
+        self._message.id = self.id  # the fields that repeat are without it
+        view, raw, contents = memoryview(self._data), None, None
+        if self._raw is not None:
+            raw = [view[start:stop] for start, stop in self._raw]
+        if self._contents is not None:
+            contents = Contents(self._data, self._contents, charge)
+        return decode_infer(self._message, nbytes, raw, signature, contents)
+
+    def _repeat(self, template: _Template, nbytes: int) -> Call:
+        """The request of a message like an earlier one; see `InferReader.fill`."""
+        assert self._raw is not None
+        known, data = template.request, self._data
+        inputs: dict[str, Tensor] = {}
+        for (name, datatype, dtype, shape, size), (start, stop) in zip(
+            template.inputs, self._raw, strict=False
+        ):
+            if datatype is not Datatype.BYTES and stop - start == size:
+                array: Array = np.ndarray(shape, dtype, data, start)
+                inputs[name] = Tensor(name, datatype, array)
+            else:  # also for its message
+                raw = memoryview(data)[start:stop]
+                inputs[name] = Tensor.from_bytes(
+                    name, datatype, shape, raw, known.model_name, self.id
+                )
+        return Call(
+            known.model_name, known.model_version, self.id, inputs, known.outputs,
+            dict(known.parameters), known.priority, known.timeout, known.sequence_id,
+            known.sequence_start, known.sequence_end, known.classes, nbytes,
+        )  # fmt: skip
+
+
+class InferReader:
+    """Reads ModelInferRequest messages; remembers what repeats."""
+
+    def __init__(self) -> None:
+        self._templates: _Memory[bytes, _Template] = _Memory()
+        # By size, since messages that are laid out alike have the same.
+        self._layouts: _Memory[int, list[tuple[Fields, _Template]]] = _Memory()
+
+    def read(self, data: Buffer) -> InferMessage:
+        """The message in `data`, which must stay as it is; raises `InvalidRequest`."""
+        for fields, template in self._layouts.get(len(data), ()):
+            for start, stop, content in fields.fixed:
+                if data[start:stop] != content:
+                    break
+            else:
+                id = ""
+                if fields.id_stop:
+                    try:
+                        id = str(data[fields.id_start : fields.id_stop], "utf-8")
+                    except UnicodeDecodeError:
+                        break  # protobuf has its own message for this
+                return InferMessage(self, data, id, fields, template)
+        return self._read_new(data)
+
+    def fill(self, call: Call, data: Buffer) -> object | None:
+        """Fill `call` with a plain message that is like an earlier one.
+
+        What all that ask alike have in common; None, and a call that is to be left, for any other
+        message: it is to be `read`. `data` must stay as it is.
+        """
+        for fields, template in self._layouts.get(len(data), ()):
+            for start, stop, content in fields.fixed:
+                if data[start:stop] != content:
+                    break
+            else:
+                if not template.plain:
+                    return None
+                id = ""
+                if fields.id_stop:
+                    try:
+                        id = str(data[fields.id_start : fields.id_stop], "utf-8")
+                    except UnicodeDecodeError:
+                        return None
+                inputs: dict[str, Tensor] = {}
+                for (name, datatype, dtype, shape, size), (start, stop) in zip(
+                    template.inputs, fields.raw, strict=True
+                ):
+                    if stop - start != size:
+                        return None
+                    array: Array = np.ndarray(shape, dtype, data, start)
+                    inputs[name] = new_tensor((name, datatype, array))
+                known = template.request
+                # `Call.ask`, which would be a call more for each request.
+                call.model_name = known.model_name
+                call.model_version = known.model_version
+                call.id = id
+                call.inputs = inputs
+                call.outputs = known.outputs
+                call.parameters = {}
+                call.priority = known.priority
+                call.timeout = known.timeout
+                call.sequence_id = known.sequence_id
+                call.sequence_start = known.sequence_start
+                call.sequence_end = known.sequence_end
+                call.classes = call.shared = call.raw = call.stages = call.held = None
+                call.owner = NOBODY
+                call.started = call.ended = False
+                return template
+        return None
+
+    def remember(
+        self, message: pb.ModelInferRequest, request: Call, fields: Fields, data: Buffer
+    ) -> None:
+        """Remember the head of a request's message, and its layout."""
+        plain = request.shared is None and len(fields.raw) == len(message.inputs)
+        if plain and len(fields.head) <= _REMEMBERED_SIZE:
+            template = _Template(request, wants_empty_final(message))
+            self._templates.keep(fields.head, template)
+            self._remember_layout(data, fields, template)
+
+    def _read_new(self, data: Buffer) -> InferMessage:
+        fields = walk(data)
+        if fields is None or not fields.raw:
+            outlined = outline(data) if len(data) > LONG else None
+            message = parse_infer(data if outlined is None else outlined.head)
+            return InferMessage(self, data, message.id, message=message, outline=outlined)
+        try:
+            id = str(data[fields.id_start : fields.id_stop], "utf-8")
+        except UnicodeDecodeError:
+            id_bytes = bytes(data[fields.id_start : fields.id_stop])
+            parse_infer(b"\x1a" + varint(len(id_bytes)) + id_bytes)  # raises, in its own words
+            raise
+        template = self._templates.get(fields.head)
+        if template is None or len(template.inputs) != len(fields.raw):
+            return InferMessage(self, data, id, fields, message=parse_infer(fields.head))
+        self._remember_layout(data, fields, template)
+        return InferMessage(self, data, id, fields, template)
+
+    def _remember_layout(self, data: Buffer, fields: Fields, template: _Template) -> None:
+        fields.lay_out(data)
+        layouts = self._layouts.get(len(data)) or self._layouts.keep(len(data), [])
+        layouts.insert(0, (fields, template))
+        del layouts[_LAYOUTS:]
+
+
+# --- responses
+
+
+class InferWriter:
+    """Writes ModelInferResponse messages; remembers what repeats."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[object, list[bytes]] = _Memory()
+
+    def pieces(self, response: InferResponse) -> list[Buffer]:
+        """The message, in pieces; large tensors are pointed at, not copied.
+
+        Whoever gets the pieces must be done with them before an output's memory is written again.
+        """
+        outputs = response.outputs
+        key = (
+            response.model_name,
+            response.model_version,
+            *[(tensor.name, tensor.datatype, tensor.array.shape) for tensor in outputs],
+        )
+        heads = self._known.get(key)
+        if heads is None:
+            heads = _heads(response.model_name, response.model_version, outputs)
+            self._known.keep(key, heads)
+        pieces: list[Buffer] = []
+        if response.id:
+            id = response.id.encode()
+            pieces.append(b"\x1a" + varint(len(id)) + id)
+        if response.parameters:
+            pieces.append(_parameters(response))
+        if not outputs:
+            pieces.append(heads[-1])
+        for tensor, head in zip(outputs, heads, strict=False):
+            if tensor.datatype is Datatype.BYTES:
+                data = raw_bytes(tensor.array)
+                pieces += (head, b"\x32" + varint(len(data)), data)
+            elif tensor.array.nbytes <= COPIED:
+                pieces += (head, tensor.array.tobytes())
+            else:
+                pieces += (head, raw_bytes(tensor.array))
+        return pieces
+
+
+class PlainWriter:
+    """Writes plain answers of one model version: all outputs as they are declared, none of text."""
+
+    __slots__ = ("_dtypes", "_heads", "_model", "_version")
+
+    def __init__(self, signature: Signature, model: str, version: str) -> None:
+        """`model` and `version` are as answers name them."""
+        plain = all(spec.datatype is not Datatype.BYTES for spec in signature.outputs)
+        # Of each output; none where answers cannot be plain.
+        self._dtypes = [NUMPY[spec.datatype] for spec in signature.outputs] if plain else []
+        self._heads: _Memory[object, _Memory[int, list[bytes]]] = (
+            _Memory()
+        )  # by the shapes of the outputs
+        self._model, self._version = model, version
+
+    def pieces(self, batch: Computed, call: Call) -> list[Buffer] | None:
+        """As `InferWriter.pieces`, of the answer to a call of `batch`; None if it is not plain.
+
+        The bytes of all rows are taken at once, and kept as the `raws` of the batch: what comes
+        before each tensor, by the number of rows, and its bytes with those of a row.
+        """
+        written = batch.raws
+        if written is None:
+            dtypes, tensors = self._dtypes, batch.tensors
+            several = len(batch.calls) > 1
+            raws: list[tuple[Buffer, int]] = []
+            key: tuple[object, ...] = (several,)
+            for (_, _, array), dtype in zip(tensors, dtypes, strict=False):
+                size = array.nbytes
+                if array.dtype is not dtype or (several and not size):
+                    break
+                raw = array.tobytes() if size <= COPIED else raw_bytes(array)
+                raws.append((raw, size // batch.rows if several else 0))
+                key += (array.shape[1:] if several else array.shape,)
+            written = False
+            if raws and len(raws) == len(tensors) == len(dtypes):
+                heads = self._heads.get(key)
+                if heads is None:
+                    heads = self._heads.keep(key, _Memory())
+                written = heads, raws
+            batch.raws = written
+        if not written:
+            return None
+        known, raws = written
+        first, rows, id = call.first, call.rows, call.id
+        before = known.get(rows)
+        if before is None:
+            own = batch.response(call).outputs
+            before = known.keep(rows, _heads(self._model, self._version, own))
+        pieces: list[Buffer] = []
+        if id:
+            encoded = id.encode()
+            pieces.append(b"\x1a" + varint(len(encoded)) + encoded)
+        for head, (raw, row) in zip(before, raws, strict=True):
+            pieces += (head, raw[first * row : (first + rows) * row] if row else raw)
+        return pieces
+
+
+def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:
+    """The bytes before each tensor: first all that is common, and the field's own tag."""
+    message = pb.ModelInferResponse(model_name=model, model_version=version)
+    tags: list[bytes] = []
+    for tensor in outputs:
+        message.outputs.add(
+            name=tensor.name, datatype=tensor.datatype.value, shape=tensor.array.shape
+        )
+        fixed = tensor.datatype is not Datatype.BYTES
+        tags.append(b"\x32" + varint(tensor.array.nbytes) if fixed else b"")
+    common = message.SerializeToString()
+    return [common + tags[0], *tags[1:]] if tags else [common]
+
+
+def stream_response(pieces: list[Buffer]) -> list[Buffer]:
+    """A ModelStreamInferResponse with a ModelInferResponse that is in pieces."""
+    return [bytes((_STREAM_RESPONSE,)) + varint(sum(map(len, pieces))), *pieces]
+
+
+def stream_message(
+    text: str, id: str, model: str, version: str, parameters: dict[str, bool]
+) -> bytes:
+    """A ModelStreamInferResponse without outputs; `text` is an error, if any."""
+    message = pb.ModelStreamInferResponse(error_message=bounded(text))
+    message.infer_response.id = id
+    message.infer_response.model_name = model
+    message.infer_response.model_version = version
+    for name, value in parameters.items():
+        set_parameter(message.infer_response, name, value)
+    return message.SerializeToString()
+
+
+def _parameters(response: InferResponse) -> bytes:
+    message = pb.ModelInferResponse()
+    for name, value in response.parameters.items():
+        set_parameter(message, name, value)
+    return message.SerializeToString()
+
+
+class RemoteInput(NamedTuple):
+    """One input of a call: `parts` lie behind one another along axis 0 of `shape`."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    parts: Sequence[TensorArray]
+
+    def array(self) -> Array:
+        """The rows as one array."""
+        parts = self.parts
+        whole = parts[0] if len(parts) == 1 else concatenated([part.ravel() for part in parts])
+        return np.asarray(whole).reshape(self.shape)
+
+
+class RemoteAnswer(NamedTuple):
+    """The outputs of a response by name, its parameters, and the id of its request."""
+
+    outputs: Mapping[str, TensorArray]
+    parameters: dict[str, Parameter]
+    id: str = ""
+
+
+class _Head(NamedTuple):
+    """Shared bytes of requests up to the first input's data, and those before other inputs'.
+
+    There is nothing before the data of inputs whose size the shape does not tell.
+    """
+
+    start: bytes
+    prefixes: Sequence[bytes]
+
+
+class RemoteMessages:
+    """Writes requests for one version of a model elsewhere."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self._model = model
+        self._version = version
+        self._heads: _Memory[object, _Head] = _Memory()
+
+    def request(
+        self,
+        inputs: Sequence[RemoteInput],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Parameter],
+        id: str = "",
+    ) -> list[Buffer]:
+        """A ModelInferRequest; all outputs are wanted as raw bytes. Its tensors are views."""
+        key = (tuple(outputs), *[(i.name, i.datatype, i.shape) for i in inputs])
+        head = self._heads.get(key)
+        if head is None:
+            head = self._remember(key, inputs, outputs)
+        pieces: list[Buffer] = [head.start]
+        if id or parameters:
+            own = pb.ModelInferRequest(id=id)
+            write_parameters(own, parameters)
+            pieces.append(own.SerializeToString())
+        for item, prefix in zip(inputs, head.prefixes, strict=True):
+            if prefix:
+                pieces.append(prefix)
+                pieces += [raw_bytes(part) for part in item.parts]
+            else:
+                data = [raw_bytes(part) for part in item.parts]
+                pieces += (_RAW_INPUT_TAG + varint(sum(map(len, data))), *data)
+        return pieces
+
+    def _remember(
+        self, key: object, inputs: Sequence[RemoteInput], outputs: Sequence[str]
+    ) -> _Head:
+        message = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
+        prefixes = []
+        for item in inputs:
+            message.inputs.add(name=item.name, datatype=item.datatype.value, shape=item.shape)
+            prefix = b""
+            if item.datatype is not Datatype.BYTES:
+                prefix = _RAW_INPUT_TAG + varint(math.prod(item.shape) * ITEM_SIZES[item.datatype])
+            prefixes.append(prefix)
+        for name in outputs:
+            message.outputs.add(name=name)
+        return self._heads.keep(key, _Head(message.SerializeToString(), prefixes))
+
+
+def write_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, Parameter]) -> None:
+    """Put parameters of a request into its message."""
+    for name, value in parameters.items():
+        if name == "sequence_id" and isinstance(value, int) and value >> 63 > 0:
+            value -= 1 << 64  # it has 64 bits without a sign, and travels with one
+        set_parameter(message, name, value)
+
+
+class _Known(NamedTuple):
+    """The outputs of answers with one head: name, datatype, shape and size in bytes of each.
+
+    The size is -1 where the shape does not tell. Data is not among the raw contents but in the
+    head itself if `inline`.
+    """
+
+    outputs: Sequence[tuple[str, Datatype, tuple[int, ...], int]]
+    parameters: dict[str, Parameter]
+    inline: Mapping[str, TensorArray] | None
+
+
+class AnswerReader:
+    """Reads ModelInferResponses; one with a head like an earlier one's without parsing it."""
+
+    def __init__(self) -> None:
+        self._known: _Memory[bytes, _Known] = _Memory()
+
+    def read(self, data: Buffer, shared: Mapping[str, memoryview] | None = None) -> RemoteAnswer:
+        """The response in `data`, whose tensors are views into it; raises `InvalidRequest`.
+
+        An output that is `shared` is a view into what is there, unless the response has it.
+        """
+        fields = walk(data, _RAW_OUTPUT, _LONGEST)
+        if fields is None:  # it is written in an unusual way, or is none
+            data = _rewritten(data)
+            fields = walk(data, _RAW_OUTPUT, _LONGEST)
+            if fields is None:
+                raise InvalidRequest("not a ModelInferResponse: it has too many fields")
+        head, raw = fields.head, fields.raw
+        id = str(data[fields.id_start : fields.id_stop], "utf-8", "replace")
+        known = self._known.get(head)
+        if known is None:
+            known = _read_head(head, bool(raw))
+            if len(head) <= _REMEMBERED_SIZE:
+                self._known.keep(head, known)
+        outputs: dict[str, TensorArray] = {}
+        if known.inline is not None:
+            if raw:
+                raise InvalidRequest("outputs have both typed and raw contents")
+            outputs.update(known.inline)
+        elif len(raw) != len(known.outputs):
+            raise InvalidRequest(f"{len(known.outputs)} outputs, but {len(raw)} raw contents")
+        else:
+            for (name, datatype, shape, nbytes), (start, stop) in zip(
+                known.outputs, raw, strict=True
+            ):
+                if stop - start == nbytes:
+                    outputs[name] = np.ndarray(shape, NUMPY[datatype], data, start)
+                elif shared and name in shared and start == stop and nbytes > 0:
+                    raw_output = shared[name][:nbytes]
+                    outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
+                else:
+                    raw_output = memoryview(data)[start:stop]  # or the error says what is wrong
+                    outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
+        return RemoteAnswer(outputs, dict(known.parameters), id)
+
+
+def response_in(data: Buffer) -> Buffer | None:
+    """The response in a ModelStreamInferResponse that has nothing else; None if it is not so."""
+    if len(data) < 2 or data[0] != _STREAM_RESPONSE:
+        return None
+    length, start = read_varint(data, 1)
+    return data[start:] if start and start + length == len(data) else None
+
+
+def _read_head(head: bytes, raw: bool) -> _Known:
+    """Parse a response without its raw contents; raises `InvalidRequest`."""
+    message = _parsed(head)
+    outputs = []
+    for item in message.outputs:
+        datatype = BY_NAME.get(item.datatype)
+        if datatype is None:
+            raise InvalidRequest(f"output '{item.name}' has the unknown datatype {item.datatype!r}")
+        shape = tuple(item.shape)
+        count = element_count(item.name, shape)
+        size = -1 if datatype is Datatype.BYTES else count * ITEM_SIZES[datatype]
+        outputs.append((item.name, datatype, shape, size))
+    inline: dict[str, TensorArray] | None = None
+    if outputs and not raw:
+        inline = {}
+        for item, (name, datatype, shape, _) in zip(message.outputs, outputs, strict=True):
+            field = CONTENTS.get(datatype)  # some have raw contents only
+            values = [] if field is None else list(getattr(item.contents, field))
+            if len(values) != element_count(name, shape):
+                raise InvalidRequest(f"output '{name}' has {len(values)} values")
+            array = tensor_from_values(name, datatype, list(shape), values).array
+            if not isinstance(array, BytesArray):
+                array.flags.writeable = False  # others may get it, too
+            inline[name] = array
+    return _Known(outputs, parameter_values(message.parameters), inline)
+
+
+def _rewritten(data: Buffer) -> bytes:
+    """A response as protobuf writes it; raises `InvalidRequest`."""
+    message = _parsed(data)
+    message.DiscardUnknownFields()
+    return message.SerializeToString()
+
+
+def _parsed(data: Buffer) -> pb.ModelInferResponse:
+    try:
+        return pb.ModelInferResponse.FromString(data)  # type: ignore[arg-type]  # any buffer will do
+    except DecodeError as error:
+        raise InvalidRequest(f"not a ModelInferResponse: {error}") from None
+
+
+_REGION, _OFFSET, _SIZE = PARAMETERS
+_Tensor: TypeAlias = (
+    pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor
+)
+
+
+class Place(NamedTuple):
+    """The place of a tensor in a shared-memory region; in bytes."""
+
+    region: str
+    offset: int
+    size: int
+
+
+def shared_request(
+    model: str,
+    version: str,
+    inputs: Sequence[RemoteInput],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Parameter],
+    id: str,
+    places: Mapping[str, Place],
+    rooms: Mapping[str, Place],
+) -> list[Buffer]:
+    """A ModelInferRequest whose inputs are at `places`, and whose outputs go to `rooms`.
+
+    Others are in the message, as views.
+    """
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=id)
+    pieces: list[Buffer] = []
+    for item in inputs:
+        tensor = message.inputs.add(name=item.name, datatype=item.datatype.value, shape=item.shape)
+        place = places.get(item.name)
+        if place is not None:
+            _point(tensor, place)
+            continue
+        data = [raw_bytes(part) for part in item.parts]
+        pieces += (_RAW_INPUT_TAG + varint(sum(map(len, data))), *data)
+    for name in outputs:
+        wanted = message.outputs.add(name=name)
+        if name in rooms:
+            _point(wanted, rooms[name])
+    write_parameters(message, parameters)
+    return [message.SerializeToString(), *pieces]
+
+
+def register_request(name: str, key: str, size: int) -> bytes:
+    """Has the server open a region."""
+    message = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=0, byte_size=size)
+    return message.SerializeToString()
+
+
+def unregister_request(name: str) -> bytes:
+    """Has the server close a region."""
+    return pb.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
+
+
+def registered(data: Buffer) -> Mapping[str, str]:
+    """The keys of the regions that a server says it has, by their names; raises `DecodeError`."""
+    message = pb.SystemSharedMemoryStatusResponse.FromString(bytes(data))
+    return {name: region.key for name, region in message.regions.items()}
+
+
+def _point(tensor: _Tensor, place: Place) -> None:
+    tensor.parameters[_REGION].string_param = place.region
+    tensor.parameters[_SIZE].int64_param = place.size
+    if place.offset:
+        tensor.parameters[_OFFSET].int64_param = place.offset

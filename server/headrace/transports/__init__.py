@@ -1,1 +1,0 @@
-"""The doors. Each turns its protocol into requests, and responses into its protocol."""

@@ -1,1 +1,0 @@
-"""gRPC on the server's own event loop: `headrace.wire.http2` on an asyncio protocol."""

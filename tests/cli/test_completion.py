@@ -1,0 +1,82 @@
+"""`headrace completion`: scripts that a shell can read, and what bash makes of one."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.completion import SHELLS
+from tests.cli.conftest import Headrace
+from tests.support.server_process import ServerProcess
+
+# What a shell does when somebody presses Tab behind these words.
+_TAB = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 ))
+_shtab_headrace headrace "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_scripts(command: Headrace, shell: str, tmp_path: Path) -> None:
+    ended = command("completion", shell)
+    assert (ended.status, ended.err) == (0, "")
+    assert "headrace" in ended.out
+    if shell not in ("bash", "zsh", "fish") or shutil.which(shell) is None:
+        return  # nothing here could read it
+    script = tmp_path / "script"
+    script.write_text(ended.out)
+    subprocess.run([shell, "-n", script], check=True)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script for bash."""
+    path = tmp_path_factory.mktemp("completion") / "script"
+    words = [sys.executable, "-m", "headrace", "completion", "bash"]
+    path.write_bytes(subprocess.run(words, check=True, capture_output=True).stdout)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("headrace mod", ["models"]),
+        ("headrace models un", ["unload"]),
+        ("headrace infer --lay", ["--layout"]),
+        ("headrace infer x --layout ", ["HWC", "CHW", "HW"]),
+        ("headrace infer dig", ["digits"]),
+        ("headrace models load simple_", ["simple_identity", "simple_string"]),
+        ("headrace completion z", ["zsh"]),
+        ("headrace serve --model-control-mode ", ["none", "poll", "explicit"]),
+        ("headrace serve --reload f", ["false"]),
+        ("headrace infer digits thr", ["three.png"]),
+    ],
+)
+def test_what_bash_completes(
+    script: Path, server: ServerProcess, tmp_path: Path, words: str, expected: list[str]
+) -> None:
+    (tmp_path / "three.png").touch()
+    folder = Path(sys.executable).parent  # where the command is
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "HEADRACE_URL": server.url}
+    ran = subprocess.run(
+        ["bash", "-c", _TAB, "bash", script, *words.split(" ")],
+        capture_output=True, check=True, text=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.stdout.split() == expected
+
+
+def test_without_shtab(command: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    ended = command("completion", "bash")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == "headrace completion: needs shtab: pip install 'headrace[cli]'\n"
+
+
+def test_an_unknown_shell(command: Headrace) -> None:
+    ended = command("completion", "csh")
+    assert ended.status == 2
+    assert "invalid choice: 'csh'" in ended.err

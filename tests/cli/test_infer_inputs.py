@@ -1,0 +1,56 @@
+"""Whatever stands on the command line becomes inputs that fit, or an error in words."""
+
+import json
+from contextlib import suppress
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cli.infer_inputs import Declared, Random, Reader
+from headrace.cli.remote import CommandFailed
+from headrace.core.datatypes import NUMPY, Datatype
+from tests.protocol.strategies import PROPERTY
+
+INPUTS = {
+    "number": Declared("number", Datatype.INT8, (-1, 2), True),
+    "text": Declared("text", Datatype.BYTES, (-1, 1), True),
+    "also": Declared("also", Datatype.FP16, (-1, -1), True, optional=True),
+}
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+_NAMES = st.sampled_from([
+    *INPUTS, "inputs", "outputs", "name", "shape", "datatype", "data", "parameters", "id"
+])  # fmt: skip
+_DOCUMENTS = st.recursive(
+    _LEAVES | st.sampled_from(["INT8", "text", [1, 2]]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_NAMES, inner, max_size=4),
+)
+
+
+@PROPERTY
+@given(
+    st.sampled_from(list(INPUTS)),
+    (st.text(alphabet=st.characters(exclude_characters="-@")) | _DOCUMENTS.map(json.dumps)).filter(
+        lambda text: text != "-" and not text.startswith("@")
+    ),
+)
+def test_one_input(name: str, text: str) -> None:
+    with suppress(CommandFailed):
+        found = Reader("m", INPUTS).read(None, [(name, text)], Random())
+        array = found.tensors[name].array
+        assert array.dtype == NUMPY[INPUTS[name].datatype]
+        assert array.ndim == 2
+
+
+@PROPERTY
+@given(_DOCUMENTS.map(json.dumps))
+def test_all_inputs(text: str) -> None:
+    with suppress(CommandFailed):
+        for tensor in Reader("m", INPUTS).read(text, [], Random()).tensors.values():
+            assert isinstance(tensor.array, np.ndarray)
+
+
+def test_texts_are_taken_as_they_are() -> None:
+    for text in ("42", "a=b", "null", "true", " a ", "1,2", "{no json"):
+        found = Reader("m", {"text": INPUTS["text"]}).read(None, [("text", text)])
+        assert found.tensors["text"].array.tolist() == [[text.encode()]]

@@ -1,0 +1,45 @@
+"""Tables, times and sizes."""
+
+import pytest
+
+from headrace.cli.text import duration, number, printable, size, table
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"), (0, "0 µs"), (1.234e-6, "1.23 µs"), (0.00099999, "1.00 ms"),
+        (0.0123, "12.3 ms"), (0.99999, "1.00 s"), (1.5, "1.50 s"), (119, "119 s"),
+        (120, "2 min"), (7260, "2 h"), (200_000, "2 d"),
+    ],
+)  # fmt: skip
+def test_times(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1 << 20, "1 MiB"),
+        (1_048_000, "1.00 MiB"), (5.5 * 2**30, "5.50 GiB"), (2.0**60, "1048576 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes(nbytes: float | None, text: str) -> None:
+    assert size(nbytes) == text
+
+
+def test_numbers() -> None:
+    shown = [number(value) for value in (None, 0, 0.25, 12.34, 123.4, 12_345, 1.5e6)]
+    assert shown == ["-", "0", "0.25", "12.3", "123", "12345", "1.5M"]
+
+
+def test_what_would_change_a_terminal() -> None:
+    assert printable("a\x1b[2Jb\x9bc\r\n\td\xa0é") == "a\\x1b[2Jb\\x9bc\\r\n\td\xa0é"
+
+
+def test_tables() -> None:
+    assert table(("A", "BB"), [("aaa", "1"), ("a", "22")], right="BB") == [
+        "A    BB",
+        "aaa   1",
+        "a    22",
+    ]

@@ -1,0 +1,228 @@
+"""Two ends of a link in one event loop, over a real socket pair."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.tensors import Buffer
+from headrace.doors.frontends.channel import Channel
+from headrace.protocol.link_infer import Kind
+from headrace.workers.frames import IN_FILE, INLINE, Header, frame, pack_header
+
+
+class End:
+    """A channel that keeps what it gets."""
+
+    def __init__(
+        self, sock: socket.socket, on_waiting: Callable[[int], object] | None = None
+    ) -> None:
+        self.frames: list[tuple[Kind, int, bytes, bytes]] = []
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._news = asyncio.Event()
+        self.channel = Channel(sock, self._take, self.lost.set_result, on_waiting)
+
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        self.frames.append((header.kind, header.number, meta, bytes(rest)))
+        self._news.set()
+
+    async def has(self, count: int) -> None:
+        """Wait for so many frames."""
+        async with asyncio.timeout(20):
+            while len(self.frames) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in an event loop."""
+    return lambda: asyncio.run(test())
+
+
+def files() -> int:
+    """How many files without a name this process has open."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            count += "memfd:headrace" in os.readlink(entry)
+        except FileNotFoundError:
+            continue
+    return count
+
+
+async def _both_ways() -> None:
+    ours, theirs = map(End, socket.socketpair())
+    for number in range(1000):
+        ours.channel.send(Kind.CANCEL, number)
+        theirs.channel.send_parts(Kind.ANSWER, 0, number, b"meta", [b"r", memoryview(b"est")])
+    await theirs.has(1000)
+    await ours.has(1000)
+    assert [number for _, number, _, _ in theirs.frames] == list(range(1000))
+    assert ours.frames[7] == (Kind.ANSWER, 7, b"meta", b"rest")
+    ours.channel.close()
+    assert await theirs.lost == "the other end has gone"
+
+
+test_both_ways = scenario(_both_ways)
+
+
+async def _long_frames_keep_their_place() -> None:
+    before = files()
+    ours, theirs = map(End, socket.socketpair())
+    long = os.urandom(INLINE * 3)
+    for number in range(0, 400, 2):
+        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [long[:number], b"", long])
+        ours.channel.send(Kind.ANSWER, number + 1)
+    await theirs.has(400)
+    assert [number for _, number, _, _ in theirs.frames] == list(range(400))
+    assert theirs.frames[398] == (Kind.ANSWER, 398, b"m", long[:398] + long)
+    ours.channel.close()
+    await theirs.lost
+    theirs.frames.clear()
+    assert files() == before
+
+
+test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
+
+
+async def _frames_whose_files_are_written_apart() -> None:
+    """Requests keep their order, and so does an exchange; nothing else waits for a file."""
+    before = files()
+    ours, theirs = map(End, socket.socketpair())
+    longest = os.urandom(3 << 20)
+    for number in range(0, 30, 3):
+        ours.channel.send(Kind.INFER, number)
+        ours.channel.send_parts(Kind.INFER, 0, number + 1, b"m", [longest[:number], longest])
+        ours.channel.send_parts(Kind.INFER, 0, number + 2, b"m", [longest[: INLINE * 2]])
+    for number in (40, 41):
+        ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [longest])
+        ours.channel.send(Kind.ANSWER, number)
+    ours.channel.send(Kind.CALL, 42)
+    # The first file is being written apart from the event loop, and nothing behind it has gone.
+    await asyncio.sleep(0)
+    assert ours.channel.waiting > len(longest)
+    await theirs.has(35)
+    found: dict[Kind, list[int]] = {}
+    for kind, number, _, _ in theirs.frames:
+        found.setdefault(kind, []).append(number)
+    assert list(found) == [Kind.INFER, Kind.CALL, Kind.ANSWER]
+    assert found[Kind.INFER] == list(range(30))
+    assert sorted(found[Kind.ANSWER]) == found[Kind.ANSWER] == [40, 40, 41, 41]
+    assert theirs.frames[1][0] == Kind.CALL
+    assert (Kind.INFER, 28, b"m", longest[:27] + longest) in theirs.frames
+    assert ours.channel.waiting == 0
+    # One that is closed meanwhile leaves nothing behind.
+    ours.channel.send_parts(Kind.ANSWER, 0, 30, b"m", [longest])
+    await asyncio.sleep(0)
+    ours.channel.close()
+    await theirs.lost
+    theirs.frames.clear()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert files() == before
+
+
+test_frames_whose_files_are_written_apart = scenario(_frames_whose_files_are_written_apart)
+
+
+async def _what_the_other_end_does_not_read_waits() -> None:
+    ours, theirs = socket.socketpair()
+    waits: list[int] = []
+    end = End(ours, waits.append)
+    for number in range(200):
+        end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
+    await asyncio.sleep(0)
+    # While so much waits, nothing more is read from the other end.
+    theirs.sendall(frame(Kind.CANCEL, number=1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not end.frames
+    other = End(theirs)
+    await other.has(200)
+    await end.has(1)
+    assert [number for _, number, _, _ in other.frames] == list(range(200))
+    assert waits[-1] == 0
+    assert max(waits) > 100 * INLINE
+    end.channel.close()
+    other.channel.close()
+
+
+test_what_the_other_end_does_not_read_waits = scenario(_what_the_other_end_does_not_read_waits)
+
+
+async def _files_wait_until_they_are_taken() -> None:
+    ours, theirs = socket.socketpair()
+    waits: list[int] = []
+    end, other = End(ours, waits.append), End(theirs)
+    size = INLINE + 1
+    going = partial(end.channel.send, Kind.CANCEL, 1)
+    end.channel.send_parts(Kind.ANSWER, 0, 2, b"", [bytes(size)], going)
+    await other.has(2)
+    assert [kind for kind, _, _, _ in other.frames] == [Kind.CANCEL, Kind.ANSWER]
+    assert (end.channel.waiting, waits[-1]) == (size, size)
+    room: list[int] = []
+    end.channel.when_room(0, lambda: room.append(1))
+    end.channel.taken(size)
+    assert (end.channel.waiting, waits[-1], room) == (0, 0, [1])
+    for number, pieces in ((3, [bytes(3 << 20)]), (4, [b"short"])):
+        going = partial(end.channel.send, Kind.ANSWERS, number)
+        end.channel.send_parts(Kind.INFER, 0, number, b"", pieces, going)
+    await other.has(6)
+    assert [(kind, number) for kind, number, _, _ in other.frames[2:]] == [
+        (Kind.ANSWERS, 3), (Kind.INFER, 3), (Kind.ANSWERS, 4), (Kind.INFER, 4),
+    ]  # fmt: skip
+    end.channel.close()
+    other.channel.close()
+
+
+test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
+        (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
+        (b"", "the other end has gone"),
+    ],
+    ids=["nonsense", "no file", "nothing"],
+)
+def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        end = End(ours)
+        theirs.sendall(data)
+        if not data:
+            theirs.close()
+        assert await end.lost == reason
+        assert end.channel.closed
+        theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_ends_the_link_rather_than_what_came_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+            raise KeyError("x")
+
+        channel = Channel(theirs, take, lost.set_result)
+        other = End(ours)
+        for number in range(3):
+            other.channel.send(Kind.CANCEL, number)
+        assert await asyncio.wait_for(lost, 20) == "a bug"
+        assert await asyncio.wait_for(other.lost, 20)
+        assert channel.closed
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["bug while taking a frame"]

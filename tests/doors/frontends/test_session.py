@@ -1,0 +1,334 @@
+"""The engine's end of a link, with an engine that notes what it is asked for."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.call import (
+    Call,
+    InferResponse,
+    Timing,
+)
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import NotFound, Overloaded
+from headrace.core.signature import Signature
+from headrace.core.tensors import Buffer, Tensor
+from headrace.doors.frontends.channel import Channel
+from headrace.doors.frontends.session import FrontEndSession
+from headrace.engine.admission import Admission, Held
+from headrace.engine.doors import NOTHING_KNOWN
+from headrace.protocol.link_infer import Flag, Kind, RequestWriter, numbers_rest, read_error
+from headrace.workers.frames import IN_FILE, Header, frame, pack_header
+from tests.protocol.strategies import PROPERTY
+
+Tick = Callable[[], Any]
+
+
+class Work:
+    """One request that the engine has been given."""
+
+    def __init__(self, request: Call) -> None:
+        self.request = request
+        self.cancelled = False
+        self.held = False
+        request.owner = self
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled = True
+
+    def hold(self, call: Call, held: bool) -> None:
+        self.held = held
+
+
+class Model:
+    """A model that answers when the test does."""
+
+    model = "m"
+    name = "7"
+    decoupled = False
+    signature: Signature | None = None
+    direct = None
+
+    def __init__(self) -> None:
+        self.work: list[Work] = []
+
+    def submit(self, call: Call) -> None:
+        self.work.append(Work(call))
+
+
+class FakeEngine:
+    """Knows the model `m`; takes two requests at once."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(2, 0)
+        self.model = Model()
+        self.exiting = False
+
+    known = NOTHING_KNOWN
+
+    def find(self, name: str, version: str = "") -> Model:
+        if name != "m":
+            raise NotFound(f"no model {name!r}")
+        return self.model
+
+
+class AskedCall:
+    """A call that nobody answers."""
+
+    def cancel(self) -> None:
+        pass
+
+    def take(self, piece: bytes, last: bool) -> None:
+        pass
+
+
+class Calls:
+    """Answers nothing."""
+
+    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> AskedCall:
+        return AskedCall()
+
+
+class FrontEnd:
+    """The other end of the link, and the engine behind it."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.frames: list[tuple[Kind, int, int, bytes, bytes]] = []
+        self.lost: list[str] = []
+        self.ready = 0
+        ours, theirs = socket.socketpair()
+        self.host = FrontEndSession(ours, self.engine, Calls(), self._on_ready, self.lost.append)
+        self.sock: socket.socket = theirs
+        self.channel = Channel(theirs, self._take, self.lost.append)
+
+    def _on_ready(self) -> None:
+        self.ready += 1
+
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        self.frames.append((header.kind, header.number, header.flags, meta, bytes(rest)))
+
+    def infer(self, number: int, model: str = "m", flags: int = 0) -> None:
+        """Send a request with one tensor."""
+        tensor = Tensor("x", Datatype.FP32, np.arange(4, dtype=np.float32))
+        meta, pieces = RequestWriter().parts(
+            Call(model, "", str(number), {"x": tensor}, nbytes=100)
+        )
+        self.channel.send_parts(Kind.INFER, flags, number, meta, pieces)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let both ends go on until it is so."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - anything may make it so
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[FrontEnd]:
+    """Both ends, closed in the end."""
+    front_end = FrontEnd()
+    try:
+        yield front_end
+    finally:
+        front_end.channel.close()
+        front_end.host.close()
+        admission = front_end.engine.admission
+        assert (admission.requests, admission.bytes) == (0, 0)
+
+
+def response(request: Call) -> InferResponse:
+    """An answer with the request's tensors."""
+    return InferResponse("m", "7", request.id, list(request.inputs.values()), Timing(1, 2, 3))
+
+
+def test_a_request_and_its_answers() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(5)
+            await front_end.until(lambda: bool(work))
+            assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
+            assert (admission.requests, admission.bytes) == (1, 100)
+            work[0].request.respond(response(work[0].request), False)
+            assert admission.requests == 1
+            work[0].request.respond(response(work[0].request), True)
+            assert admission.requests == 0
+            await front_end.until(lambda: len(front_end.frames) == 2)
+            assert [f[:3] for f in front_end.frames] == [
+                (Kind.RESPONSE, 5, 0),
+                (Kind.RESPONSE, 5, Flag.FINAL),
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_one_read_are_submitted_together() -> None:
+    """In one turn of the loop: a callback that is scheduled by the first sees them all."""
+
+    async def scenario() -> None:
+        async with linked() as front_end:
+            engine = front_end.engine
+            engine.admission.most_requests = 100
+            seen: list[int] = []
+            submit = engine.model.submit
+
+            def noted(call: Call) -> None:
+                if not engine.model.work:
+                    loop = asyncio.get_running_loop()
+                    loop.call_soon(lambda: seen.append(len(engine.model.work)))
+                submit(call)
+
+            engine.model.submit = noted  # type: ignore[method-assign]
+            for number in range(30):
+                front_end.infer(number)
+            await front_end.until(lambda: bool(seen))
+            assert seen == [30]
+
+    asyncio.run(scenario())
+
+
+def test_refusals() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1, "nobody")
+            for number in (2, 3, 4):
+                front_end.infer(number)
+            await front_end.until(lambda: len(front_end.frames) == 2)
+            found = {
+                number: (type(read_error(meta, rest)[0]), flags)
+                for _, number, flags, meta, rest in front_end.frames
+            }
+            assert found == {1: (NotFound, Flag.REFUSE), 4: (Overloaded, Flag.REFUSE)}
+            assert front_end.engine.admission.refused == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_error_says_which_version_it_was() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1)
+            await front_end.until(lambda: bool(front_end.engine.model.work))
+            front_end.engine.model.work[0].request.fail(Overloaded("why"))
+            await front_end.until(lambda: bool(front_end.frames))
+            _, number, flags, meta, rest = front_end.frames[0]
+            error, version = read_error(meta, rest)
+            assert (number, flags, type(error), str(error), version) == (
+                1, 0, Overloaded, "why", "7",
+            )  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_cancellation() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(1)
+            front_end.infer(2)
+            front_end.channel.send(Kind.CANCEL, 1)
+            front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
+            await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
+            assert (admission.requests, work[1].cancelled) == (1, False)
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            work, admission = front_end.engine.model.work, front_end.engine.admission
+            front_end.infer(1)
+            front_end.infer(2)
+            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
+            await front_end.until(lambda: admission.requests == 5)
+            assert admission.bytes == 700
+            front_end.channel.close()
+            await front_end.until(lambda: bool(front_end.lost))
+            assert [w.cancelled for w in work] == [True, True]
+            assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_front_ends_tell() -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            admission = front_end.engine.admission
+            front_end.channel.send(Kind.READY)
+            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
+            front_end.channel.send(
+                Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3))
+            )
+            await front_end.until(lambda: admission.requests == 1)
+            assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
+            assert admission.connections == {"http": 5, "grpc": 6}
+            front_end.channel.close()
+            await front_end.until(lambda: bool(front_end.lost))
+            # Nothing is open there any more, but what was counted stays counted.
+            assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(Kind.RESPONSE, number=1),
+        frame(Kind.INFER, b"{}", 1),
+        frame(Kind.INFER, b"[]", 1, bytes(40)),
+        frame(Kind.CALL, b"\xff", 1),
+        frame(Kind.HELD, number=1),
+        pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
+        frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1),
+    ],
+    ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
+)
+def test_nonsense_ends_the_link_and_nothing_else(data: bytes) -> None:
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(7)
+            await front_end.until(lambda: bool(front_end.engine.model.work))
+            front_end.sock.sendall(data)
+            await front_end.until(lambda: bool(front_end.lost))
+            assert front_end.engine.model.work[0].cancelled
+
+    asyncio.run(scenario())
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.builds(
+                frame,
+                st.sampled_from(Kind),
+                st.binary(max_size=10),
+                st.integers(0, 3),
+                st.binary(max_size=20),
+                st.integers(0, 127),
+            ),
+        ),
+        max_size=6,
+    )
+)
+def test_any_bytes(pieces: list[bytes]) -> None:
+    """Whatever comes, the engine goes on: nothing is raised, and nothing stays counted."""
+
+    async def scenario() -> None:
+        async with linked() as front_end:
+            front_end.infer(1)
+            for piece in pieces:
+                front_end.sock.sendall(piece)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())

@@ -1,0 +1,56 @@
+"""The socket's side of a client's connection."""
+
+import asyncio
+from typing import Any
+
+from headrace.doors.grpc.native.connection import GrpcConnection, ServerContext
+from headrace.doors.grpc.options import GrpcOptions
+from headrace.engine.admission import Admission
+from headrace.protocol.http2.protocol import Limits
+
+
+class Transport(asyncio.Transport):
+    """Has what is written to it; as uvloop's, it must not be written to when it has closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[Any] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        """Take it."""
+        if self.closed:
+            raise RuntimeError("the handler is closed")
+        self.written.append(data)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There are none."""
+
+    def is_closing(self) -> bool:
+        """Whether it has been closed."""
+        return self.closed
+
+
+def test_what_a_lost_connection_would_still_be_sent_goes_nowhere() -> None:
+    """Nor does it keep other connections from being written to in the same turn of the loop."""
+
+    async def scenario() -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
+        context = ServerContext({}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
+        gone, there = Transport(), Transport()
+        connections = []
+        for transport in (gone, there):
+            connections.append(GrpcConnection(context))
+            connections[-1].connection_made(transport)
+        gone.closed = True
+        connections[0].connection_lost(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        connections[1].connection_lost(None)
+        return gone.written, there.written, problems
+
+    gone, there, problems = asyncio.run(scenario())
+    assert gone == []
+    assert len(there) == 1  # the settings
+    assert problems == []

@@ -1,0 +1,66 @@
+"""grpcio's server with our handlers."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from headrace.core.call import Call
+from headrace.core.tensors import Buffer
+from headrace.doors.grpc.call import Handlers
+from headrace.doors.grpc.grpcio import GrpcioServer
+from headrace.doors.grpc.options import GrpcOptions
+from headrace.doors.grpc.service import InferCall
+from headrace.engine.admission import Admission
+
+_PATH = "/any.Service/Any"
+
+
+class Counting:
+    """An owner that counts how often its call was given up."""
+
+    cancelled = 0
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled += 1
+
+    def hold(self, call: Call, held: bool) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_request_ends_once(answered: bool) -> None:
+    """Its answer may come after its client has gone, and before that is seen."""
+
+    async def scenario() -> int:
+        owner = Counting()
+        begun: asyncio.Future[tuple[asyncio.Task[None], InferCall]] = asyncio.Future()
+
+        def direct(_: Buffer, call: InferCall) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            call.begin()
+            call.account.enter(0)
+            call.owner, call.nbytes, call.entered = owner, 0, True
+            begun.set_result((task, call))
+
+        server = GrpcioServer(
+            Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
+        )
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask: Any = channel.unary_unary(_PATH)
+            call = ask(b"")
+            task, served = await begun
+            task.cancel()
+            if answered:
+                served.leave()
+                served.answer([b""], b"")
+            await asyncio.wait([task])
+            call.cancel()
+        await server.stop(0)
+        return owner.cancelled
+
+    assert asyncio.run(scenario()) == (0 if answered else 1)

@@ -1,0 +1,130 @@
+"""Streams of the server's health: each is told of changes, and none asks by itself."""
+
+import asyncio
+from typing import Any, cast
+
+from headrace.core.errors import ServerError
+from headrace.doors.grpc.call import Message
+from headrace.doors.grpc.services import health_handlers
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Readiness
+from headrace.protocol.pb import health_pb2 as pb
+
+_STREAMS = 1000
+
+
+class Server:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.asked = 0
+
+    def look(self) -> bool:
+        self.asked += 1
+        return self.ready
+
+
+class Peer:
+    """Keeps what a stream is told."""
+
+    congested = False
+
+    def __init__(self, told: list[bool]) -> None:
+        self.told = told
+        self.finished = False
+
+    def send(self, message: Message) -> None:
+        status = pb.HealthCheckResponse.FromString(b"".join(message)).status
+        self.told.append(status == pb.HealthCheckResponse.SERVING)
+
+    def finish(self, error: ServerError | None = None) -> None:
+        assert error is None
+        self.finished = True
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Timers:
+    """Counts what is to happen later."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.count = 0
+        later = loop.call_at
+
+        def call_at(*args: Any, **more: Any) -> asyncio.TimerHandle:
+            self.count += 1
+            return later(*args, **more)
+
+        cast(Any, loop).call_at = call_at
+
+
+def test_a_thousand_streams_ask_once_for_each_change() -> None:
+    async def scenario() -> None:
+        server, admission = Server(), Admission(0, 0)
+        readiness = Readiness(server.look)
+        _, watch = health_handlers(readiness, admission)
+        told: list[bool] = []
+
+        timers = Timers(asyncio.get_running_loop())
+        peers = [Peer(told) for _ in range(_STREAMS)]
+        streams = [watch(cast(Any, peer)) for peer in peers]
+        for stream in streams:
+            stream.receive(b"")
+            stream.half_close()
+        assert told == [False] * _STREAMS
+        asked = server.asked
+        await turns(1000)
+        assert server.asked == asked
+        readiness.may_have_changed()  # and has not
+        await turns()
+        assert server.asked == asked + 1
+        server.ready = True
+        for _ in range(100):
+            readiness.may_have_changed()
+        await turns()
+        assert told[_STREAMS:] == [True] * _STREAMS
+        assert server.asked <= asked + 2 + _STREAMS
+        server.ready = False
+        admission.close()
+        assert all(peer.finished for peer in peers)
+        for stream in streams:
+            stream.closed()
+        assert told[2 * _STREAMS :] == [False] * _STREAMS
+        assert timers.count == 0
+        readiness.may_have_changed()  # for nobody
+
+    asyncio.run(scenario())
+
+
+def test_a_change_that_is_undone_in_the_same_turn_is_none() -> None:
+    async def scenario() -> None:
+        server = Server()
+        readiness = Readiness(server.look)
+        told: list[bool] = []
+
+        def tell() -> None:
+            told.append(server.ready)
+
+        readiness.watch(tell)
+        server.ready = True
+        readiness.may_have_changed()
+        server.ready = False
+        readiness.may_have_changed()
+        await turns()
+        assert told == []
+        server.ready = True
+        readiness.may_have_changed()
+        await turns()
+        assert told == [True]
+        readiness.unwatch(tell)
+        server.ready = False
+        readiness.may_have_changed()
+        await turns()
+        assert told == [True]
+
+    asyncio.run(scenario())

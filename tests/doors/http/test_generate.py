@@ -1,0 +1,527 @@
+"""Generate requests to models that answer as the test says, by clients that read as it says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from headrace.core.call import Call, InferResponse, Raw, Timing
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
+from headrace.core.tensors import Tensor
+from headrace.doors.http.generate import (
+    NOT_ONE_RESPONSE,
+    GenerateRoute,
+    Responses,
+)
+from headrace.engine.doors import PAUSE_BYTES
+from tests.doors.fakes import FakeEngine, Work
+
+Message = dict[str, Any]
+_EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class AskedCall:
+    """One request through the route, and its client."""
+
+    def __init__(self, engine: FakeEngine, path: str, body: bytes | None, **headers: str) -> None:
+        """`body` None is one that does not come."""
+        self.engine = engine
+        self.sent: list[Message] = []
+        self.reads = asyncio.Event()  # whether the client takes what is sent
+        self.reads.set()
+        self._gone = asyncio.Event()
+        self._body: list[Message] = []
+        if body is not None:
+            self._body.append({"type": "http.request", "body": body, "more_body": False})
+        self._headers = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
+        self.scope: Message = {
+            "type": "http", "method": "POST", "path": path, "headers": self._headers,
+        }  # fmt: skip
+        self.route = GenerateRoute(engine, 1_000)
+        assert self.route.claims("POST", path)
+        self.task = asyncio.create_task(self.route.handle(self.scope, self._receive, self._send))
+
+    async def _receive(self) -> Message:
+        if self._body:
+            return self._body.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.sent.append(message)
+
+    def leave(self) -> None:
+        """The client goes away."""
+        self._gone.set()
+
+    async def work(self, model: str = "many") -> Work:
+        """What the model has been given."""
+        await until(lambda: bool(self.engine.models[model].work))
+        return self.engine.models[model].last
+
+    async def answer(self) -> tuple[int, bytes, bytes]:
+        """The whole answer: status, content type, body."""
+        await self.task
+        head, *body = self.sent
+        headers = dict(head["headers"])
+        assert [piece.get("more_body", False) for piece in body] == [True] * (len(body) - 1) + [
+            False
+        ]
+        text = b"".join(piece["body"] for piece in body)
+        assert int(headers.get(b"content-length", len(text))) == len(text)
+        return head["status"], headers[b"content-type"], text
+
+    @property
+    def text(self) -> bytes:
+        """The body so far."""
+        return b"".join(piece.get("body", b"") for piece in self.sent)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything go on until it is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - anything may make it so
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def calling(
+    verb: str = "generate_stream",
+    body: bytes | None = b'{"x":1,"id":"a"}',
+    model: str = "many",
+    **headers: str,
+) -> AsyncIterator[AskedCall]:
+    """A request; after it nothing may stay counted."""
+    engine = FakeEngine()
+    call = AskedCall(engine, f"/v2/models/{model}/{verb}", body, **headers)
+    try:
+        yield call
+    finally:
+        call.task.cancel()
+        await asyncio.wait([call.task])
+    assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario to its end."""
+
+    async def whole() -> None:
+        await scenario()
+
+    asyncio.run(whole())
+
+
+def document(text: bytes) -> bytes:
+    """The response that `Work.answer` gives for a text, as JSON."""
+    value = orjson.dumps(text[0] if len(text) == 1 else list(text))
+    return b'{"id":"a","model_name":"many","model_version":"7","y":%b}' % value
+
+
+@pytest.mark.parametrize(
+    ("path", "claimed"),
+    [
+        ("/v2/models/m/generate", True),
+        ("/v2/models/m/generate_stream", True),
+        ("/v2/models/m/versions/2/generate", True),
+        ("/v2/models/m/versions/2/generate_stream", True),
+        ("/v2/models/m/versions/x/generate", False),
+        ("/v2/models/m/infer", False),
+        ("/v2/models//generate", False),
+        ("/v2/models/m/n/generate", False),
+        ("/generate", False),
+    ],
+)
+def test_paths(path: str, claimed: bool) -> None:
+    assert GenerateRoute(FakeEngine(), 1).claims("POST", path) is claimed
+
+
+def test_one_response() -> None:
+    async def scenario() -> None:
+        async with calling("generate", b'{"x":[1,2],"t":0.5}') as call:
+            work = await call.work()
+            assert work.request.inputs["x"].array.tolist() == [[1, 2]]
+            assert work.request.parameters == {"t": 0.5}
+            assert call.engine.admission.requests == 1
+            work.answer("ab", final=True)
+            assert await call.answer() == (
+                200, b"application/json", document(b"ab").replace(b'"id":"a",', b""),
+            )  # fmt: skip
+            assert call.scope["inference"] == {"model": "many", "version": "7", "request_id": ""}
+            assert not work.cancelled
+
+    run(scenario)
+
+
+def test_one_response_and_an_end_without_another() -> None:
+    async def scenario() -> None:
+        async with calling("generate") as call:
+            work = await call.work()
+            work.answer("a")
+            work.request.finish()
+            assert await call.answer() == (200, b"application/json", document(b"a"))
+
+    run(scenario)
+
+
+def test_more_than_one_response() -> None:
+    """The first one has decided on the status. The model need not go on."""
+
+    async def scenario() -> None:
+        async with calling("generate") as call:
+            work = await call.work()
+            work.answer("a")
+            await asyncio.sleep(0)
+            assert not call.sent
+            work.answer("b")
+            status, _, text = await call.answer()
+            assert (status, orjson.loads(text)) == (200, {"error": NOT_ONE_RESPONSE})
+            assert work.cancelled
+
+    run(scenario)
+
+
+def test_no_response() -> None:
+    async def scenario() -> None:
+        async with calling("generate") as call:
+            (await call.work()).request.finish()
+            status, _, text = await call.answer()
+            assert (status, orjson.loads(text)) == (500, {"error": NOT_ONE_RESPONSE})
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_error_instead_of_one_response(before: int) -> None:
+    async def scenario() -> None:
+        async with calling("generate") as call:
+            work = await call.work()
+            for _ in range(before):
+                work.answer("a")
+            work.request.fail(ExecutionFailed("why"))
+            assert await call.answer() == (500, b"application/json", b'{"error":"why"}')
+
+    run(scenario)
+
+
+def test_a_stream() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            assert not call.sent
+            for number, letters in enumerate(("a", "bc", "d")):
+                work.answer(letters)
+                await until(lambda: call.text.count(b"\n\n") == number + 1)  # noqa: B023
+            assert call.engine.admission.requests == 1
+            work.answer("e", final=True)
+            status, kind, text = await call.answer()
+            assert (status, kind) == (200, _EVENTS)
+            assert b"content-length" not in dict(call.sent[0]["headers"])
+            events = [document(t) for t in (b"a", b"bc", b"d", b"e")]
+            assert text == b"".join(b"data: %b\n\n" % event for event in events)
+            assert call.scope["inference"]["request_id"] == "a"
+
+    run(scenario)
+
+
+def test_a_stream_without_responses() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            (await call.work()).request.finish()
+            assert await call.answer() == (200, _EVENTS, b"")
+
+    run(scenario)
+
+
+def test_an_error_after_responses_is_an_event() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer("a")
+            work.request.fail(ExecutionFailed("why"))
+            status, kind, text = await call.answer()
+            assert (status, kind) == (200, _EVENTS)
+            assert text == b'data: %b\n\ndata: {"error":"why"}\n\n' % document(b"a")
+
+    run(scenario)
+
+
+def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            (await call.work()).request.fail(QueueTimeout("late"))
+            assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
+            assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+@pytest.mark.parametrize(
+    ("body", "model", "headers", "status", "text"),
+    [
+        (b"{", "many", {}, 400, "failed to parse the request JSON"),
+        (b'{"x":"a"}', "many", {}, 400, "input 'x' of datatype INT32 takes integers"),
+        (b'{"id":"bad"}', "many", {}, 400, "as asked"),
+        (b'{"x":1}', "nobody", {}, 404, "no model 'nobody'"),
+        (b" " * 1_001, "many", {}, 413, "exceeds"),
+        (b'{"x":1}', "many", {"content_encoding": "gzip"}, 400, "must not be compressed"),
+        (b'{"x":1}', "many", {"content_length": "x"}, 400, "Content-Length must be a number"),
+    ],
+)
+def test_errors_before_inference(
+    verb: str, body: bytes, model: str, headers: dict[str, str], status: int, text: str
+) -> None:
+    async def scenario() -> None:
+        async with calling(verb, body, model, **headers) as call:
+            found, kind, answer = await call.answer()
+            assert (found, kind) == (status, b"application/json")
+            assert text in orjson.loads(answer)["error"]
+
+    run(scenario)
+
+
+def test_a_wrong_method() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        call = AskedCall(engine, "/v2/models/many/generate", b"")
+        call.scope["method"] = "GET"
+        assert (await call.answer())[0] == 405
+
+    run(scenario)
+
+
+def test_no_encoding_is_an_encoding() -> None:
+    async def scenario() -> None:
+        async with calling("generate", content_encoding="identity") as call:
+            (await call.work()).answer("a", final=True)
+            assert (await call.answer())[0] == 200
+
+    run(scenario)
+
+
+def test_timings_among_the_members() -> None:
+    async def scenario() -> None:
+        async with calling("generate", b'{"x":1,"headrace_timing":true}') as call:
+            work = await call.work()
+            assert work.request.parameters == {}
+            work.answer("a", final=True)
+            answer = orjson.loads((await call.answer())[2])
+            assert (answer["batch_rows"], answer["queue_us"], answer["compute_us"]) == (3, 0, 0)
+
+    run(scenario)
+
+
+def test_a_model_pauses_while_its_client_does_not_read() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer("a")
+            await until(lambda: bool(call.text))
+            call.reads.clear()
+            work.answer("b")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not work.held  # what is on its way does not count
+            work.answer(PAUSE_BYTES)
+            assert work.holds == 1
+            work.answer("under way when it was asked")
+            assert work.holds == 1
+            call.reads.set()
+            await until(lambda: not work.held)
+            work.answer("c", final=True)
+            _, _, text = await call.answer()
+            assert text.count(b"\n\n") == 5
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_the_client_goes_away(verb: str, before: int) -> None:
+    async def scenario() -> None:
+        async with calling(verb) as call:
+            work = await call.work()
+            for _ in range(before):
+                work.answer("a")
+            call.leave()
+            await call.task
+            assert work.cancelled
+
+    run(scenario)
+
+
+def test_the_client_goes_away_before_its_request_is_there() -> None:
+    async def scenario() -> None:
+        async with calling(body=None) as call:
+            call.leave()
+            await call.task
+            assert not call.sent
+            assert not call.engine.many.work
+
+    run(scenario)
+
+
+def test_a_response_that_has_no_json() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
+            work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
+            assert work.cancelled
+            status, _, text = await call.answer()
+            assert status == 400
+            assert b"sending FP16 data via JSON is not supported" in text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("verb", "started"), [("generate", 0), ("generate_stream", 1)])
+def test_the_server_ends(verb: str, started: int) -> None:
+    async def scenario() -> None:
+        async with calling(verb) as call:
+            work = await call.work()
+            if started:
+                work.answer("a")
+                await until(lambda: bool(call.text))
+            call.task.cancel()
+            status, _, text = await call.answer()
+            assert status == (200 if started else 503)
+            assert b'{"error":"Server exiting"}' in text
+            assert work.cancelled
+
+    run(scenario)
+
+
+def test_a_connection_does_not_outlast_the_server() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            call.engine.admission.close()
+            work.answer("a", final=True)
+            await call.answer()
+            assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
+
+    run(scenario)
+
+
+def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
+    """In a front end, which knows no models; what they refuse is told as late as that."""
+
+    async def scenario() -> None:
+        async with calling(body=b'{"x":') as call:
+            call.engine.many.signature = None
+            work = await call.work()
+            assert work.request.raw is Raw.GENERATE
+            assert bytes(work.request.inputs[""].array.data) == b'{"x":'
+            work.request.refuse(NotFound("no such model"))
+            assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
+
+    run(scenario)
+
+
+# --- what waits
+
+
+def counted(response: InferResponse) -> bytes:
+    """A response as so many bytes as it has rows."""
+    return bytes(response.timing.batch_rows)
+
+
+def rows(count: int) -> InferResponse:
+    """A response that is `count` bytes long."""
+    return InferResponse("m", "1", "", [], Timing(0, 0, count))
+
+
+def test_a_model_that_does_not_pause_is_given_up() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        responses = Responses(counted, 10 * PAUSE_BYTES)
+        work = Work(engine.many, Call("many", "", "", {}))
+        responses.attach(work.request)
+        responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
+        assert (work.held, work.cancelled) == (True, False)
+        responses.respond(rows(1), False)
+        assert (work.held, work.cancelled) == (True, True)
+        await responses.news()
+        assert responses.take() == []
+        assert "does not read the responses" in str(responses.error)
+        responses.respond(rows(1), True)
+        assert responses.count == 2
+
+    run(scenario)
+
+
+def test_what_comes_before_it_is_under_way() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        responses = Responses(counted)
+        responses.respond(rows(PAUSE_BYTES + 1), False)
+        work = Work(engine.many, Call("many", "", "", {}))
+        responses.attach(work.request)
+        assert [work.held] == [True]
+        assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]
+        assert [work.held] == [False]
+        responses.close()
+        assert work.cancelled
+
+    run(scenario)
+
+
+def test_what_comes_behind_a_large_response_waits_for_it() -> None:
+    """It is encoded on a thread."""
+
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer(200_000)
+            work.answer("b", final=True)
+            await call.task
+            events = call.text.split(b"\n\n")
+            assert len(events[0]) > 400_000
+            assert events[1:] == [b"data: " + document(b"b"), b""]
+
+    run(scenario)
+
+
+def test_a_client_that_goes_while_a_response_is_encoded() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work = await call.work()
+            work.answer(200_000)
+            work.answer("b")
+            call.leave()
+            await call.task
+            assert work.cancelled
+            assert call.text == b""
+
+    run(scenario)
+
+
+def test_what_waits_for_the_client_counts() -> None:
+    async def scenario() -> None:
+        async with calling() as call:
+            work, admission = await call.work(), call.engine.admission
+            before = admission.bytes
+            work.answer("first")
+            await until(lambda: bool(call.text))
+            call.reads.clear()
+            work.answer("second")
+            await until(lambda: admission.bytes == before)  # it is being sent
+            work.answer(1000)
+            assert admission.bytes > before + 1000
+            call.reads.set()
+            await until(lambda: admission.bytes == before)
+            call.reads.clear()
+            for _ in range(3):
+                work.answer(1000)
+            call.leave()
+
+    run(scenario)

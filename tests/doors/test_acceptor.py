@@ -1,0 +1,99 @@
+"""Connections that wait when a listener closes, and those for which there is no descriptor."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import cast
+
+import pytest
+import uvloop
+
+from headrace.doors.acceptor import Acceptor
+from headrace.doors.http.server import bind
+
+
+class Greeting(asyncio.Protocol):
+    """Greets and hangs up."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        greeted = cast(asyncio.Transport, transport)
+        greeted.write(b"hello")
+        greeted.close()
+
+
+@contextmanager
+def no_free_descriptors() -> Iterator[None]:
+    """Open files until there are as many as there may be."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open(os.devnull, os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 20, before[1]))
+    opened: list[int] = []
+    try:
+        for _ in range(1000):
+            try:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def received(client: socket.socket) -> bytes:
+    """All that comes until the other side hangs up."""
+    loop, parts = asyncio.get_running_loop(), list[bytes]()
+    client.setblocking(False)
+    while part := await loop.sock_recv(client, 100):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_connections_that_wait_when_it_closes_are_taken_over() -> None:
+    async def scenario(stack: ExitStack) -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
+        acceptor = Acceptor(listener, Greeting, list)
+        acceptor.start()
+        acceptor.close()  # before the loop has had a turn
+        acceptor.close()
+        for client in clients:
+            assert await received(client) == b"hello"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+    with ExitStack() as stack:
+        uvloop.run(scenario(stack))
+
+
+def test_clients_for_whom_there_is_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stack: ExitStack) -> None:
+        failures = list[int]()
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        clients = [stack.enter_context(socket.socket()) for _ in range(6)]
+        acceptor = Acceptor(listener, Greeting, lambda: failures.append(1))
+        acceptor.start()
+        with no_free_descriptors():
+            for client in clients[:5]:
+                client.connect(address)
+                assert await received(client) == b""  # at once, not when there is a descriptor
+        assert len(failures) == 5
+        clients[5].connect(address)
+        assert await received(clients[5]) == b"hello"
+        assert len(failures) == 5
+        acceptor.close()
+
+    with ExitStack() as stack, caplog.at_level(logging.ERROR):
+        uvloop.run(scenario(stack))
+    # One line for the first, and none for those soon after it.
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept 1 connection: Too many open files; they are closed, or wait"
+    ]

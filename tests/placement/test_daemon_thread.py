@@ -1,0 +1,55 @@
+"""Work on threads of their own."""
+
+import asyncio
+from threading import Event
+
+import pytest
+
+from headrace.placement.daemon_thread import NoResources, run_in_daemon_thread
+from tests.placement.threads import no_threads
+
+
+def test_without_a_thread_there_is_no_result() -> None:
+    async def work() -> None:
+        with no_threads():
+            future = run_in_daemon_thread(pytest.fail, "start m_0")
+        with pytest.raises(NoResources, match=r"^cannot start m_0: can't start new thread$"):
+            await future
+
+    asyncio.run(work())
+
+
+def test_a_result_that_nobody_waits_for_is_given_away() -> None:
+    begun, go_on = Event(), Event()
+
+    def compute() -> int:
+        begun.set()
+        go_on.wait()
+        return 7
+
+    async def work() -> int:
+        given: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future = run_in_daemon_thread(compute, "compute", given.set_result)
+        await asyncio.to_thread(begun.wait)
+        future.cancel()
+        go_on.set()
+        return await given
+
+    assert asyncio.run(work()) == 7
+
+
+def test_a_result_for_a_loop_that_is_closed_is_given_away() -> None:
+    go_on, given = Event(), list[int]()
+    told = Event()
+
+    def take(result: int) -> None:
+        given.append(result)
+        told.set()
+
+    async def work() -> None:
+        run_in_daemon_thread(lambda: go_on.wait() and 7, "compute", take)
+
+    asyncio.run(work())
+    go_on.set()
+    assert told.wait(10)
+    assert given == [7]

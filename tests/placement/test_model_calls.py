@@ -1,0 +1,148 @@
+"""A model's calls: who is asked to pause, and who may go on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from headrace.core.call import Call
+from headrace.core.errors import ServerError
+from headrace.placement.worker.conversation import ModelCalls
+from headrace.placement.worker.worker_process import WorkerProcess
+from headrace.scheduling.batch import Batch
+from headrace.workers.triton_requests import TritonError
+
+
+class FakeLink:
+    """A worker's socket that takes nothing in while `unsent` says so."""
+
+    def __init__(self) -> None:
+        self.unsent = 0
+        self.on_empty: Callable[[], None] = lambda: None
+        self.sent: list[dict[str, Any]] = []
+
+    def send_loose(self, kind: object, document: dict[str, Any], blocks: object) -> None:
+        self.sent.append(document)
+
+
+class FakeProcess:
+    """A worker."""
+
+    def __init__(self) -> None:
+        self.link = FakeLink()
+
+
+class FakeOwner:
+    """A request under way."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.cancelled = False
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled = True
+
+    def hold(self, call: Call, held: bool) -> None:
+        self.held = held
+
+
+class FakeHost:
+    """Models that answer when the test does."""
+
+    def __init__(self) -> None:
+        self.owners: list[FakeOwner] = []
+        self.calls: list[Call] = []
+
+    def submit(self, call: Call, inside: bool) -> None:
+        call.owner = owner = FakeOwner()
+        self.owners.append(owner)
+        self.calls.append(call)
+
+    def control(
+        self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
+    ) -> None:
+        answer(document["op"], None)
+
+    def metric(self, document: Mapping[str, Any]) -> None:
+        """None is told here."""
+
+
+class Bench:
+    """The calls of one worker, and everything around them."""
+
+    def __init__(self) -> None:
+        self.process = FakeProcess()
+        self.link = self.process.link
+        self.host = FakeHost()
+        self.calls = ModelCalls(cast("WorkerProcess", self.process), self.host)
+
+    def begin(self, number: int, batch: Batch | None = None) -> FakeOwner:
+        """Take a call to a decoupled model."""
+        document = {
+            "call": number, "op": "infer", "model": "m", "version": -1, "id": "", "inputs": [],
+            "outputs": [], "parameters": {}, "timeout": 0, "correlation_id": 0, "flags": 0,
+            "decoupled": True, "sizes": [],
+        }  # fmt: skip
+        self.calls.begin(document, b"", 0, batch)
+        return self.host.owners[-1]
+
+    def fill(self) -> None:
+        """The worker takes nothing in while a reply comes."""
+        self.link.unsent = 1000
+        self.calls.reply(99, False, {"response": None})
+
+    def empty(self) -> None:
+        """It has taken everything in."""
+        self.link.unsent = 0
+        self.link.on_empty()
+
+
+def test_a_worker_that_takes_nothing_in_has_all_models_pause() -> None:
+    bench = Bench()
+    first = bench.begin(1)
+    bench.fill()
+    second = bench.begin(2)
+    assert (first.held, second.held) == (True, True)
+    bench.empty()
+    assert (first.held, second.held) == (False, False)
+
+
+def test_what_the_model_holds_itself_stays_held() -> None:
+    bench = Bench()
+    slow, quick = bench.begin(1), bench.begin(2)
+    bench.calls.hold(1, True)
+    bench.fill()
+    bench.empty()
+    assert (slow.held, quick.held) == (True, False)
+    bench.calls.hold(1, False)
+    assert not slow.held
+
+
+def test_the_model_does_not_let_go_of_what_the_server_holds() -> None:
+    bench = Bench()
+    ticket = bench.begin(1)
+    bench.calls.hold(1, True)
+    bench.fill()
+    bench.calls.hold(1, False)
+    assert ticket.held
+    bench.empty()
+    assert not ticket.held
+
+
+def test_a_call_that_is_dropped_is_cancelled_and_still_replied_to() -> None:
+    bench = Bench()
+    ticket = bench.begin(1)
+    bench.calls.drop(1)
+    assert ticket.cancelled
+    gone = TritonError.CANCELLED, "the model that has asked for this has called it off"
+    assert bench.link.sent == [{"call": 1, "final": True, "response": {"error": gone}}]
+
+
+def test_calls_end_with_the_batch_that_nobody_waits_for() -> None:
+    bench = Bench()
+    batch, other = cast("Batch", object()), cast("Batch", object())
+    inside, beside = bench.begin(1, batch), bench.begin(2, other)
+    bench.calls.abandon(batch)
+    assert (inside.cancelled, beside.cancelled) == (True, False)
+    [told] = bench.link.sent
+    assert told["response"]["error"][1].startswith("nobody waits")
+    bench.calls.end()
+    assert beside.cancelled

@@ -1,0 +1,89 @@
+"""What a configuration's parameters say of workers, and what is wrong with them."""
+
+import resource
+
+import pytest
+
+from headrace.core.errors import InvalidOption
+from headrace.core.limits import ExecutionLimits
+from headrace.placement.worker.python_options import WorkerOptions
+from headrace.workers.limits import Limits
+
+
+def test_without_parameters() -> None:
+    options = WorkerOptions.of({"python": "/usr/bin/python3"})
+    assert options == WorkerOptions(ExecutionLimits(), 30.0, 0, 0, 2, Limits(0, 0, 0))
+
+
+def test_all_of_them() -> None:
+    options = WorkerOptions.of(
+        {
+            "execution_limit_secs": "2.5", "stall_secs": "1.5", "heartbeat_secs": "0",
+            "max_rss": "1.5GiB", "max_requests": "1000", "quarantine_deaths": "3", "nice": "19",
+            "memory_limit": "512MiB", "max_open_files": "64", "worker_env": "SHOP_*, TOKEN",
+        }
+    )  # fmt: skip
+    limits = Limits(19, 512 << 20, 64)
+    assert options == WorkerOptions(
+        ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits, ("SHOP_*", "TOKEN")
+    )
+
+
+def test_the_servers_limits_are_defaults() -> None:
+    options = WorkerOptions.of({"stall_secs": "0"}, ExecutionLimits(600, 60))
+    assert options.execution == ExecutionLimits(600, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("1048576", 1 << 20), ("7B", 7), ("2KiB", 2048), ("2 kB", None), ("2KB", 2000),
+        ("3 MB", 3_000_000), ("1TiB", 1 << 40), (" 1GB ", 10**9), ("0.5GiB", 1 << 29),
+        ("iB", None), ("1iB", None), ("-1", None), ("", None), ("1e9", None), ("a lot", None),
+        ("9" * 16, None), ("1 0", None), ("1GiBB", None),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, size: int | None) -> None:
+    if size is None:
+        with pytest.raises(InvalidOption, match="expected a number of bytes or a size such as"):
+            WorkerOptions.of({"max_rss": text})
+    else:
+        assert WorkerOptions.of({"max_rss": text}).max_rss == size
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("execution_limit_secs", "fast", "a number of seconds, 0 for no limit"),
+        ("stall_secs", "-1", "a number of seconds, 0 for no limit"),
+        ("heartbeat_secs", "-1", "a number of seconds"),
+        ("heartbeat_secs", "nan", "a number of seconds"),
+        ("heartbeat_secs", "0.5", "0 or a number of seconds from 1 on"),
+        ("max_requests", "1.5", "a whole number, 0 for no limit"),
+        ("max_requests", "-1", "a whole number"),
+        ("max_requests", "\u0661", "a whole number"),
+        ("quarantine_deaths", "1", "0 or a whole number from 2 on"),
+        ("quarantine_deaths", "two", "0 or a whole number from 2 on"),
+        ("nice", "20", "a whole number from 0 to 19"),
+        ("nice", "-5", "a whole number from 0 to 19, got '-5'"),
+        ("memory_limit", "1MiB", "0 or a size from 128MiB on"),
+        ("memory_limit", "much", "a number of bytes or a size"),
+        ("worker_env", "SHOP=1", "names of environment variables, or patterns"),
+        ("worker_env", "", "names of environment variables, or patterns"),
+        ("max_open_files", "3", "0 or a number from 32 to "),
+    ],
+)
+def test_what_is_none(name: str, text: str, expected: str) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        WorkerOptions.of({name: text})
+    assert raised.value.path == f"parameters['{name}']"
+    assert raised.value.text.startswith(f"expected {expected}")
+    assert raised.value.text.endswith(f", got {text!r}")
+
+
+def test_more_files_than_the_server_itself_may_open() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most != resource.RLIM_INFINITY
+    assert WorkerOptions.of({"max_open_files": str(most)}).limits.files == most
+    with pytest.raises(InvalidOption, match=f"from 32 to {most}, the server's own limit"):
+        WorkerOptions.of({"max_open_files": str(most + 1)})

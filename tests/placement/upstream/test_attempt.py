@@ -1,0 +1,151 @@
+"""Requests on their way to servers, of which some cannot be written for one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Set
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import Unavailable
+from headrace.placement.upstream.attempt import Attempt, Policy
+from headrace.placement.upstream.connection import (
+    CallFailed,
+    Receiver,
+    RemoteDescription,
+    RemoteRequest,
+)
+from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.upstream import Upstream
+from headrace.protocol.status import Failure, Fate
+from headrace.protocol.v2_protobuf import RemoteAnswer
+
+REQUEST = RemoteRequest([], [], {})
+REFUSED = CallFailed(Failure(Fate.REFUSED, Unavailable("full")), "full")
+
+
+class Connection:
+    """Takes nothing if it is `broken`, and refuses all else once it is told."""
+
+    def __init__(self, broken: bool) -> None:
+        self._broken = broken
+        self.refuse: Callable[[], None] = lambda: None
+        self.checked = asyncio.Event()
+        self.checks = 0
+
+    def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> "Connection":
+        if self._broken:
+            raise ValueError("cannot be written")
+        self.refuse = lambda: receiver.failed(REFUSED)
+        return self
+
+    def stream(self, request: RemoteRequest, seconds: float, receiver: object) -> "Connection":
+        raise AssertionError("no model here is decoupled")
+
+    def cancel(self) -> None:
+        """End the call."""
+
+    def hold(self, held: bool) -> None:
+        """There is nothing to pause."""
+
+    async def describe(self, seconds: float) -> RemoteDescription:
+        raise AssertionError("nothing is loaded here")
+
+    async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
+        raise AssertionError("nothing is awaited here")
+
+    async def load(self, config: str, seconds: float) -> None:
+        raise AssertionError("nothing is loaded here")
+
+    async def unload(self, seconds: float) -> None:
+        raise AssertionError("nothing is loaded here")
+
+    async def ready(self, seconds: float) -> bool:
+        self.checks += 1
+        if self.checks > 1:
+            self.checked.set()
+            await asyncio.sleep(3600)
+        if self._broken:
+            raise ValueError("cannot be asked")
+        return True
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Bench:
+    """Servers, and who waits."""
+
+    def __init__(self, root: Path, broken: list[bool]) -> None:
+        loop = asyncio.get_running_loop()
+        options = RemoteOptions.of(
+            {"endpoints": "grpc://127.0.0.1", "health_interval_secs": "0.01"}, "m", 0, root
+        )
+        self.connections = [Connection(each) for each in broken]
+        self.upstreams = [
+            Upstream(
+                Endpoint(f"s{n}", "grpc", "127.0.0.1", n, "s"), connection, options, "m", loop,
+                lambda: None, True,
+            )
+            for n, connection in enumerate(self.connections)
+        ]  # fmt: skip
+        self.ends: list[Exception] = []
+
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
+        return next((one for one in self.upstreams if one not in tried), None)
+
+    def attempt(self) -> Attempt:
+        """A request on its way to them."""
+        return Attempt(Policy("m", self.next, asyncio.get_running_loop()), REQUEST, self)
+
+    def answered(self, answer: RemoteAnswer | None) -> None:
+        raise AssertionError("there is no answer")
+
+    received = answered
+
+    def failed(self, error: Exception) -> None:
+        self.ends.append(error)
+
+    @property
+    def outstanding(self) -> list[int]:
+        return [upstream.condition.outstanding for upstream in self.upstreams]
+
+
+def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        bench = Bench(root, broken)
+        await scenario(bench)
+        for upstream in bench.upstreams:
+            await upstream.close()
+
+    asyncio.run(whole())
+
+
+def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(ValueError, match="written"):
+            bench.attempt().begin()
+        assert bench.outstanding == [0]
+
+    run(tmp_path, [True], scenario)
+
+
+def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.attempt().begin()
+        bench.connections[0].refuse()
+        [error] = bench.ends
+        assert type(error) is ValueError
+        assert bench.outstanding == [0, 0]
+
+    run(tmp_path, [False, True], scenario)
+
+
+def test_a_bug_in_a_health_check_is_not_the_last_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await asyncio.wait_for(bench.connections[0].checked.wait(), 10)
+        assert not bench.upstreams[0].condition.reachable
+
+    run(tmp_path, [True], scenario)
+    assert "bug while checking server s0" in caplog.text

@@ -1,0 +1,168 @@
+"""Which regions of shared memory are used again, and when the others go."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.placement.upstream.shared_regions import (
+    GRACE_SECS,
+    SMALLEST,
+    Lease,
+    RegionPool,
+    size_class,
+)
+
+
+@dataclass(eq=False)
+class Piece:
+    """A region without memory."""
+
+    size: int
+
+
+class User:
+    """Somebody who needs what lies in a region."""
+
+
+def make(pool: RegionPool[Piece]) -> Piece:
+    """Make the one that is wanted."""
+    piece = Piece(pool.wanted.popleft())
+    pool.made(piece.size, piece, pool.epoch, 0.0)
+    return piece
+
+
+def taken(pool: RegionPool[Piece], nbytes: int = SMALLEST, now: float = 0.0) -> Lease[Piece]:
+    """A region, made if need be."""
+    lease = pool.take(nbytes, now)
+    if lease is None:
+        make(pool)
+        lease = pool.take(nbytes, now)
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def pool() -> RegionPool[Piece]:
+    """One with room for four small regions."""
+    return RegionPool(4 * SMALLEST)
+
+
+@given(st.integers(1, 1 << 40))
+def test_sizes(nbytes: int) -> None:
+    size = size_class(nbytes)
+    assert nbytes <= size
+    assert size == SMALLEST or size < 2 * nbytes
+
+
+def test_one_region_is_wanted_at_a_time(pool: RegionPool[Piece]) -> None:
+    assert pool.take(1, 0.0) is None
+    assert pool.take(1, 0.0) is None
+    assert list(pool.wanted) == [SMALLEST]
+    piece = make(pool)
+    lease = pool.take(1, 0.0)
+    assert lease is not None
+    assert lease.region is piece
+    assert pool.take(1, 0.0) is None  # the other call has it
+    pool.give_back(lease, 0.0)
+    again = pool.take(1, 0.0)
+    assert again is not None
+    assert again.region is piece
+
+
+def test_what_is_held_is_used_again_when_nobody_needs_it(pool: RegionPool[Piece]) -> None:
+    lease, user = taken(pool), User()
+    pool.hold(lease, user)
+    assert pool.take(1, 0.0) is None
+    del user
+    again = pool.take(1, 0.0)
+    assert again is not None
+    assert again.region is lease.region
+
+
+def test_what_is_retired_is_due_after_a_while_and_counts_until_then(
+    pool: RegionPool[Piece],
+) -> None:
+    leases = [taken(pool) for _ in range(4)]
+    for lease in leases:
+        pool.retire(lease, 1.0)
+    assert pool.take(1, 1.0) is None
+    assert not pool.wanted
+    assert pool.due(GRACE_SECS) is None
+    piece = pool.due(1.0 + GRACE_SECS)
+    assert piece is leases[0].region
+    pool.gone(piece)
+    assert pool.take(1, 1.0) is None
+    assert list(pool.wanted) == [SMALLEST]
+
+
+def test_after_a_lost_connection_nothing_is_used_again(pool: RegionPool[Piece]) -> None:
+    idle, lent, held = (taken(pool) for _ in range(3))
+    user = User()
+    pool.hold(held, user)
+    pool.give_back(idle, 0.0)
+    pool.renew(1.0)
+    pool.give_back(lent, 2.0)
+    del user
+    assert pool.take(1, 3.0) is None
+    found = [pool.due(3.0) for _ in range(4)]
+    assert found == [idle.region, lent.region, held.region, None]
+
+
+def test_one_that_was_registered_with_a_lost_connection_is_retired(pool: RegionPool[Piece]) -> None:
+    pool.take(1, 0.0)
+    pool.renew(0.0)
+    piece = Piece(pool.wanted.popleft())
+    pool.made(piece.size, piece, 0, 1.0)
+    assert pool.due(1.0) is piece
+
+
+def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
+    leases = [taken(pool) for _ in range(4)]
+    assert pool.take(2 * SMALLEST, 0.0) is None  # all are in use
+    for lease in leases:
+        pool.give_back(lease, 0.0)
+    assert pool.take(2 * SMALLEST, 0.0) is None
+    while piece := pool.due(0.0):
+        pool.gone(piece)
+    assert taken(pool, 2 * SMALLEST).region.size == 2 * SMALLEST
+    assert pool.take(8 * SMALLEST, 0.0) is None
+    assert not pool.wanted  # there is never room for that
+
+
+def test_a_server_that_refuses_is_asked_again_after_a_new_connection(
+    pool: RegionPool[Piece],
+) -> None:
+    pool.grows = False
+    assert pool.take(1, 0.0) is None
+    assert not pool.wanted
+    pool.renew(0.0)
+    assert taken(pool).region.size == SMALLEST
+
+
+def test_what_could_not_be_made_does_not_count(pool: RegionPool[Piece]) -> None:
+    for _ in range(9):
+        assert pool.take(1, 0.0) is None
+        pool.made(pool.wanted.popleft(), None, 0, 0.0)
+    assert taken(pool).region.size == SMALLEST
+
+
+def test_what_cannot_be_told_is_due_later(pool: RegionPool[Piece]) -> None:
+    pool.give_back(taken(pool), 0.0)
+    pool.renew(1.0)
+    pool.postpone(6.0)
+    assert pool.due(5.0) is None
+    assert pool.due(6.0) is not None
+
+
+def test_in_the_end_the_server_is_told_of_what_it_needs_no_more(pool: RegionPool[Piece]) -> None:
+    idle, lent, held, retired = (taken(pool) for _ in range(4))
+    user = User()
+    pool.give_back(idle, 0.0)
+    pool.hold(held, user)
+    pool.retire(retired, 0.0)
+    assert pool.empty() == [idle.region, held.region]
+    del user
+    pool.give_back(lent, 0.0)
+    assert pool.empty() == [lent.region]

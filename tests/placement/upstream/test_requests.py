@@ -1,0 +1,120 @@
+"""What of requests goes out with a call: parameters, headers, a deadline."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.core.call import Call
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
+from headrace.engine.tracing import TracedCall
+from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.observability.traces import TraceContext
+from headrace.placement.upstream.connection import RemoteRequest
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.placement.upstream.requests import Forwarding
+from headrace.scheduling.batch import Batch
+from tests.scheduling.fakes import entered, signature
+
+MS = 1_000_000
+
+
+def forwarding(**parameters: str) -> Forwarding:
+    given = {"endpoints": "grpc://127.0.0.1", **parameters}
+    return Forwarding(RemoteOptions.of(given, "m", 0, Path()))
+
+
+def request(parameters: Any = None, **fields: Any) -> Call:
+    return Call("m", "", "", {}, parameters=parameters or {}, **fields)
+
+
+def call(given: Call, arrived: int = 0) -> Call:
+    return entered(given, 1, None, arrived, cast(Any, None))
+
+
+def of(rules: Forwarding, calls: list[Call], now: int) -> RemoteRequest:
+    return rules.request(Batch(signature(), calls), [], {}, now)
+
+
+def test_a_plain_request_has_nothing() -> None:
+    assert forwarding().alike(request(priority=1)) is None
+    found = of(forwarding(), [call(request(priority=1))], 0)
+    assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
+
+
+def test_headers_and_parameters_go_their_ways() -> None:
+    given = {"a": 1, FORWARD_PARAMETER + "x-tenant": "me", TRACE_PARAMETER: "7"}
+    found = of(forwarding(), [call(request(given))], 0)
+    assert found.parameters == {"a": 1}
+    assert found.headers == [("x-tenant", "me")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ({}, {TRACE_PARAMETER: "1", DEADLINE_PARAMETER: 5}, True),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": "1"}, False),
+        ({FORWARD_PARAMETER + "x": "1"}, {FORWARD_PARAMETER + "x": "2"}, False),
+    ],
+)
+def test_who_shares_a_call(one: Any, other: Any, alike: bool) -> None:
+    key = forwarding().alike
+    assert (key(request(one)) == key(request(other))) is alike
+
+
+def test_priorities_are_forwarded_where_that_is_asked_for() -> None:
+    rules = forwarding(forward_priority="true")
+    assert of(rules, [call(request(priority=2))], 0).parameters == {"priority": 2}
+    assert rules.alike(request(priority=2)) != rules.alike(request(priority=1))
+
+
+def test_a_queue_timeout_is_what_is_left_of_it() -> None:
+    rules = forwarding()
+    assert rules.alike(request(timeout=5)) == rules.alike(request(timeout=6))
+    assert rules.alike(request(timeout=5)) != rules.alike(request())
+    both = [call(request(timeout=5_000)), call(request(timeout=4_500), 2 * MS)]
+    assert of(rules, both, 3 * MS).parameters == {"timeout": 3_500}
+    assert of(rules, both, 60 * MS).parameters == {"timeout": 1}
+
+
+def test_a_call_lasts_as_long_as_anybody_waits() -> None:
+    first, last = (
+        call(request({DEADLINE_PARAMETER: 5})),
+        call(request({DEADLINE_PARAMETER: 9})),
+    )
+    assert of(forwarding(), [first, last], 0).deadline == 9
+    assert of(forwarding(), [last, call(request())], 0).deadline == 0
+
+
+class Traces:
+    """Knows what requests are part of: those with an even number are traced."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin_call(self, link: str) -> TracedCall | None:
+        self.begun.append(link)
+        number = int(link)
+        return TracedCall(TraceContext(7, number, 1 - number % 2, "a=b")) if number else None
+
+
+@pytest.mark.parametrize(
+    ("links", "begun", "told"),
+    [
+        (["0", "1", "2", "4"], ["0", "1", "2"], 2),  # the first that is traced
+        (["0", "1", "3"], ["0", "1", "3"], 1),
+        (["0"], ["0"], 0),
+    ],
+)
+def test_a_call_is_part_of_one_trace(links: list[str], begun: list[str], told: int) -> None:
+    rules = forwarding()
+    rules.traces = traces = Traces()
+    calls = [call(request()), *(call(request({TRACE_PARAMETER: x})) for x in links)]
+    found = of(rules, calls, 0)
+    assert traces.begun == begun
+    expected = [
+        ("traceparent", f"00-{7:032x}-{told:016x}-{1 - told % 2:02x}"), ("tracestate", "a=b")
+    ]  # fmt: skip
+    assert found.headers == (expected if told else [])

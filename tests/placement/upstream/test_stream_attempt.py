@@ -1,0 +1,349 @@
+"""A request with any number of responses on its way: where it goes, and when it is given up."""
+
+import asyncio
+from collections.abc import Callable, Set
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import (
+    ExecutionFailed,
+    RemoteLost,
+    RemoteTimeout,
+    RemoteUnavailable,
+    Unavailable,
+)
+from headrace.placement.upstream.attempt import Lost, Policy, StreamAttempt
+from headrace.placement.upstream.connection import CallFailed, RemoteRequest
+from headrace.placement.upstream.upstream import Upstream
+from headrace.protocol.status import Failure, late, lost, unsent
+from headrace.protocol.v2_protobuf import RemoteAnswer
+from headrace.scheduling.batch import NotStarted
+
+SILENCE = 10.0
+REQUEST = RemoteRequest([], [], {})
+
+
+class Loop:
+    """Time that stands still until told; as much of an event loop as is needed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, Timer]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> "Timer":
+        timer = Timer(callback)
+        self._timers.append((self.now + seconds, timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        until = self.now + seconds
+        while due := [(when, timer) for when, timer in self._timers if when <= until]:
+            first = min(due, key=lambda item: item[0])
+            self._timers.remove(first)
+            self.now = max(self.now, first[0])
+            first[1].fire()
+        self.now = until
+
+    @property
+    def armed(self) -> int:
+        """How many timers are to come."""
+        return sum(timer.live for _, timer in self._timers)
+
+
+class Timer:
+    """A timer of `Loop`."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self.live = True
+
+    def cancel(self) -> None:
+        self.live = False
+
+    def fire(self) -> None:
+        if self.live:
+            self.live = False
+            self._callback()
+
+
+class Server:
+    """An upstream, and the streams that it was asked for."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.notes: list[str] = []
+
+    def stream(self, request: RemoteRequest, receiver: Any) -> "Stream":
+        self.streams.append(Stream(receiver))
+        return self.streams[-1]
+
+    def succeeded(self) -> None:
+        self.notes.append("succeeded")
+
+    def abandoned(self) -> None:
+        self.notes.append("abandoned")
+
+    def failed(self, failed: CallFailed) -> None:
+        self.notes.append(failed.failure.fate.name)
+
+
+class Stream:
+    """A stream to a server."""
+
+    waiting = 0
+
+    def __init__(self, receiver: Any) -> None:
+        self.receiver = receiver
+        self.held: list[bool] = []
+        self.cancelled = False
+
+    def hold(self, held: bool) -> None:
+        self.held.append(held)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def give(self, value: int | None, final: bool = False) -> None:
+        """A response, without outputs for None."""
+        outputs = {} if value is None else {"OUT": np.array([value])}
+        answer = RemoteAnswer(outputs, {"triton_final_response": final, "more": 1})
+        self.receiver.received(answer)
+
+    def refuse(self, text: str) -> None:
+        """A response that is an error."""
+        self.receiver.received(ExecutionFailed(text))
+
+    def end(self, failure: Failure | None = None) -> None:
+        """Its end."""
+        if failure is None:
+            self.receiver.ended()
+        else:
+            self.receiver.failed(CallFailed(failure, "said"))
+
+
+class World:
+    """Two servers, and a request to one of them."""
+
+    def __init__(self, silence: float = SILENCE) -> None:
+        self.loop = Loop()
+        self.first, self.second = self.servers = [Server(), Server()]
+        self.told: list[object] = []
+        loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.attempt = StreamAttempt(Policy("m", self.next, loop, silence), REQUEST, self)
+
+    def begin(self) -> Stream:
+        """The stream to the first server."""
+        assert self.attempt.begin()
+        return self.first.streams[0]
+
+    def next(self, tried: Set[Upstream]) -> Upstream | None:
+        left = [server for server in self.servers if server not in cast(Set[object], tried)]
+        return cast(Upstream, left[0]) if left else None
+
+    def received(self, answer: RemoteAnswer) -> None:
+        assert answer.parameters == {"more": 1}
+        self.told.append(int(np.asarray(answer.outputs["OUT"])[0]))
+
+    def answered(self, answer: RemoteAnswer | None) -> None:
+        self.told.append(
+            "end" if answer is None else ("last", int(np.asarray(answer.outputs["OUT"])[0]))
+        )
+
+    def failed(self, error: Exception) -> None:
+        self.told.append(error.failure.error if isinstance(error, Lost) else error)
+
+    @property
+    def error(self) -> object:
+        """The error that came last, and alone of its kind."""
+        return self.told[-1]
+
+
+@pytest.mark.parametrize("last", [None, 3])
+def test_responses_up_to_the_last_one(last: int | None) -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.give(2)
+    stream.give(last, final=True)
+    assert world.told == [1, 2, "end" if last is None else ("last", 3)]
+    assert not world.first.notes
+    stream.end()
+    assert world.first.notes == ["succeeded"]
+    assert not world.loop.armed
+
+
+def test_what_becomes_of_the_stream_after_the_last_response_does_not_matter() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(None, final=True)
+    stream.give(9)
+    stream.refuse("too late")
+    stream.end(lost("m"))
+    assert world.told == ["end"]
+    assert world.first.notes == ["succeeded"]
+
+
+def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
+    world = World()
+    stream = world.begin()
+    world.attempt.hold(True)
+    stream.give(None, final=True)
+    assert stream.held == [True, False]
+    world.loop.advance(60)
+    assert stream.cancelled
+    assert world.first.notes == ["succeeded"]
+    assert not world.loop.armed
+
+
+def test_a_server_that_does_not_tell_of_the_end() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.end()
+    assert world.told == [1, "end"]
+    assert world.first.notes == ["succeeded"]
+
+
+def test_what_no_server_has_begun_goes_to_another_one() -> None:
+    world = World()
+    world.begin().end(unsent("m"))
+    [stream] = world.second.streams
+    stream.give(1, final=True)
+    stream.end()
+    assert world.told == [("last", 1)]
+    assert (world.first.notes, world.second.notes) == (["UNSENT"], ["succeeded"])
+
+
+def test_a_refusal_is_no_response() -> None:
+    world = World()
+    stream = world.begin()
+    world.attempt.hold(True)
+    stream.refuse("Request for unknown model: 'm' is not at ready state")
+    assert stream.cancelled
+    [other] = world.second.streams
+    assert other.held == [True]
+    other.refuse("Server exiting")
+    assert isinstance(world.error, Unavailable)
+    assert (world.first.notes, world.second.notes) == (["REFUSED"], ["REFUSED"])
+    assert not world.loop.armed
+
+
+def test_no_server_can_be_reached() -> None:
+    world = World()
+    world.begin().end(unsent("m"))
+    world.second.streams[0].end(unsent("m"))
+    assert isinstance(world.error, NotStarted)
+    empty = World()
+    empty.servers = []
+    assert not empty.attempt.begin()
+
+
+def test_an_error_of_the_model_is_the_end() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.refuse("as asked")
+    assert str(world.error) == "as asked"
+    stream.give(None, final=True)
+    stream.end()
+    assert len(world.told) == 2
+    assert world.first.notes == ["succeeded"]
+
+
+@pytest.mark.parametrize("failure", [lost("m"), unsent("m")])
+def test_what_has_begun_is_not_sent_again(failure: Failure) -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.end(failure)
+    assert world.told[0] == 1
+    assert str(world.error) == str(failure.error)
+    assert not isinstance(world.error, Unavailable)  # or another backend would run it again
+    assert not world.second.streams
+
+
+def test_a_refusal_after_a_response_is_the_end() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    stream.refuse("Server exiting")
+    assert isinstance(world.error, RemoteUnavailable)
+    assert not world.second.streams
+
+
+def test_what_may_have_begun_is_not_sent_again() -> None:
+    world = World()
+    world.begin().end(lost("m"))
+    assert isinstance(world.error, RemoteLost)
+    assert not world.second.streams
+    world = World()
+    world.begin().end(late("m"))
+    assert isinstance(world.error, RemoteTimeout)
+
+
+def test_a_silent_server_is_given_up() -> None:
+    world = World()
+    stream = world.begin()
+    for _ in range(3):
+        world.loop.advance(SILENCE - 1)
+        stream.give(1)
+    world.loop.advance(SILENCE + 1)
+    assert isinstance(world.error, RemoteTimeout)
+    assert stream.cancelled
+    assert world.first.notes == ["LATE"]
+    assert not world.second.streams
+
+
+def test_a_server_that_must_not_send_is_not_silent() -> None:
+    world = World()
+    stream = world.begin()
+    world.attempt.hold(True)
+    world.loop.advance(5 * SILENCE)
+    world.attempt.hold(False)
+    world.loop.advance(SILENCE - 1)
+    assert world.told == []
+    assert stream.held == [True, False]
+    world.loop.advance(2)
+    assert isinstance(world.error, RemoteTimeout)
+
+
+def test_a_server_may_be_silent_for_any_time() -> None:
+    world = World(silence=0)
+    world.begin()
+    world.loop.advance(1e6)
+    assert world.told == []
+
+
+def test_cancelled() -> None:
+    world = World()
+    stream = world.begin()
+    stream.give(1)
+    world.attempt.cancel()
+    world.attempt.cancel()
+    assert stream.cancelled
+    assert world.told == [1]
+    assert world.first.notes == ["abandoned"]
+    assert not world.loop.armed
+
+
+def test_cancelled_by_a_response() -> None:
+    """As where it breaks the signature."""
+    world = World()
+    stream = world.begin()
+    received, world.told = world.told, []
+
+    class Cancelling(list[object]):
+        def append(self, value: object) -> None:
+            received.append(value)
+            world.attempt.cancel()
+
+    world.told = Cancelling()
+    stream.give(1)
+    assert received == [1]
+    assert stream.cancelled

@@ -1,0 +1,234 @@
+"""The known attacks: each ends the connection, or the stream, before it costs much."""
+
+from collections.abc import Callable, Iterator
+from struct import pack
+
+import pytest
+
+from headrace.protocol.http2.protocol import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PRIORITY,
+    RST_STREAM,
+    Budget,
+    ErrorCode,
+    Limits,
+    Setting,
+)
+from tests.protocol.http2.peer import REQUEST, Server, build, rst, settings, window_update
+
+LIMITS = Limits(streams=10, control=100, control_rate=10, resets=50, resets_rate=10)
+Attack = Callable[[Server], Iterator[bytes]]
+
+
+def rapid_reset(server: Server) -> Iterator[bytes]:
+    """CVE-2023-44487."""
+    for number in range(1, 100_000, 2):
+        yield server.request(number, b"x") + rst(number)
+
+
+def resets_of_our_own(server: Server) -> Iterator[bytes]:
+    """CVE-2025-8671: streams that the peer makes us reset."""
+    for number in range(1, 100_000, 2):
+        yield server.request(number, b"x") + window_update(number, 0)
+
+
+def malformed_requests(server: Server) -> Iterator[bytes]:
+    """As cheap for the peer."""
+    for number in range(1, 100_000, 2):
+        yield server.request(number, fields=[(":method", "POST")])
+
+
+def too_many_streams(server: Server) -> Iterator[bytes]:
+    """Beyond SETTINGS_MAX_CONCURRENT_STREAMS, again and again."""
+    for number in range(1, 100_000, 2):
+        yield server.request(number)
+
+
+def pings(server: Server) -> Iterator[bytes]:
+    """CVE-2019-9512."""
+    while True:
+        yield build(PING, 0, 0, bytes(8))
+
+
+def empty_settings(server: Server) -> Iterator[bytes]:
+    """CVE-2019-9515."""
+    while True:
+        yield settings()
+
+
+def acknowledgements(server: Server) -> Iterator[bytes]:
+    """Of nothing."""
+    while True:
+        yield build(PING, ACK, 0, bytes(8))
+
+
+def priorities(server: Server) -> Iterator[bytes]:
+    """CVE-2019-9513."""
+    while True:
+        yield build(PRIORITY, 0, 1, bytes(5))
+
+
+def empty_data(server: Server) -> Iterator[bytes]:
+    """CVE-2019-9518."""
+    yield build(HEADERS, END_HEADERS, 1, server.encoder.encode(REQUEST))
+    while True:
+        yield build(DATA, 0, 1)
+
+
+def padding_alone(server: Server) -> Iterator[bytes]:
+    """The same with some weight."""
+    yield build(HEADERS, END_HEADERS, 1, server.encoder.encode(REQUEST))
+    while True:
+        yield build(DATA, 8, 1, b"\x03\0\0\0")
+
+
+def tiny_windows(server: Server) -> Iterator[bytes]:
+    """WINDOW_UPDATEs of one byte."""
+    while True:
+        yield window_update(0, 1)
+
+
+def unknown_frames(server: Server) -> Iterator[bytes]:
+    """Of a type that nobody knows."""
+    while True:
+        yield build(200, 0, 0, b"x")
+
+
+def late_resets(server: Server) -> Iterator[bytes]:
+    """Of a stream that is over."""
+    yield server.request(1) + rst(1)
+    while True:
+        yield rst(1)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        rapid_reset, resets_of_our_own, malformed_requests, too_many_streams, pings, empty_settings,
+        acknowledgements, priorities, empty_data, padding_alone, tiny_windows, unknown_frames,
+        late_resets,
+    ],
+)  # fmt: skip
+def test_floods_end_the_connection(attack: Attack) -> None:
+    server = Server(LIMITS)
+    for fed, piece in enumerate(attack(server)):
+        server.feed(piece)
+        if server.connection.closing:
+            break
+        assert fed < 500
+        assert len(server.connection.streams.open) <= LIMITS.streams
+    assert server.goaway() is ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("attack", [rapid_reset, pings, empty_settings, tiny_windows])
+def test_the_same_is_well_if_it_takes_its_time(attack: Attack) -> None:
+    server = Server(LIMITS)
+    for piece, _ in zip(attack(server), range(1000), strict=False):
+        server.now += 1
+        server.feed(piece)
+        server.sent()
+        assert not server.connection.closing
+
+
+def test_requests_pay_for_pings() -> None:
+    """Clients measure their way by them, the more often the more is going on."""
+    server = Server(LIMITS, echo=True)
+    for number in range(1, 4001, 2):
+        server.feed(server.request(number, b"x"), build(PING, 0, 0, bytes(8)), window_update(0, 1))
+        server.sent()
+        assert not server.connection.closing
+
+
+def test_answers_pay_for_window_updates() -> None:
+    server = Server(LIMITS)
+    server.feed(server.request(1))
+    sender, stream = server.connection.sender, server.streams[1]
+    for _ in range(2000):
+        sender.data(stream, [b"0123456789"], 10)
+        server.sent()
+        server.feed(window_update(0, 10), window_update(1, 10))
+        assert not server.connection.closing
+
+
+def test_streams_at_once() -> None:
+    server = Server(LIMITS)
+    for number in range(1, 23, 2):
+        server.feed(server.request(number))
+    frames = [frame for frame in server.sent() if frame.kind == RST_STREAM]
+    assert [(frame.stream, frame.word) for frame in frames] == [(21, ErrorCode.REFUSED_STREAM)]
+    assert len(server.streams) == 10
+    server.streams[5].respond(b"")
+    server.feed(server.request(23))
+    assert server.streams[23].ended
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_continuation_flood(size: int) -> None:
+    """CVE-2024-27316: a header block that never ends."""
+    server = Server(Limits(header_block=2000))
+    server.feed(build(HEADERS, 0, 1, b"\x82"))
+    for _ in range(40):
+        server.feed(build(CONTINUATION, 0, 1, b"\x82" * size))
+    assert server.goaway() is ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("kind", [HEADERS, CONTINUATION, 4])
+def test_large_frames_of_headers_and_settings(kind: int) -> None:
+    """Our frames may be large for the sake of DATA; these have no need to be."""
+    server = Server()
+    if kind == CONTINUATION:
+        server.feed(build(HEADERS, 0, 1, b"\x82"))
+    stream = 0 if kind == 4 else 1
+    server.feed(pack(">I", 60_000)[1:] + bytes((kind, 0)) + pack(">I", stream))
+    assert server.goaway() is ErrorCode.ENHANCE_YOUR_CALM
+    assert server.rest == 0
+
+
+def test_hpack_bomb() -> None:
+    """A large value is entered once, then referred to by single bytes."""
+    server = Server()
+    value = b"v" * 3000
+    enter = b"\x40\x01a\x7f" + bytes((0x80 | (3000 - 127) & 127, (3000 - 127) >> 7)) + value
+    server.feed(build(HEADERS, END_HEADERS | END_STREAM, 1, enter + b"\xbe" * 1000))
+    assert server.goaway() is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_many_settings_in_a_frame() -> None:
+    """Each would change every stream's window; the last one does."""
+    server = Server(echo=True)
+    values = [(Setting.INITIAL_WINDOW_SIZE, n) for n in range(2000)]
+    server.feed(settings(*values, (Setting.INITIAL_WINDOW_SIZE, 7)), server.request(1, b"x" * 20))
+    frames = [frame for frame in server.sent() if frame.kind == DATA]
+    assert [len(frame.payload) for frame in frames] == [7]
+
+
+def test_goaway_of_a_client_is_no_error() -> None:
+    server = Server(echo=True)
+    server.feed(server.request(1, b"x"), build(GOAWAY, 0, 0, pack(">II", 0, 0) + b"bye"))
+    assert not server.connection.closing
+
+
+@pytest.mark.parametrize(
+    ("steps", "good"),
+    [
+        ([(0.0, 3, 0)], True),
+        ([(0.0, 4, 0)], False),
+        ([(0.0, 3, 0), (0.0, 1, 0)], False),
+        ([(0.0, 3, 0), (1.0, 2, 0)], True),
+        ([(0.0, 3, 0), (1.0, 3, 0)], False),
+        ([(0.0, 3, 0), (0.0, 1, 1)], True),
+        ([(0.0, 0, 100), (0.0, 4, 0)], False),
+        ([(100.0, 4, 0)], False),
+    ],
+)
+def test_budget(steps: list[tuple[float, int, int]], good: bool) -> None:
+    """It holds three tokens, and two come back a second."""
+    budget = Budget(3, 2)
+    assert [budget.spend(cost, now, earned) for now, cost, earned in steps][-1] is good

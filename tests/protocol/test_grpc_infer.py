@@ -1,0 +1,556 @@
+"""gRPC inference messages: the rules of the protocol as tables, then what holds for any message."""
+
+import contextlib
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.call import (
+    MAX_TENSORS,
+    Call,
+    InferResponse,
+    Parameter,
+    RegionSlice,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.tensors import Tensor
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.protobuf_contents import check_fields
+from headrace.protocol.v2_protobuf import (
+    decode_infer,
+    parse_infer,
+    set_parameter,
+)
+from tests.protocol.reference import encode_infer
+from tests.protocol.strategies import (
+    PROPERTY,
+    any_text,
+    assert_same,
+    mutations,
+    object_array,
+    outcome,
+    tensors,
+)
+
+Input = pb.ModelInferRequest.InferInputTensor
+Output = pb.ModelInferRequest.InferRequestedOutputTensor
+
+CONTENTS = {  # the field that holds the values of each datatype
+    Datatype.BOOL: "bool_contents",
+    Datatype.UINT8: "uint_contents",
+    Datatype.UINT16: "uint_contents",
+    Datatype.UINT32: "uint_contents",
+    Datatype.UINT64: "uint64_contents",
+    Datatype.INT8: "int_contents",
+    Datatype.INT16: "int_contents",
+    Datatype.INT32: "int_contents",
+    Datatype.INT64: "int64_contents",
+    Datatype.FP32: "fp32_contents",
+    Datatype.FP64: "fp64_contents",
+    Datatype.BYTES: "bytes_contents",
+}
+
+
+def an_input(name: str = "x", datatype: str = "FP32", *shape: int, **contents: list[Any]) -> Input:
+    item = Input(name=name, datatype=datatype, shape=shape)
+    if contents:
+        item.contents.MergeFrom(pb.InferTensorContents(**contents))
+    return item
+
+
+def message(*inputs: Input, raw: list[bytes] | None = None, **fields: Any) -> pb.ModelInferRequest:
+    fields = {"model_name": "m"} | fields
+    return pb.ModelInferRequest(inputs=inputs, raw_input_contents=raw or [], **fields)
+
+
+def with_parameter(name: str, **choice: Any) -> pb.ModelInferRequest:
+    given = message()
+    given.parameters[name].MergeFrom(pb.InferParameter(**choice))
+    return given
+
+
+def over_the_wire(given: pb.ModelInferRequest) -> Call:
+    data = given.SerializeToString()
+    return decode_infer(parse_infer(data), len(data))
+
+
+def response(*outputs: Tensor, **members: Any) -> InferResponse:
+    return InferResponse("m", "1", members.pop("id", ""), list(outputs), Timing(0, 0, 1), **members)
+
+
+# Requests
+
+
+def test_the_smallest_request() -> None:
+    request = over_the_wire(message())
+    assert (request.model_name, request.model_version, request.id) == ("m", "", "")
+    assert (request.inputs, request.outputs, request.parameters) == ({}, (), {})
+    assert request.classes is None
+
+
+def test_a_request_with_everything() -> None:
+    given = message(
+        an_input("x", "FP32", 2),
+        an_input("s", "BYTES", 1, 1),
+        raw=[np.array([1, 2], "<f4").tobytes(), b"\x01\0\0\0\xff", b"surplus, which is ignored"],
+        model_version="3",
+        id="42",
+        outputs=[Output(name="y"), Output(name="z")],
+    )
+    given.outputs[1].parameters["binary_data"].bool_param = True  # means nothing here
+    given.outputs[1].parameters["classification"].int64_param = 5
+    given.parameters["sequence_id"].string_param = "a sequence"
+    given.parameters["sequence_start"].bool_param = True
+    given.parameters["sequence_end"].bool_param = True
+    given.parameters["priority"].uint64_param = 2
+    given.parameters["timeout"].int64_param = 1000
+    given.parameters["binary_data_output"].string_param = "means nothing here"
+    given.parameters["triton_enable_empty_final_response"].bool_param = True
+    given.parameters["temperature"].double_param = 0.5
+    given.parameters["mode"].string_param = "fast"
+    request = over_the_wire(given)
+    assert (request.model_version, request.id) == ("3", "42")
+    assert request.inputs["x"].array.tolist() == [1.0, 2.0]
+    assert request.inputs["s"].array.tolist() == [[b"\xff"]]
+    assert request.outputs == ("y", "z")
+    assert request.classes == {"z": 5}
+    assert (request.priority, request.timeout) == (2, 1000)
+    assert request.sequence_id == "a sequence"
+    assert (request.sequence_start, request.sequence_end) == (True, True)
+    assert request.parameters == {"temperature": 0.5, "mode": "fast"}
+    assert request.nbytes == len(given.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("item", "values"),
+    [
+        (an_input("x", "BOOL", 2, bool_contents=[True, False]), [True, False]),
+        (an_input("x", "UINT8", 1, uint_contents=[255]), [255]),
+        (an_input("x", "UINT16", 1, uint_contents=[65535]), [65535]),
+        (an_input("x", "UINT32", 1, uint_contents=[2**32 - 1]), [2**32 - 1]),
+        (an_input("x", "UINT64", 1, uint64_contents=[2**64 - 1]), [2**64 - 1]),
+        (an_input("x", "INT8", 1, int_contents=[-128]), [-128]),
+        (an_input("x", "INT16", 1, int_contents=[-32768]), [-32768]),
+        (an_input("x", "INT32", 1, int_contents=[-(2**31)]), [-(2**31)]),
+        (an_input("x", "INT64", 1, int64_contents=[-(2**63)]), [-(2**63)]),
+        (an_input("x", "FP32", 2, fp32_contents=[0.5, float("inf")]), [0.5, float("inf")]),
+        (an_input("x", "FP64", 1, fp64_contents=[1e300]), [1e300]),
+        (an_input("x", "BYTES", 2, bytes_contents=[b"\xff", b""]), [b"\xff", b""]),
+        (an_input("x", "FP32", 2, 1, fp32_contents=[1, 2]), [[1.0], [2.0]]),
+        (an_input("x", "FP32", fp32_contents=[1]), 1.0),
+        (an_input("x", "FP32", 0), []),
+        (an_input("x", "BYTES", 0), []),
+    ],
+)
+def test_typed_contents(item: Input, values: Any) -> None:
+    tensor = over_the_wire(message(item)).inputs["x"]
+    assert str(tensor.datatype) == item.datatype
+    assert tensor.array.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        (
+            message(an_input(), an_input(), raw=[bytes(4)] * 2),
+            "input 'x' already exists in request",
+        ),
+        (message(outputs=[Output(name="y")] * 2), "output 'y' already exists in request"),
+        (message(an_input("x", "FLOAT", 1)), "unknown datatype 'FLOAT'"),
+        (message(an_input("x", "", 1)), "unknown datatype ''"),
+        # raw_input_contents
+        (
+            message(an_input("x", "FP32", 1, fp32_contents=[1]), raw=[bytes(4)]),
+            "contents field must not be specified when using raw_input_contents for 'x'"
+            " for model 'm'",
+        ),
+        (
+            message(an_input("x", "FP32", 1), an_input("y", "FP32", 1), raw=[bytes(4)]),
+            "unable to find data for input tensor 'y' for model 'm' in request.",
+        ),
+        (
+            message(an_input("x", "FP32", 2), raw=[bytes(7)]),
+            "input byte size mismatch for input 'x'",
+        ),
+        (message(an_input("x", "FP32", 2), raw=[bytes(9)]), "Expected 8, got 9"),
+        (message(an_input("x", "FP32", -1), raw=[bytes(4)]), "every dimension must be given"),
+        (message(an_input("x", "FP32", -1, -4), raw=[bytes(16)]), "every dimension must be given"),
+        (message(an_input("x", "FP32", 2**62, 4), raw=[b""]), "exceed maximum size of"),
+        (message(an_input("x", "FP32", 0, 2**62), raw=[b""]), "byte size overflow for input"),
+        (message(an_input("x", "FP32", 2**40), raw=[b""]), "Expected 4398046511104, got 0"),
+        (message(an_input("x", "FP32", *[1] * 33), raw=[bytes(4)]), "33 dimensions"),
+        (
+            message(an_input("x", "BYTES", 2), raw=[bytes(4)]),
+            "expected 2 string elements for inference input 'x'",
+        ),
+        (
+            message(an_input("x", "BYTES", 1), raw=[bytes(8)]),
+            "unexpected number of string elements 2 for inference input 'x', expecting 1",
+        ),
+        # typed contents
+        (
+            message(an_input("x", "FP32", 1, int_contents=[1])),
+            "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'FP32',"
+            " expected fp32_contents, got int_contents",
+        ),
+        (
+            message(an_input("x", "FP32", 1, fp32_contents=[1], int_contents=[1])),
+            "unexpected explicit tensor data for input tensor 'x' for model 'm'",
+        ),
+        (message(an_input("x", "FP16", 1, fp32_contents=[1])), "FP16 data has no typed contents"),
+        (message(an_input("x", "BF16", 0)), "BF16 data has no typed contents"),
+        (
+            message(an_input("x", "INT16", 3, int_contents=[1])),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 6, got 2",
+        ),
+        (message(an_input("x", "FP32", 1)), "Expected 4, got 0"),
+        (message(an_input("x", "FP32", fp32_contents=[1, 2])), "Expected 4, got 8"),
+        (message(an_input("x", "FP32", 2**40, fp32_contents=[1])), "Expected 4398046511104, got 4"),
+        (message(an_input("x", "FP32", 2**62, 4, fp32_contents=[1])), "exceed maximum size of"),
+        (message(an_input("x", "FP32", -1, fp32_contents=[1])), "every dimension must be given"),
+        (
+            message(an_input("x", "BYTES", 2, bytes_contents=[b"a"])),
+            "expected 2 string elements for inference input 'x' for model 'm', got 1",
+        ),
+        (message(an_input("x", "UINT8", 1, uint_contents=[256])), "out of the range of UINT8"),
+        (message(an_input("x", "INT8", 1, int_contents=[-129])), "out of the range of INT8"),
+        # parameters
+        (
+            with_parameter("mine", uint64_param=1),
+            "invalid value type for 'mine' parameter, expected int64_param",
+        ),
+        (with_parameter("mine"), "invalid value type for 'mine' parameter"),
+        (with_parameter("triton_x", int64_param=1), "keys starting with 'triton_' are reserved"),
+        (
+            with_parameter("triton_enable_empty_final_response", int64_param=1),
+            "invalid value type for 'triton_enable_empty_final_response' parameter",
+        ),
+        (with_parameter("sequence_id", bool_param=True), "invalid value type for 'sequence_id'"),
+        (with_parameter("sequence_id", uint64_param=1), "invalid value type for 'sequence_id'"),
+        (
+            with_parameter("sequence_start", int64_param=1),
+            "invalid value type for 'sequence_start'",
+        ),
+        (with_parameter("sequence_end", string_param=""), "invalid value type for 'sequence_end'"),
+        (with_parameter("priority", int64_param=-1), "invalid value type for 'priority'"),
+        (with_parameter("timeout", string_param="1"), "invalid value type for 'timeout'"),
+        # more than any model has
+        (
+            message(*[an_input(str(n)) for n in range(MAX_TENSORS + 1)]),
+            f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}",
+        ),
+        (
+            message(outputs=[Output(name=str(n)) for n in range(MAX_TENSORS + 1)]),
+            f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}",
+        ),
+    ],
+)
+def test_requests_that_break_the_protocol(given: pb.ModelInferRequest, part: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as raised:
+            decode_infer(given, 0)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("choice", [{"int64_param": 0}, {"int64_param": -1}, {"string_param": "1"}])
+def test_classification_counts_that_are_none(choice: dict[str, Any]) -> None:
+    given = message(outputs=[Output(name="y")])
+    given.outputs[0].parameters["classification"].MergeFrom(pb.InferParameter(**choice))
+    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be a positive"):
+        over_the_wire(given)
+
+
+def put_in_region(item: Any, offset: int = 0, size: int = 8, **more: Any) -> Any:
+    """Say that a tensor is in shared memory."""
+    item.parameters["shared_memory_region"].string_param = "r"
+    item.parameters["shared_memory_offset"].int64_param = offset
+    item.parameters["shared_memory_byte_size"].int64_param = size
+    for name, choice in more.items():
+        item.parameters[name].CopyFrom(pb.InferParameter(**choice))
+    return item
+
+
+def test_tensors_in_shared_memory() -> None:
+    given = message(id="7")
+    put_in_region(given.inputs.add(name="a", datatype="FP32", shape=[2]), 16)
+    given.inputs.add(name="b", datatype="INT8", shape=[1])
+    put_in_region(given.inputs.add(name="c", datatype="BYTES", shape=[1]), 0, 99)
+    given.inputs.add(name="d", datatype="INT8", shape=[1])
+    given.raw_input_contents.extend([b"\1", b"\2"])  # those in shared memory have none
+    put_in_region(given.outputs.add(name="y"), 8, 0)
+    given.outputs.add(name="z").parameters["classification"].int64_param = 2
+    request = over_the_wire(given)
+    assert request.shared is not None
+    assert {name: tensor.array.tolist() for name, tensor in request.inputs.items()} == {
+        "b": [1], "d": [2]
+    }  # fmt: skip
+    assert request.shared.inputs == {
+        "a": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
+        "c": SharedInput(Datatype.BYTES, (1,), RegionSlice("r", 0, 99)),
+    }
+    assert (request.outputs, request.classes) == (("y", "z"), {"z": 2})
+    assert request.shared.outputs == {"y": RegionSlice("r", 8, 0)}
+
+
+def test_typed_contents_beside_shared_memory() -> None:
+    given = message()
+    put_in_region(given.inputs.add(name="a", datatype="FP32", shape=[2]))
+    given.inputs.add(
+        name="b", datatype="FP32", shape=[1], contents=pb.InferTensorContents(fp32_contents=[3])
+    )
+    request = over_the_wire(given)
+    assert request.shared is not None
+    assert list(request.inputs) == ["b"]
+    assert list(request.shared.inputs) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "part"),
+    [
+        ("shared_memory_region", {"int64_param": 1}, "of input 'x' must be a region's name"),
+        ("shared_memory_offset", {"string_param": "0"}, "must be a non-negative integer"),
+        ("shared_memory_offset", {"uint64_param": 0}, "invalid value type for 'shared_memory_off"),
+        ("shared_memory_byte_size", {"bool_param": True}, "must be a non-negative integer"),
+        ("shared_memory_byte_size", {"int64_param": -8}, "Invalid offset + byte size for shared"),
+        ("shared_memory_byte_size", {"int64_param": 12}, "input byte size mismatch for input 'x'"),
+        ("shared_memory_offset", {"int64_param": -1}, "Invalid offset for shared memory region"),
+        ("shared_memory_offset", {"int64_param": 2**63 - 8}, "Invalid offset + byte size"),
+    ],
+)
+def test_inputs_in_no_place(name: str, choice: dict[str, Any], part: str) -> None:
+    given = message()
+    item = put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2]))
+    item.parameters[name].CopyFrom(pb.InferParameter(**choice))
+    with pytest.raises(InvalidRequest) as raised:
+        over_the_wire(given)
+    assert part in str(raised.value)
+
+
+def test_contents_of_an_input_in_shared_memory() -> None:
+    given = message()
+    contents = pb.InferTensorContents(fp32_contents=[1, 2])
+    put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2], contents=contents))
+    with pytest.raises(InvalidRequest, match="unexpected 'content' provided when using shared"):
+        over_the_wire(given)
+
+
+def test_two_inputs_of_a_name_in_shared_memory() -> None:
+    given = message()
+    for _ in range(2):
+        put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2]))
+    with pytest.raises(InvalidRequest, match="input 'x' already exists in request"):
+        over_the_wire(given)
+
+
+def test_classes_in_shared_memory() -> None:
+    given = message()
+    put_in_region(given.outputs.add(name="y"), classification={"int64_param": 2})
+    with pytest.raises(InvalidRequest, match="'classification' can not be had in shared memory"):
+        over_the_wire(given)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0a\x01\xff", b"\x2b" * 200])
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest message"):
+        parse_infer(data)
+
+
+# Responses
+
+
+def test_a_response() -> None:
+    answer = encode_infer(
+        response(
+            Tensor("y", Datatype.FP32, np.array([[1, 2]], np.float32)),
+            Tensor("e", Datatype.INT64, np.zeros((0, 3), np.int64)),
+            Tensor("s", Datatype.BYTES, object_array([b"\xff", b""], [2])),
+            id="42",
+            parameters={"final": True, "n": 3, "score": 0.5, "text": "é"},
+        )
+    )
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "42")
+    assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [
+        ("y", "FP32", [1, 2]),
+        ("e", "INT64", [0, 3]),
+        ("s", "BYTES", [2]),
+    ]
+    # One entry for each output, the empty ones too; never typed contents.
+    assert list(answer.raw_output_contents) == [
+        np.array([1, 2], "<f4").tobytes(),
+        b"",
+        b"\1\0\0\0\xff\0\0\0\0",
+    ]
+    assert not any(output.HasField("contents") for output in answer.outputs)
+    choices = {n: p.WhichOneof("parameter_choice") for n, p in answer.parameters.items()}
+    assert choices == {
+        "final": "bool_param",
+        "n": "int64_param",
+        "score": "double_param",
+        "text": "string_param",
+    }
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -(2**63), 2**63 - 1, 0.5, "", "é"])
+def test_set_parameter(value: Parameter) -> None:
+    answer = pb.ModelInferResponse()
+    set_parameter(answer, "p", value)
+    choice = answer.parameters["p"].WhichOneof("parameter_choice")
+    assert choice is not None
+    assert getattr(answer.parameters["p"], choice) == value
+
+
+# What holds for any message
+
+
+@PROPERTY
+@given(tensors(), tensors(name="y"))
+def test_raw_tensors_come_back(one: Tensor, other: Tensor) -> None:
+    answer = pb.ModelInferResponse.FromString(
+        encode_infer(response(one, other)).SerializeToString()
+    )
+    inputs = [Input(name=o.name, datatype=o.datatype, shape=o.shape) for o in answer.outputs]
+    request = over_the_wire(message(*inputs, raw=list(answer.raw_output_contents)))
+    assert_same(request.inputs["x"], one)
+    assert_same(request.inputs["y"], other)
+
+
+@PROPERTY
+@given(tensors(tuple(CONTENTS)))
+def test_typed_tensors_come_back(tensor: Tensor) -> None:
+    values = tensor.array.ravel().tolist()
+    item = Input(name="x", datatype=tensor.datatype.value, shape=tensor.array.shape)
+    getattr(item.contents, CONTENTS[tensor.datatype]).extend(values)
+    assert_same(over_the_wire(message(item)).inputs["x"], tensor, bits=False)
+
+
+def decode_bytes(data: bytes) -> Call:
+    return decode_infer(parse_infer(data), len(data))
+
+
+def assert_served_or_refused(data: bytes) -> None:
+    """Nothing but an error for the client, and what is decoded can be sent back."""
+    request = outcome(decode_bytes, data)
+    if isinstance(request, ServerError):
+        return
+    echo = response(*request.inputs.values(), id=request.id, parameters=request.parameters)
+    assert encode_infer(echo).SerializeToString()
+
+
+@PROPERTY
+@given(tensors(), st.data())
+def test_a_damaged_message(tensor: Tensor, data: st.DataObject) -> None:
+    answer = encode_infer(response(tensor))
+    item = Input(name="x", datatype=tensor.datatype.value, shape=tensor.array.shape)
+    given = message(item, raw=list(answer.raw_output_contents), outputs=[Output(name="y")])
+    assert_served_or_refused(data.draw(mutations(given.SerializeToString())))
+
+
+def test_a_cut_message() -> None:
+    """Between two fields a message may end, so not every cut is an error."""
+    given = message(an_input("x", "FP32", 2, fp32_contents=[1, 2]), id="42")
+    given.parameters["priority"].uint64_param = 2
+    data = given.SerializeToString()
+    for size in range(len(data)):
+        assert_served_or_refused(data[:size])
+
+
+@PROPERTY
+@given(st.binary())
+def test_random_bytes(data: bytes) -> None:
+    assert_served_or_refused(data)
+
+
+# Messages that are nearly right.
+text = any_text.filter(lambda t: t.isprintable() and t.encode(errors="ignore").decode() == t)
+int64 = st.integers(-(2**63), 2**63 - 1)
+choices = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"int64_param": int64}),
+    st.fixed_dictionaries({"uint64_param": st.integers(0, 2**64 - 1)}),
+    st.fixed_dictionaries({"bool_param": st.booleans()}),
+    st.fixed_dictionaries({"string_param": text}),
+    st.fixed_dictionaries({"double_param": st.floats()}),
+).map(lambda choice: pb.InferParameter(**choice))
+keys = text | st.sampled_from(
+    [
+        "priority",
+        "timeout",
+        "sequence_id",
+        "classification",
+        "shared_memory_region",
+        "shared_memory_offset",
+        "shared_memory_byte_size",
+    ]
+)
+parameters = st.dictionaries(keys, choices, max_size=2)
+
+
+def contents_of(fields: dict[str, Any]) -> pb.InferTensorContents:
+    return pb.InferTensorContents(**fields)
+
+
+contents = st.fixed_dictionaries(
+    {},
+    optional={
+        "bool_contents": st.lists(st.booleans(), max_size=2),
+        "int_contents": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=2),
+        "uint64_contents": st.lists(st.integers(0, 2**64 - 1), max_size=2),
+        "fp32_contents": st.lists(st.floats(width=32), max_size=2),
+        "fp64_contents": st.lists(st.floats(), max_size=2),
+        "bytes_contents": st.lists(st.binary(max_size=2), max_size=2),
+    },
+).map(contents_of)
+inputs = st.builds(
+    Input,
+    name=st.sampled_from("ab") | text,
+    datatype=st.sampled_from([str(datatype) for datatype in Datatype]) | text,
+    shape=st.lists(st.integers(-1, 3) | int64, max_size=3),
+    parameters=parameters,
+    contents=st.none() | contents,
+)
+requests = st.builds(
+    pb.ModelInferRequest,
+    inputs=st.lists(inputs, max_size=2),
+    outputs=st.lists(
+        st.builds(Output, name=st.sampled_from("ab") | text, parameters=parameters), max_size=2
+    ),
+    parameters=parameters,
+    raw_input_contents=st.lists(st.binary(max_size=12), max_size=2),
+)
+
+
+@PROPERTY
+@given(requests)
+def test_messages_that_are_nearly_right(request_: pb.ModelInferRequest) -> None:
+    assert_served_or_refused(request_.SerializeToString())
+
+
+@pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x78\x01"])
+def test_more_fields_than_memory_should_bear(field: bytes) -> None:
+    """Inputs, outputs, raw contents, parameters, unknown ones: none is parsed."""
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match="may have 16384 fields"):
+        parse_infer(field * 1_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+@PROPERTY
+@given(st.binary(max_size=2000))
+def test_counting_fields_takes_any_bytes(noise: bytes) -> None:
+    with contextlib.suppress(InvalidRequest):
+        check_fields(noise)
+    with contextlib.suppress(InvalidRequest):
+        check_fields(noise * 200)

@@ -1,0 +1,1047 @@
+"""HTTP inference bodies: the rules of the protocol as tables, then what holds for any body."""
+
+import json
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.call import (
+    MAX_TENSORS,
+    Call,
+    InferResponse,
+    RegionSlice,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import NUMPY, Datatype
+from headrace.core.errors import InvalidRequest, Overloaded, ServerError
+from headrace.core.signature import Signature, TensorSpec
+from headrace.core.tensors import Tensor, elsewhere
+from headrace.protocol.elements import MAX_DECODED, uncharged
+from headrace.protocol.v2_json import (
+    ResponseForm,
+    decode_infer,
+    decode_raw,
+    error_body,
+    parse_json_size,
+    takes_long,
+)
+from tests.protocol.strategies import (
+    IN_JSON,
+    PROPERTY,
+    any_text,
+    assert_same,
+    mutations,
+    object_array,
+    outcome,
+    tensors,
+)
+
+Json = dict[str, Any]
+NAN = float("nan")
+
+
+def an_input(**changes: Any) -> Json:
+    """A right JSON input, with some members changed and those given as None left out."""
+    members = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]} | changes
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def binary(size: Any, **changes: Any) -> Json:
+    return an_input(data=None, parameters={"binary_data_size": size}, **changes)
+
+
+def document(*inputs: Any, **members: Any) -> Json:
+    return {"inputs": list(inputs) or [an_input()]} | members
+
+
+def decode(request: Any, tail: bytes | None = None) -> tuple[Call, ResponseForm]:
+    head = json.dumps(request).encode()  # not orjson: it would not write NaN
+    if tail is None:
+        return decode_infer("m", "3", head, None)
+    return decode_infer("m", "3", head + tail, len(head))
+
+
+def response(*outputs: Tensor, **members: Any) -> InferResponse:
+    return InferResponse(
+        members.pop("model_name", "m"),
+        members.pop("model_version", "1"),
+        members.pop("id", ""),
+        list(outputs),
+        Timing(0, 0, 1),
+        **members,
+    )
+
+
+def fp32(*values: float, name: str = "y") -> Tensor:
+    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
+
+
+# Requests in JSON
+
+
+def test_the_smallest_request() -> None:
+    request, form = decode({"inputs": []})
+    assert (request.model_name, request.model_version, request.id) == ("m", "3", "")
+    assert (request.inputs, request.outputs, request.parameters) == ({}, (), {})
+    assert form == ResponseForm(binary=False, named={})
+
+
+def test_a_request_with_everything() -> None:
+    given = document(
+        an_input(parameters={"content_type": "np"}),
+        an_input(name="s", datatype="BYTES", shape=[1, 1], data=[["é"]]),
+        id="42",
+        outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}],
+        parameters={
+            "sequence_id": 7,
+            "sequence_start": True,
+            "sequence_end": False,
+            "priority": 2,
+            "timeout": 1000,
+            "binary_data_output": True,
+            "temperature": 0.5,
+            "mode": "fast",
+        },
+        unknown={"members": "are ignored"},
+    )
+    request, form = decode(given)
+    assert request.id == "42"
+    assert list(request.inputs) == ["x", "s"]
+    assert request.inputs["x"].array.tolist() == [1.0, 2.0]
+    assert request.inputs["s"].array.tolist() == [["é".encode()]]
+    assert request.outputs == ("y", "z")
+    assert (request.priority, request.timeout) == (2, 1000)
+    assert (request.sequence_id, request.sequence_start, request.sequence_end) == (7, True, False)
+    assert request.parameters == {"temperature": 0.5, "mode": "fast"}
+    assert request.nbytes == len(json.dumps(given))
+    # binary_data_output is only for outputs that are not named.
+    assert form == ResponseForm(binary=True, named={"y": False, "z": True})
+
+
+@pytest.mark.parametrize(
+    ("request_", "part"),
+    [
+        ([], "the request must be a JSON object, got an array"),
+        (None, "the request must be a JSON object, got null"),
+        ({}, "Unable to parse 'inputs': the request has no member 'inputs'"),
+        ({"inputs": {}}, "Unable to parse 'inputs': expected an array, got an object"),
+        ({"inputs": None}, "Unable to parse 'inputs': expected an array, got null"),
+        ({"inputs": [1]}, "Unable to parse 'inputs': expected an object, got an integer"),
+        (document(id=1), "Unable to parse 'id': expected a string, got an integer"),
+        (document(parameters=[]), "Unable to parse 'parameters': expected an object"),
+        (document(parameters={"priority": "1"}), "invalid value type for 'priority' parameter"),
+        (document(parameters={"mine": []}), "parameter 'mine' has invalid type"),
+        (document(parameters={"triton_x": 1}), "keys starting with 'triton_' are reserved"),
+        (
+            document(parameters={"triton_enable_empty_final_response": True}),
+            "keys starting with 'triton_' are reserved",
+        ),
+        (
+            document(parameters={"binary_data_output": 1}),
+            "parameter 'binary_data_output' must be a boolean, got an integer",
+        ),
+        (document(an_input(), an_input()), "input 'x' already exists in request"),
+        (document(an_input(name=1)), "Unable to parse 'name': expected a string"),
+        (document(an_input(name="x", shape=False)), "Unable to parse 'shape': expected an array"),
+        (document(an_input(shape=[2.0])), "Unable to parse 'shape' of input 'x'"),
+        (document(an_input(shape=["2"])), "Unable to parse 'shape' of input 'x'"),
+        (document(an_input(shape=[True])), "Unable to parse 'shape' of input 'x'"),
+        (document(an_input(shape=[-2])), "Unable to parse 'shape' of input 'x'"),
+        (document(an_input(shape=[2**62, 4])), "causes total element count to exceed maximum"),
+        (document(an_input(shape=[1] * 33)), "33 dimensions"),
+        (document(an_input(datatype="FLOAT")), "unknown datatype 'FLOAT'"),
+        (document(an_input(datatype="fp32")), "unknown datatype 'fp32'"),
+        (document(an_input(datatype=7)), "Unable to parse 'datatype': expected a string"),
+        (document(an_input(parameters=[])), "Unable to parse 'parameters'"),
+        (document(an_input(data=None)), "Input must set only one of the following fields"),
+        (
+            document(an_input(parameters={"binary_data_size": 8})),
+            "Input must set only one of the following fields",
+        ),
+        (
+            document(an_input(parameters={"shared_memory_region": "r"})),
+            "Input must set only one of the following fields",
+        ),
+        (document(an_input(data={})), "Unable to parse 'data': expected an array, got an object"),
+        (document(an_input(data=1)), "Unable to parse 'data': expected an array, got an integer"),
+        (document(an_input(data=[1])), "shape does not match true shape"),
+        (
+            document(an_input(data=[1, 2, 3])),
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        ),
+        (document(an_input(datatype="FP16")), "receiving FP16 data via JSON is not supported"),
+        (document(outputs={}), "Unable to parse 'outputs': expected an array, got an object"),
+        (document(outputs=["y"]), "Unable to parse 'outputs': expected an object, got a string"),
+        (document(outputs=[{}]), "Unable to parse 'name'"),
+        (document(outputs=[{"name": "y"}] * 2), "output 'y' already exists in request"),
+        (
+            document(outputs=[{"name": "y", "parameters": {"binary_data": 1}}]),
+            "'binary_data' of output 'y' must be a boolean, got an integer",
+        ),
+        (
+            document(*[an_input(name=str(n)) for n in range(MAX_TENSORS + 1)]),
+            f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}",
+        ),
+        (
+            document(outputs=[{"name": str(n)} for n in range(MAX_TENSORS + 1)]),
+            f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}",
+        ),
+    ],
+)
+def test_requests_that_break_the_protocol(request_: Any, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(request_)
+    assert part in str(raised.value)
+
+
+def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> Json:
+    """The parameters of a tensor in shared memory."""
+    return {
+        "shared_memory_region": region,
+        "shared_memory_offset": offset,
+        "shared_memory_byte_size": size,
+    } | more
+
+
+def test_inputs_in_shared_memory() -> None:
+    given = document(
+        an_input(name="here"),
+        an_input(data=None, parameters=in_region(16)),
+        an_input(name="s", data=None, datatype="BYTES", shape=[1, 2], parameters=in_region(0, 99)),
+        binary(8, name="raw"),
+        parameters={"priority": 2},
+    )
+    request, form = decode(given, bytes(8))
+    assert request.shared is not None
+    assert (request.id, request.priority, request.classes) == ("", 2, {})
+    assert list(request.inputs) == ["here", "raw"]
+    assert request.shared.inputs == {
+        "x": SharedInput(Datatype.FP32, (2,), RegionSlice("r", 16, 8)),
+        "s": SharedInput(Datatype.BYTES, (1, 2), RegionSlice("r", 0, 99)),
+    }
+    assert request.shared.outputs == {}
+    assert form == ResponseForm()
+
+
+def test_outputs_in_shared_memory() -> None:
+    wanted = [
+        {"name": "y", "parameters": in_region(None, 0)},
+        {"name": "z", "parameters": {"classification": 3}},
+        {"name": "b", "parameters": {"binary_data": True}},
+    ]
+    request, form = decode(document(outputs=wanted, parameters={"mine": 1}))
+    assert request.shared is not None
+    assert list(request.inputs) == ["x"]
+    assert request.outputs == ("y", "z", "b")
+    assert request.classes == {"z": 3}
+    assert request.parameters == {"mine": 1}
+    assert request.shared.outputs == {"y": RegionSlice("r", 0, 0)}
+    assert form == ResponseForm(False, {"y": False, "z": False, "b": True}, frozenset("y"))
+
+
+def test_inputs_and_outputs_in_shared_memory() -> None:
+    given = an_input(data=None, parameters=in_region())
+    request, _ = decode(document(given, outputs=[{"name": "y", "parameters": in_region(8)}]))
+    assert request.shared is not None
+    assert request.inputs == {}
+    assert list(request.shared.inputs) == ["x"]
+    assert list(request.shared.outputs) == ["y"]
+    request, form = decode(document(given, outputs=[{"name": "y"}]))
+    assert request.shared is not None
+    assert (request.outputs, request.classes) == (("y",), {})
+    assert type(form) is ResponseForm
+
+
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        (in_region(region=7), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(region=""), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(size=None), "has a 'shared_memory_region' and no 'shared_memory_byte_size'"),
+        (in_region(size="8"), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(size=True), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(offset=1.0), "'shared_memory_offset' of input 'x' must be a non-negative int"),
+        (in_region(-1), "Invalid offset for shared memory region: 'r'. Input 'x' asks for -1"),
+        (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
+        (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (
+            in_region(size=12),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got",
+        ),
+        (in_region(binary_data_size=8), "Input must set only one of the following fields"),
+    ],
+)
+def test_inputs_in_no_place(parameters: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(an_input(data=None, parameters=parameters)), bytes(8))
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        (an_input(parameters=in_region()), "Input must set only one of the following fields"),
+        (
+            an_input(data=None, datatype="BYTES", parameters=in_region(size=7)),
+            "expected 2 string elements for inference input 'x', got fewer: 7 bytes",
+        ),
+        (
+            an_input(data=None, shape=[2**40, 2**40], parameters=in_region()),
+            "causes total element count to exceed",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_their_place(item: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(item))
+    assert part in str(raised.value)
+
+
+def test_two_inputs_of_a_name_in_shared_memory() -> None:
+    shared = an_input(data=None, parameters=in_region())
+    for pair in ((shared, shared), (shared, an_input()), (an_input(), shared)):
+        with pytest.raises(InvalidRequest, match="input 'x' already exists in request"):
+            decode(document(*pair))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        (in_region(binary_data=True), "output 'y': 'binary_data' can not be true with"),
+        (in_region(classification=2), "output 'y': 'classification' can not be had in shared"),
+        (in_region(size=None), "output 'y' has a 'shared_memory_region' and no"),
+        (in_region(-1), "Invalid offset for shared memory region: 'r'. Output 'y' asks for -1"),
+    ],
+)
+def test_outputs_in_no_place(parameters: Json, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(document(outputs=[{"name": "y", "parameters": parameters}]))
+    assert part in str(raised.value)
+
+
+def test_classification() -> None:
+    wanted = [
+        {"name": "y", "parameters": {"classification": 3}},
+        {"name": "z", "parameters": {"classification": 0}},  # off
+    ]
+    request, _ = decode(document(outputs=wanted))
+    assert request.outputs == ("y", "z")
+    assert request.classes == {"y": 3}
+    assert decode(document())[0].classes is None
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, "3", [], None])
+def test_classification_counts_that_are_none(count: Any) -> None:
+    wanted = [{"name": "y", "parameters": {"classification": count}}]
+    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be a positive"):
+        decode(document(outputs=wanted))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"inputs": [}',
+        b'{"inputs": []} {}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"NaN" + b"]" * 100_000,
+        b'{"inputs": [NaN}',
+        b'{"inputs": [xInf]}',
+        b'{"inputs": [], "NaN": -}',
+        b'{"id": "NaN\xff", "inputs": []}',
+        b'\xef\xbb\xbf{"inputs": [NaN',
+        b'{"inputs": NaN "' + b'\\"' * 100_000,  # a string that never ends, full of quotes
+        b'{"inputs": NaN, "a": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_bodies_that_are_no_json(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="failed to parse the request JSON buffer"):
+        decode_infer("m", "", body, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("NaN, 1", [NAN, 1.0]),
+        ("Infinity, -Infinity", [float("inf"), -float("inf")]),
+        ("Inf,-Inf", [float("inf"), -float("inf")]),
+        ("[Inf], [2.5e0]", [float("inf"), 2.5]),
+    ],
+)
+@pytest.mark.parametrize("name", ["x", "NaN Inf", '\\"Inf', "\\\\"])
+def test_numbers_that_json_lacks(text: str, values: list[float], name: str) -> None:
+    body = (
+        f'{{"id": "Inf", "inputs": [{{"name": "{name}", "shape": [2], "datatype": "FP32",'
+        f' "data": [{text}]}}]}}'
+    )
+    request, _ = decode_infer("m", "", body.encode(), None)
+    assert request.id == "Inf"
+    assert np.array_equal(request.inputs[json.loads(f'"{name}"')].array, values, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        document(an_input(name="\ud800")),
+        document(an_input(datatype="BYTES", shape=[1], data=["\ud800"])),
+        document(id="\udfff"),
+        document(parameters={"\ud800": 1}),
+        document(an_input(data=[NAN, 1]), id="\ud800"),
+        document(an_input(data=[NAN, 1]), an_input(name="\ud800")),
+        document(an_input(data=[NAN, 1]), parameters={"mine": "\ud800"}),
+        document(an_input(data=[NAN, 1]), an_input(datatype="BYTES", data=["\ud800", ""])),
+        document(an_input(data=[NAN, 1]), parameters={"mine": 10**30}),
+    ],
+)
+def test_half_surrogates_and_endless_integers_are_no_json(request_: Json) -> None:
+    """Beside a NaN too, where a parser reads the body that would let them through."""
+    with pytest.raises(InvalidRequest, match="failed to parse the request JSON buffer"):
+        decode(request_)
+
+
+# Requests with binary tensors
+
+
+def test_binary_and_json_inputs_mix() -> None:
+    given = document(
+        binary(8),
+        an_input(name="j"),
+        binary(7, name="s", datatype="BYTES", shape=[1]),
+        binary(0, name="e", datatype="INT64", shape=[0, 3]),
+        binary(2, name="h", datatype="FP16", shape=[]),
+    )
+    tail = np.array([3, 4], "<f4").tobytes() + b"\x03\0\0\0abc" + np.array(0.5, "<f2").tobytes()
+    request, form = decode(given, tail)
+    values = {name: tensor.array.tolist() for name, tensor in request.inputs.items()}
+    assert values == {"x": [3.0, 4.0], "j": [1.0, 2.0], "s": [b"abc"], "e": [], "h": 0.5}
+    assert form == ResponseForm()
+
+
+def test_binary_tensors_are_views_into_the_body() -> None:
+    head = orjson.dumps(document(binary(8)))
+    body = head + np.array([3, 4], "<f4").tobytes()
+    array = decode_infer("m", "", body, len(head))[0].inputs["x"].array
+    assert np.shares_memory(array, np.frombuffer(body, np.uint8))
+    assert not np.asarray(array).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("request_", "tail", "part"),
+    [
+        (document(binary(8)), bytes(7), "unexpected size for input 'x', expecting 1 additional"),
+        (document(binary(8)), bytes(9), "unexpected additional input data for model 'm'"),
+        (document(), bytes(1), "unexpected additional input data for model 'm'"),
+        (document(binary(7)), bytes(7), "Expected 8, got 7"),
+        (
+            document(binary(8, shape=[3]), id="seven"),
+            bytes(8),
+            "[request id: seven] input byte size mismatch for input 'x' for model 'm'. Expected 12,"
+            " got 8",
+        ),
+        (document(binary(8, shape=[2**40])), bytes(8), "Expected 4398046511104, got 8"),
+        (document(binary(8, shape=[2**32, 2**32])), bytes(8), "exceed maximum size of"),
+        (document(binary(2**70)), bytes(8), "'binary_data_size' of input 'x' must be a non-neg"),
+        (document(binary(2**63)), bytes(8), "unexpected size for input 'x'"),
+        (document(binary(-8)), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
+        (document(binary("8")), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
+        (document(binary(8.0)), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
+        (document(binary(True)), bytes(1), "'binary_data_size' of input 'x' must be a non-neg"),
+        (
+            document(binary(8, datatype="BYTES", shape=[3])),
+            bytes(8),
+            "expected 3 string elements for inference input 'x'",
+        ),
+        (
+            document(binary(8, datatype="BYTES", shape=[1])),
+            bytes(8),
+            "unexpected number of string elements 2 for inference input 'x'",
+        ),
+    ],
+)
+def test_binary_data_that_does_not_fit(request_: Json, tail: bytes, part: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as raised:
+            decode(request_, tail)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    assert part in str(raised.value)
+
+
+def test_binary_data_without_the_header() -> None:
+    with pytest.raises(InvalidRequest, match="expecting 8 additional bytes"):
+        decode(document(binary(8)))
+
+
+@pytest.mark.parametrize(
+    ("header", "size"), [(None, None), ("0", 0), ("7", 7), ("10", 10), ("007", 7)]
+)
+def test_json_size(header: str | None, size: int | None) -> None:
+    assert parse_json_size(header, 10) == size
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        ("11", "inference header size should be in range (0, 10), got: 11"),
+        ("-1", "inference header size should be in range (0, 10), got: -1"),
+        ("", "Unable to parse Inference-Header-Content-Length"),
+        ("ten", "Unable to parse Inference-Header-Content-Length, got: ten"),
+        ("1.0", "Unable to parse Inference-Header-Content-Length"),
+        ("0x7", "Unable to parse Inference-Header-Content-Length"),
+        ("1_0", "Unable to parse Inference-Header-Content-Length"),
+        ("+7", "Unable to parse Inference-Header-Content-Length"),
+        ("7, 7", "Unable to parse Inference-Header-Content-Length"),
+        ("\u0667", "Unable to parse Inference-Header-Content-Length"),
+        ("9" * 5000, "Unable to parse Inference-Header-Content-Length"),
+    ],
+)
+def test_json_sizes_that_are_none(header: str, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        parse_json_size(header, 10)
+    assert part in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
+# Raw requests: the body is the only input
+
+
+def model(*specs: TensorSpec, rows: int = 0) -> Signature:
+    return Signature("m", rows, specs, ())
+
+
+def spec(*dims: int, datatype: Datatype = Datatype.FP32) -> TensorSpec:
+    return TensorSpec("x", datatype, dims)
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "shape"),
+    [
+        (model(spec(2)), bytes(8), (2,)),
+        (model(spec()), bytes(4), ()),
+        (model(spec(2), rows=8), bytes(8), (1, 2)),  # one row
+        (model(spec(-1)), bytes(12), (3,)),  # found from the number of bytes
+        (model(spec(-1)), b"", (0,)),
+        (model(spec(2, -1, 3), rows=8), bytes(48), (1, 2, 2, 3)),
+        (model(spec(-1, datatype=Datatype.BF16)), bytes(6), (3,)),
+        (model(spec(1, datatype=Datatype.BYTES)), b"\0any", (1,)),
+        (model(spec(1, datatype=Datatype.BYTES), rows=8), b"", (1, 1)),
+        (model(spec(datatype=Datatype.BYTES)), b"any", ()),
+    ],
+)
+def test_raw(signature: Signature, body: bytes, shape: tuple[int, ...]) -> None:
+    request, form = decode_raw(signature, "m", "3", body)
+    tensor = request.inputs["x"]
+    assert (request.model_name, request.model_version, request.id) == ("m", "3", "")
+    assert request.nbytes == len(body)
+    assert tensor.datatype is signature.inputs[0].datatype
+    assert tensor.array.shape == shape
+    if tensor.datatype is Datatype.BYTES:
+        assert tensor.array.ravel().tolist() == [body]  # gets its length from the server
+    else:
+        assert tensor.array.tobytes() == body
+    assert form == ResponseForm(binary=True)
+    assert signature.check(request) == 1
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "part"),
+    [
+        (
+            model(spec(1), TensorSpec("b", Datatype.FP32, (1,))),
+            bytes(8),
+            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm'"
+            " model configuration",
+        ),
+        (model(), b"", "Raw request must only have 1 input (found 1) to be deduced but got 0"),
+        (
+            model(spec(-1, -1)),
+            bytes(8),
+            "can not be deduced because there are more than one variable-sized dimension",
+        ),
+        (
+            model(spec(-1, datatype=Datatype.BYTES)),
+            b"any",
+            "For BYTE datatype raw input 'x', the model must have input shape [1], not [-1]",
+        ),
+        (
+            model(spec(2, datatype=Datatype.BYTES)),
+            b"any",
+            "For BYTE datatype raw input 'x', the model must have input shape [1]",
+        ),
+        (model(spec(2)), bytes(7), "Expected 8, got 7"),
+        (model(spec(-1, 3)), bytes(13), "Expected 12, got 13"),
+        (model(spec(2**40, 2**40)), bytes(7), "exceed maximum size of"),
+        (model(spec(2**40, -1)), bytes(7), "Expected 0, got 7"),
+    ],
+)
+def test_raw_bodies_that_do_not_fit(signature: Signature, body: bytes, part: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode_raw(signature, "m", "", body)
+    assert part in str(raised.value)
+
+
+# Responses
+
+
+def test_a_json_response() -> None:
+    buffers, json_size = ResponseForm().encode(
+        response(
+            fp32(1, 0.5),
+            Tensor("b", Datatype.BOOL, np.array([[True], [False]])),
+            id="42",
+            parameters={"final": True, "score": 0.5, "n": 2**63, "s": "é"},
+        )
+    )
+    assert json_size is None
+    assert b"".join(buffers).decode() == (
+        '{"id":"42","model_name":"m","model_version":"1",'
+        '"parameters":{"final":true,"score":0.5,"n":9223372036854775808,"s":"é"},'
+        '"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1.0,0.5]},'
+        '{"name":"b","datatype":"BOOL","shape":[2,1],"data":[true,false]}]}'
+    )
+
+
+def test_a_response_has_no_member_without_need() -> None:
+    buffers, _ = ResponseForm().encode(response())
+    assert buffers == [b'{"model_name":"m","model_version":"1","outputs":[]}']
+
+
+def test_nan_in_a_response() -> None:
+    buffers, _ = ResponseForm().encode(response(fp32(NAN, 1)))
+    assert bytes(buffers[0]).endswith(b'"data":[NaN,1.0]}]}')
+
+
+def test_a_binary_response() -> None:
+    outputs = [
+        fp32(1, 2),
+        fp32(name="empty"),
+        fp32(3, name="json"),
+        Tensor("s", Datatype.BYTES, object_array([b"\xff", b""], [2])),
+    ]
+    form = ResponseForm(binary=True, named={"json": False})
+    buffers, json_size = form.encode(response(*outputs))
+    assert json_size == len(buffers[0])
+    assert buffers[1:] == [np.array([1, 2], "<f4").tobytes(), b"\1\0\0\0\xff\0\0\0\0"]
+    assert orjson.loads(bytes(buffers[0]))["outputs"] == [
+        {
+            "name": "y",
+            "datatype": "FP32",
+            "shape": [2],
+            "parameters": {"binary_data_size": 8},
+        },
+        {
+            "name": "empty",
+            "datatype": "FP32",
+            "shape": [0],
+            "parameters": {"binary_data_size": 0},
+        },
+        {"name": "json", "datatype": "FP32", "shape": [1], "data": [3.0]},
+        {
+            "name": "s",
+            "datatype": "BYTES",
+            "shape": [2],
+            "parameters": {"binary_data_size": 9},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "is_binary"),
+    [
+        (ResponseForm(), False),
+        (ResponseForm(binary=True), True),
+        (ResponseForm(named={"y": True}), True),
+        (ResponseForm(binary=True, named={"y": False}), False),  # as the output itself asked
+    ],
+)
+def test_which_outputs_are_binary(form: ResponseForm, is_binary: bool) -> None:
+    assert (form.encode(response(fp32(1)))[1] is not None) is is_binary
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_outputs_without_data(binary: bool) -> None:
+    form = ResponseForm(
+        named={"y": binary, "there": False, "s": False}, shared=frozenset(("there", "s"))
+    )
+    outputs = [
+        elsewhere("there", Datatype.FP16, (2, 3)),
+        fp32(1, 2),
+        elsewhere("s", Datatype.BYTES, (1,)),
+    ]
+    buffers, json_size = form.encode(response(*outputs))
+    assert json_size == (len(buffers[0]) if binary else None)
+    assert len(buffers) == 1 + binary
+    first, *others = orjson.loads(bytes(buffers[0]))["outputs"]
+    assert first["name"] == "y"
+    assert others == [
+        {"name": "there", "datatype": "FP16", "shape": [2, 3]},
+        {"name": "s", "datatype": "BYTES", "shape": [1]},
+    ]
+    buffers, json_size = form.encode(response(outputs[0]))
+    assert json_size is None
+    assert orjson.loads(bytes(buffers[0]))["outputs"] == others[:1]
+    assert orjson.loads(bytes(form.encode(response())[0][0]))["outputs"] == []
+
+
+def test_only_empty_binary_outputs_need_no_header() -> None:
+    buffers, json_size = ResponseForm(binary=True).encode(response(fp32()))
+    assert json_size is None
+    assert b'"binary_data_size":0' in b"".join(buffers)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        Tensor("y", Datatype.FP16, np.zeros(1, np.float16)),
+        Tensor("y", Datatype.BF16, np.zeros(1, NUMPY[Datatype.BF16])),
+        Tensor("y", Datatype.BYTES, object_array([b"\xff"], [1])),
+    ],
+)
+def test_outputs_that_have_no_json_form(tensor: Tensor) -> None:
+    with pytest.raises(InvalidRequest, match="use the binary data format for"):
+        ResponseForm().encode(response(tensor))
+    assert ResponseForm(binary=True).encode(response(tensor))[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ("no model 'é'", '{"error":"no model \'é\'"}'),
+        ('"\n', '{"error":"\\"\\n"}'),
+        ("\ud800", '{"error":"?"}'),  # as in names of files that are not UTF-8
+    ],
+)
+def test_error_body(text: str, body: str) -> None:
+    assert error_body(text) == body.encode()
+
+
+# What holds for any body
+
+
+def as_request(buffers: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
+    """A response turned into a request: its outputs become inputs."""
+    head = json.dumps({"inputs": json.loads(bytes(buffers[0]))["outputs"]}).encode()
+    return b"".join([head, *buffers[1:]]), len(head)
+
+
+@PROPERTY
+@given(tensors(IN_JSON, utf8=True), tensors(IN_JSON, utf8=True, name="y"))
+def test_json_comes_back(one: Tensor, other: Tensor) -> None:
+    buffers, json_size = ResponseForm().encode(response(one, other))
+    assert json_size is None
+    request, _ = decode_infer("m", "", as_request(buffers)[0], None)
+    assert list(request.inputs) == ["x", "y"]
+    assert_same(request.inputs["x"], one, bits=False)
+    assert_same(request.inputs["y"], other, bits=False)
+
+
+@PROPERTY
+@given(tensors(), tensors(name="y"))
+def test_binary_comes_back(one: Tensor, other: Tensor) -> None:
+    buffers, _ = ResponseForm(binary=True).encode(response(one, other))
+    request, _ = decode_infer("m", "", *as_request(buffers))
+    assert list(request.inputs) == ["x", "y"]
+    assert_same(request.inputs["x"], one)
+    assert_same(request.inputs["y"], other)
+
+
+def assert_served_or_refused(body: bytes, json_size: int | None) -> None:
+    """Nothing but an error for the client, and what is decoded can be sent back."""
+    result = outcome(decode_infer, "m", "", body, json_size)
+    if isinstance(result, ServerError):
+        assert error_body(str(result))
+        return
+    request, _ = result
+    echo = response(*request.inputs.values(), id=request.id, parameters=request.parameters)
+    assert ResponseForm(binary=True).encode(echo)
+    assert isinstance(outcome(ResponseForm().encode, echo), tuple | InvalidRequest)
+
+
+@PROPERTY
+@given(tensors(IN_JSON, utf8=True), st.data())
+def test_a_damaged_json_body(tensor: Tensor, data: st.DataObject) -> None:
+    body, _ = as_request(ResponseForm().encode(response(tensor))[0])
+    assert_served_or_refused(data.draw(mutations(body)), None)
+
+
+@PROPERTY
+@given(tensors(), st.data())
+def test_a_damaged_binary_body(tensor: Tensor, data: st.DataObject) -> None:
+    buffers, _ = ResponseForm(binary=True).encode(response(tensor))
+    body = data.draw(mutations(as_request(buffers)[0]))
+    assert_served_or_refused(body, data.draw(st.integers(0, len(body))))
+    assert_served_or_refused(body, min(len(body), as_request(buffers)[1]))
+
+
+@pytest.mark.parametrize("tensor", [fp32(1, 2), fp32(NAN), fp32()])
+@pytest.mark.parametrize("form", [ResponseForm(), ResponseForm(binary=True)])
+def test_a_body_is_refused_wherever_it_was_cut(tensor: Tensor, form: ResponseForm) -> None:
+    body, json_size = as_request(form.encode(response(tensor))[0])
+    for size in range(len(body)):
+        with pytest.raises(InvalidRequest):
+            decode_infer("m", "", body[:size], min(size, json_size))
+
+
+@PROPERTY
+@given(st.binary(), st.none() | st.integers(0, 10))
+def test_random_bodies(body: bytes, json_size: int | None) -> None:
+    assert_served_or_refused(body, json_size)
+
+
+# Documents that are nearly right: every member may be of a wrong type or missing.
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | any_text
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=2),
+    max_leaves=4,
+)
+sizes = st.integers(-1, 8) | st.sampled_from([2**31, 2**63, 2**64, 10**40]) | scalars
+parameters = st.fixed_dictionaries(
+    {},
+    optional={
+        "binary_data_size": sizes,
+        "binary_data": st.booleans() | scalars,
+        "binary_data_output": st.booleans() | scalars,
+        "classification": st.integers(0, 1) | anything,
+        "shared_memory_region": st.just("r") | anything,
+        "shared_memory_offset": sizes,
+        "shared_memory_byte_size": sizes,
+        "sequence_id": st.integers() | anything,
+        "priority": st.integers() | anything,
+        "mine": anything,
+    },
+)
+inputs = st.fixed_dictionaries(
+    {"name": st.sampled_from("ab") | anything, "shape": st.lists(sizes, max_size=3) | anything},
+    optional={
+        "datatype": st.sampled_from(Datatype) | anything,
+        "parameters": parameters | anything,
+        "data": st.lists(scalars, max_size=4) | anything,
+    },
+)
+outputs = st.fixed_dictionaries(
+    {"name": st.sampled_from("ab") | anything}, optional={"parameters": parameters | anything}
+)
+documents = st.fixed_dictionaries(
+    {"inputs": st.lists(inputs | anything, max_size=3)},
+    optional={
+        "id": any_text | anything,
+        "parameters": parameters | anything,
+        "outputs": st.lists(outputs | anything, max_size=3),
+    },
+)
+
+
+@PROPERTY
+@given(documents | anything, st.binary(max_size=16))
+def test_documents_that_are_nearly_right(document: Any, tail: bytes) -> None:
+    head = json.dumps(document).encode()
+    assert_served_or_refused(head + tail, len(head))
+    assert_served_or_refused(head, None)
+
+
+@PROPERTY
+@given(
+    st.builds(
+        TensorSpec, st.just("x"), st.sampled_from(Datatype), st.lists(st.integers(-1, 3)).map(tuple)
+    ),
+    st.integers(0, 2),
+    st.binary(),
+)
+def test_raw_bodies(spec: TensorSpec, rows: int, body: bytes) -> None:
+    result = outcome(decode_raw, model(spec, rows=rows), "m", "", body)
+    assert isinstance(result, tuple | InvalidRequest)
+
+
+# Shapes that are none
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ["AAAAAAAA", 250_000_000],
+        [250_000_000, "AAAAAAAA"],
+        [[0], 250_000_000],
+        [[[1, 2]], 100_000, 1_000],
+        [{}, 1],
+        [None],
+        [True],
+        [1.0],
+        [-1],
+        [2, -1],
+        [10**19],
+        [2**62, 0],
+        [1] * 33,
+        ["A" * 64] * 10_000,
+    ],
+    ids=lambda shape: str(shape)[:20],
+)
+@pytest.mark.parametrize("data", [[1], []], ids=["one", "none"])
+@pytest.mark.parametrize("long", [False, True], ids=["quick", "long"])
+@pytest.mark.parametrize("place", ["data", "binary", "raw", "shared"])
+def test_a_shape_is_looked_at_before_it_is_counted_with(
+    shape: Any, data: list[int], long: bool, place: str
+) -> None:
+    """Multiplied, a string or an array becomes as much memory as the client likes."""
+    parameters: Json | None = None
+    if place == "binary":
+        parameters = {"binary_data_size": 4 * len(data)}
+    elif place == "shared":
+        parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4 * len(data)}
+    given = None if parameters else data
+    request = document(an_input(shape=shape, data=given, parameters=parameters))
+    if long:
+        request["parameters"] = {"flag": True}  # the quick look is for texts without booleans
+    tail = bytes(4 * len(data)) if place == "binary" else b"" if place == "raw" else None
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as refused:
+            decode(request, tail)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(str(refused.value)) < 1000
+
+
+# Long data
+
+
+def long_body(datatype: str, data: str, count: int, **members: Any) -> bytes:
+    """A request whose JSON is too long to be parsed at once."""
+    filling = json.dumps("f" * (1 << 20))
+    given = an_input(datatype=datatype, shape=[count], data=None) | members
+    text = json.dumps(given)[:-1] + f',"data":[{data}]}}'
+    return f'{{"filling":{filling},"inputs":[{text}]}}'.encode()
+
+
+def decode_long(body: bytes, charge: Any = uncharged) -> Tensor:
+    request, _ = decode_infer("m", "", body, None, None, charge)
+    return request.inputs["x"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element", "value"),
+    [
+        ("FP32", "0.5", 0.5),
+        ("FP64", "1e3", 1000.0),
+        ("FP32", "[1]", 1.0),
+        ("INT64", "-7", -7),
+        ("UINT64", str(2**64 - 1), 2**64 - 1),
+        ("BOOL", "true", True),
+        ("BYTES", r'"a,\"]\u00e9"', 'a,"]é'.encode()),
+        ("FP32", " 2 ", 2.0),
+        ("FP32", "-Infinity", -np.inf),
+    ],
+)
+def test_long_data(datatype: str, element: str, value: object) -> None:
+    count = 100_000
+    found = decode_long(long_body(datatype, ",".join([element] * count), count))
+    assert found.array.dtype == NUMPY[Datatype(datatype)]
+    assert found.array.shape == (count,)
+    assert set(found.array.tolist()) == {value}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "last", "count", "text"),
+    [
+        ("FP32", "null", 0, "takes numbers, but its data holds null"),
+        ("FP32", "true", 0, "takes numbers, but its data holds a boolean"),
+        ("FP32", '"1"', 0, "takes numbers, but its data holds a string"),
+        ("INT32", "1.5", 0, "takes integers, but its data holds a number with a fraction"),
+        ("INT8", "128", 0, "out of the range of INT8"),
+        ("FP32", "[1]", 0, "elements and arrays are mixed at depth 1"),
+        ("FP32", "1,", 0, "failed to parse the request JSON buffer"),
+        ("FP32", ",1", 0, "failed to parse the request JSON buffer"),
+        ("FP32", "1x", 0, "failed to parse the request JSON buffer"),
+        ("FP32", "1", 1, "Failed to parse 'data' field: .* got 100000"),
+        ("FP32", "1", -1, "Unable to parse 'data': .* got at least 100000"),
+        ("FP32", "1", 2**40, "Failed to parse 'data' field: .* got 100000"),
+        ("FP16", "1", 0, "receiving FP16 data via JSON is not supported"),
+    ],
+)
+def test_wrong_long_data(datatype: str, last: str, count: int, text: str) -> None:
+    """What is wrong comes at the end, behind pieces that are right."""
+    data = ",".join(["1"] * 99_999 + [last])
+    with pytest.raises(InvalidRequest, match=text):
+        decode_long(long_body(datatype, data, 100_000 + count))
+
+
+def test_long_data_is_charged_before_it_is_taken() -> None:
+    charged: list[int] = []
+    count = 1_000_000
+    body = long_body("FP64", ",".join(["0"] * count), count)
+    tracemalloc.start()
+    try:
+        decode_long(body, charged.append)
+        assert charged == [8 * count]
+        assert tracemalloc.get_traced_memory()[1] < len(body) + 8 * count + (8 << 20)
+    finally:
+        tracemalloc.stop()
+
+    def refuse(nbytes: int) -> None:
+        raise Overloaded("as asked")
+
+    with pytest.raises(Overloaded):
+        decode_long(body, refuse)
+
+
+def test_long_data_is_limited() -> None:
+    count = MAX_DECODED // 8 + 1
+    body = long_body("FP64", ",".join(["0"] * count), count)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_DECODED} are allowed"):
+        decode_long(body)
+
+
+def test_long_data_is_held_against_the_signature_first() -> None:
+    signature = Signature("m", 0, (TensorSpec("x", Datatype.BYTES, (-1,)),), ())
+    body = long_body("FP32", ",".join(["nonsense"] * 1000), 1000)
+    with pytest.raises(InvalidRequest, match="data-type is 'FP32'"):
+        decode_infer("m", "", body, None, signature)
+
+
+@pytest.mark.parametrize(
+    ("json_size", "head", "long"),
+    [
+        (None, b"", True),
+        ("70000", b"", True),
+        ("40", b'{"inputs":[{"datatype":"FP32"}]}        ', False),
+        ("40", b'{"inputs":[{"datatype":"BYTES"}]}       ', True),
+        ("40", b'{"inputs":[{"datatype":"BYTE\\u0053"}]}', True),
+        ("0", b"", False),
+    ],
+)
+def test_what_takes_long_to_decode(json_size: str | None, head: bytes, long: bool) -> None:
+    assert takes_long(head + bytes(100_000), json_size, None) is long
+
+
+def test_raw_strings_take_long_to_decode() -> None:
+    for datatype, long in ((Datatype.BYTES, True), (Datatype.FP32, False)):
+        signature = Signature("m", 0, (TensorSpec("x", datatype, (-1,)),), ())
+        assert takes_long(bytes(100_000), "0", signature) is long
+
+
+@pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not Datatype.BOOL])
+def test_long_answers(datatype: Datatype) -> None:
+    """They are written in pieces, of which each has a beginning and an end."""
+    count = 200_001
+    if datatype is Datatype.BYTES:
+        given = object_array([b"a,]"] * count, (count,))
+    else:
+        given = np.arange(count).astype(NUMPY[datatype])
+    [text], _ = ResponseForm().encode(response(Tensor("y", datatype, given)))
+    data = orjson.loads(bytes(text))["outputs"][0]["data"]
+    assert data == [v.decode() if isinstance(v, bytes) else v for v in given.tolist()]

@@ -1,0 +1,272 @@
+"""Requests, responses and errors through frames: what goes in comes out."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.call import (
+    ASKED,
+    Call,
+    InferResponse,
+    Raw,
+    RegionSlice,
+    Shared,
+    SharedInput,
+    Timing,
+)
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    ServerError,
+)
+from headrace.core.tensors import Tensor, elsewhere
+from headrace.protocol.link_infer import (
+    RequestReader,
+    RequestWriter,
+    ResponseReader,
+    ResponseWriter,
+    error_parts,
+    numbers_rest,
+    read_error,
+    read_numbers,
+)
+from headrace.protocol.status import STATUS
+from headrace.protocol.v2_json import body_of, pass_raw
+from headrace.workers.frames import BrokenFrame
+from tests.protocol.strategies import PROPERTY, assert_same, mutations, tensors
+
+texts = st.text(max_size=8)
+unsigned = st.integers(0, 2**64 - 1)
+parameters = st.dictionaries(
+    texts,
+    st.one_of(texts, st.booleans(), st.floats(), st.integers(-(2**63), 2**64 - 1)),
+    max_size=3,
+)
+named = st.lists(tensors(), max_size=3).map(
+    lambda found: {f"x{n}": tensor._replace(name=f"x{n}") for n, tensor in enumerate(found)}
+)
+requests = st.builds(
+    Call,
+    texts,
+    texts,
+    texts,
+    named,
+    st.lists(texts, max_size=2).map(tuple),
+    parameters,
+    unsigned,
+    unsigned,
+    st.one_of(unsigned, texts),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.none(), st.dictionaries(texts, st.integers(1, 9), min_size=1, max_size=2)),
+    unsigned,
+)
+responses = st.builds(
+    InferResponse,
+    texts,
+    texts,
+    texts,
+    named.map(lambda found: list(found.values())),
+    # What is put together is traced where the engine is.
+    st.builds(Timing, unsigned, unsigned, st.integers(0, 2**32 - 1), st.just(0)),
+    parameters,
+)
+
+
+def without_tensors(value: Any, field: str) -> str:
+    """All of a request or response but its tensors; NaN is equal to NaN by its text."""
+    if isinstance(value, Call):
+        return repr([getattr(value, name) for name in ASKED if name != field])
+    return repr(replace(value, **{field: {}}))
+
+
+@PROPERTY
+@given(st.lists(requests, min_size=1, max_size=3))
+def test_requests(given: list[Call]) -> None:
+    """Twice each: what repeats is remembered on both sides."""
+    writer, reader = RequestWriter(), RequestReader()
+    for request in given * 2:
+        meta, pieces = writer.parts(request)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, None, Call)
+        assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
+        assert list(found.inputs) == list(request.inputs)
+        for name, tensor in request.inputs.items():
+            assert_same(found.inputs[name], tensor)
+
+
+@PROPERTY
+@given(st.lists(responses, min_size=1, max_size=3))
+def test_responses(given: list[InferResponse]) -> None:
+    writer, reader = ResponseWriter(), ResponseReader()
+    for response in given * 2:
+        meta, pieces = writer.parts(response)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest)
+        assert without_tensors(found, "outputs") == without_tensors(response, "outputs")
+        for one, other in zip(found.outputs, response.outputs, strict=True):
+            assert_same(one, other)
+
+
+slices = st.builds(RegionSlice, texts, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+shared_inputs = st.builds(
+    SharedInput,
+    st.sampled_from(Datatype),
+    st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    slices,
+)
+
+
+@PROPERTY
+@given(
+    requests,
+    st.dictionaries(texts, st.integers(1, 9), max_size=2),
+    st.dictionaries(texts, shared_inputs, max_size=3),
+    st.dictionaries(texts, slices, max_size=3),
+)
+def test_requests_with_shared_memory(
+    given: Call,
+    classes: dict[str, int],
+    inputs: dict[str, SharedInput],
+    outputs: dict[str, RegionSlice],
+) -> None:
+    writer, reader = RequestWriter(), RequestReader()
+    request = given.like(classes=classes, shared=Shared(inputs, outputs))
+    for _ in range(2):
+        meta, pieces = writer.parts(request)
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest, None, Call)
+        assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
+        for name, tensor in request.inputs.items():
+            assert_same(found.inputs[name], tensor)
+    plain, pieces = writer.parts(given.like(classes=None))
+    rest = b"".join(pieces)
+    assert reader.read(plain, rest, None, Call).shared is None
+
+
+@PROPERTY
+@given(
+    st.lists(st.sampled_from(Datatype), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), max_size=3).map(tuple),
+)
+def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...]) -> None:
+    outputs = [elsewhere(f"y{n}", datatype, shape) for n, datatype in enumerate(datatypes)]
+    outputs.append(Tensor("z", Datatype.INT8, np.ones(1, np.int8)))
+    writer, reader = ResponseWriter(), ResponseReader()
+    for _ in range(2):
+        meta, pieces = writer.parts(InferResponse("m", "1", "", outputs, Timing(1, 2, 3)))
+        rest = b"".join(pieces)
+        found = reader.read(meta, rest)
+        for one, other in zip(found.outputs, outputs, strict=True):
+            assert (one.name, one.datatype) == (other.name, other.datatype)
+            assert (one.array.shape, one.array.tobytes()) == (
+                other.array.shape,
+                other.array.tobytes(),
+            )
+
+
+def test_what_was_read_can_be_changed() -> None:
+    """A request's parameters are its own, though the next is read from the same memory."""
+    request = Call("m", "", "", {}, (), {"a": 1})
+    meta, pieces = RequestWriter().parts(request)
+    rest = b"".join(pieces)
+    reader = RequestReader()
+    reader.read(meta, rest, None, Call).parameters.clear()
+    assert reader.read(meta, rest, None, Call).parameters == {"a": 1}
+
+
+def test_raw_bodies() -> None:
+    request = pass_raw("m", "2", b"\x01\x02\x03")
+    meta, pieces = RequestWriter().parts(request)
+    rest = b"".join(pieces)
+    found = RequestReader().read(meta, rest, Raw.GENERATE, Call)
+    assert found.raw is Raw.GENERATE
+    assert bytes(body_of(found)) == b"\x01\x02\x03"
+
+
+@PROPERTY
+@given(requests, st.data())
+def test_damaged_requests(request: Call, data: st.DataObject) -> None:
+    """Another request, or one of the two errors."""
+    meta, pieces = RequestWriter().parts(request)
+    meta = data.draw(mutations(meta))
+    rest = data.draw(mutations(b"".join(pieces)))
+    with suppress(BrokenFrame, InvalidRequest):
+        RequestReader().read(meta, rest, None, Call)
+
+
+@PROPERTY
+@given(responses, st.data())
+def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None:
+    meta, pieces = ResponseWriter().parts(response)
+    meta = data.draw(mutations(meta))
+    rest = data.draw(mutations(b"".join(pieces)))
+    with suppress(BrokenFrame, InvalidRequest):
+        ResponseReader().read(meta, rest)
+
+
+@PROPERTY
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_any_bytes(meta: bytes, rest: bytes) -> None:
+    for read in (
+        lambda: RequestReader().read(meta, rest, None, Call),
+        lambda: ResponseReader().read(meta, rest),
+    ):
+        with pytest.raises(BrokenFrame):
+            read()
+    read_error(meta, rest)
+
+
+@pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
+def test_errors_keep_their_class(kind: type[ServerError]) -> None:
+    found, version = read_error(*error_parts(kind("what was wrong: é"), "3"))
+    assert type(found) is kind
+    assert str(found) == "what was wrong: é"
+    assert version == "3"
+
+
+def test_errors_keep_when_to_come_again_and_what_they_took() -> None:
+    executed = NotFound("never").of_request(7, 8, 9)
+    for error in (ModelNotReady("later", retry_after=27), executed):
+        found, _ = read_error(*error_parts(error, "3"))
+        assert found is not None
+        assert (found.retry_after, found.spent) == (error.retry_after, error.spent)
+
+
+@pytest.mark.parametrize("meta", [b"NotFound", b"NotFound 3 x", b"NotFound 3 1 2"])
+def test_errors_that_make_no_sense(meta: bytes) -> None:
+    with pytest.raises(BrokenFrame):
+        read_error(meta, b"what was wrong")
+
+
+def test_what_is_no_server_error_has_no_class() -> None:
+    class Inner(ExecutionFailed):
+        """A class that the other side does not know."""
+
+    assert read_error(b" ", b"")[0] is None
+    assert read_error(*error_parts(Inner("x"), ""))[0] is None
+
+
+def test_a_request_that_is_too_short() -> None:
+    tensor = Tensor("x", Datatype.FP32, np.zeros((2, 3), np.float32))
+    meta, pieces = RequestWriter().parts(Call("m", "", "id", {"x": tensor}))
+    rest = b"".join(pieces)
+    for size in range(len(rest)):
+        with pytest.raises(BrokenFrame):
+            RequestReader().read(meta, rest[:size], None, Call)
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_numbers(numbers: list[int]) -> None:
+    rest = numbers_rest(*numbers)
+    assert read_numbers(rest, len(numbers)) == tuple(numbers)
+    with pytest.raises(BrokenFrame):
+        read_numbers(rest, len(numbers) + 1)

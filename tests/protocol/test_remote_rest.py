@@ -1,0 +1,168 @@
+"""Requests over HTTP as this server itself reads them, and answers as it writes them."""
+
+import contextlib
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.call import InferResponse, Timing
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Tensor
+from headrace.protocol.elements import array_of_json
+from headrace.protocol.v2_json import (
+    RequestWriter,
+    ResponseForm,
+    decode_infer,
+    error_text,
+    read_answer,
+)
+from headrace.protocol.v2_protobuf import RemoteInput
+from tests.support.remote import values
+
+
+def rows(datatype: Datatype, count: int, text: bool = False) -> RemoteInput:
+    """An input of `count` requests, with two rows each."""
+    part = values(datatype, (2, 3))
+    if text and datatype is Datatype.BYTES:
+        part = np.full((2, 3), "ä".encode(), object)
+    return RemoteInput("A", datatype, (2 * count, 3), [part] * count)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("datatype", Datatype)
+def test_requests_are_what_the_server_reads(datatype: Datatype, count: int, binary: bool) -> None:
+    messages = RequestWriter(binary, {"Y"})
+    item = rows(datatype, count, not binary)
+    for _ in range(2):
+        body, size = messages.request([item], ["X", "Y"], {"a": 1}, "id")
+        request, form = decode_infer("m", "", b"".join(body), size)
+        found = request.inputs["A"]
+        assert (found.datatype, found.array.shape) == (datatype, item.shape)
+        assert found.array.tolist() == np.concatenate(item.parts).tolist()
+        assert (request.id, request.parameters) == ("id", {"a": 1})
+        assert form.named == {"X": binary, "Y": True}
+
+
+def test_requests_without_inputs_and_with_several() -> None:
+    messages = RequestWriter(True)
+    one = RemoteInput("B", Datatype.INT8, (1,), [np.ones(1, np.int8)])
+    for inputs in ([], [one, rows(Datatype.BYTES, 2)]):
+        body, size = messages.request(inputs, [], {})
+        request, _ = decode_infer("m", "", b"".join(body), size)
+        assert list(request.inputs) == [item.name for item in inputs]
+
+
+def test_bytes_that_are_no_text_have_no_form_in_json() -> None:
+    with pytest.raises(InvalidRequest, match="'A' holds bytes that are not UTF-8"):
+        RequestWriter(False).request([rows(Datatype.BYTES, 1)], [], {})
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("datatype", Datatype)
+def test_answers_are_what_the_server_writes(datatype: Datatype, binary: bool) -> None:
+    if not binary and datatype in (Datatype.FP16, Datatype.BF16):
+        pytest.skip("JSON has no form for it")
+    (part,) = rows(datatype, 1, not binary).parts
+    response = InferResponse(
+        "m", "1", "", [Tensor("A", datatype, part)], Timing(0, 0, 0), {"p": "q"}
+    )
+    body, size = ResponseForm(binary).encode(response)
+    answer = read_answer(b"".join(body), size)
+    (found,) = answer.outputs
+    assert (found.name, found.datatype, found.array.dtype) == ("A", datatype, part.dtype)
+    assert found.array.tolist() == part.tolist()
+    assert (answer.model_name, answer.model_version) == ("m", "1")
+    assert answer.parameters == {"p": "q"}
+
+
+def test_null_is_no_number() -> None:
+    found = array_of_json("A", Datatype.FP32, [2, 1], [[None], [1]])
+    np.testing.assert_array_equal(found, np.array([[np.nan], [1]], np.float32))
+    assert array_of_json("A", Datatype.FP16, [1], [0.5]).dtype == np.float16
+    with pytest.raises(InvalidRequest):
+        array_of_json("A", Datatype.INT32, [1], [None])
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ([], "not an inference response"),
+        ({"outputs": {}}, "expected an array, got an object"),
+        ({"outputs": [{}]}, "the answer has no member 'name'"),
+        (
+            {"outputs": [{"name": "A", "datatype": "FP8", "shape": []}]},
+            "the unknown datatype 'FP8'",
+        ),
+        ({"outputs": [{"name": "A", "datatype": ["FP32"], "shape": []}]}, "expected a string"),
+        ({"outputs": [{"name": "A", "datatype": "FP32"}]}, "no member 'shape'"),
+        ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, "no member 'data'"),
+        (
+            {"outputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": [1, 2]}]},
+            "needs 1 elements",
+        ),
+        (
+            {
+                "outputs": [
+                    {
+                        "name": "A",
+                        "datatype": "FP32",
+                        "shape": [1],
+                        "parameters": {"binary_data_size": 4},
+                    }
+                ]
+            },
+            "expecting 4 additional bytes",
+        ),
+    ],
+)
+def test_answers_that_make_no_sense(document: object, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        read_answer(orjson.dumps(document), None)
+
+
+@given(st.binary(), st.none() | st.integers(0, 100))
+def test_any_body_is_an_answer_or_refused(body: bytes, size: int | None) -> None:
+    with contextlib.suppress(InvalidRequest):
+        read_answer(body, size)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "datatype", "shape", "data", "parameters"]), inner
+        )
+    ),
+)
+
+
+@given(JSON, JSON, JSON)
+def test_any_document_is_an_answer_or_refused(first: object, second: object, third: object) -> None:
+    tensor = {"name": "A", "datatype": "FP32", "shape": first, "data": second}
+    for outputs in (first, [first, second], [tensor], [{**tensor, "parameters": third}]):
+        body = orjson.dumps({"outputs": outputs, "inputs": outputs, "parameters": third})
+        for read in (lambda b: read_answer(b, None), error_text):
+            with contextlib.suppress(InvalidRequest):
+                read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error": "why"}', "why"),
+        (b'{"code": 404, "type": "ModelNotFoundException", "message": "why"}', "why"),
+        (b'{"message": "why"}', ""),
+        (b'{"error": 1}', ""),
+        (b"[]", ""),
+        (b"<html>", ""),
+        (b"", ""),
+    ],
+)
+def test_errors(body: bytes, text: str) -> None:
+    assert error_text(body) == text
