@@ -150,7 +150,8 @@ def test_an_interrupted_check_ends_without_a_word(tmp_path: Path) -> None:
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_take_interrupts
     ) as process:
-        until(begun.exists, "the model to be loaded")
+        until(lambda: begun.exists() or process.poll() is not None, "the model to be loaded")
+        assert process.poll() is None, process.communicate()
         [worker] = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == (b"", b"")
