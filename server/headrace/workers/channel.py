@@ -217,7 +217,11 @@ class WorkerChannel:
         if slot in self._files.slots and not self.foreign:
             flags |= self._files.slots[slot].used()
         head = pack_header(kind, flags, slot, len(meta), size)
-        self._send_and_close(b"".join([head, meta, data]), descriptor)
+        frame = b"".join([head, meta, data])
+        if descriptor < 0:
+            self._send_whole(frame, -1)
+        else:
+            self._send_and_close(frame, descriptor)
 
     def _read(self, flags: int) -> list[Received] | None:
         """Frames of one read; None at the end."""
@@ -226,13 +230,11 @@ class WorkerChannel:
         received = self._socket.receive(flags)
         if received is None:
             return None
-        files = self._socket.files
-        return [
-            (header, meta, self._files.take(header, data, files))
-            if header.flags or header.number in self._files.slots
-            else (header, meta, data)
-            for header, meta, data in received
-        ]
+        slots, files = self._files.slots, self._socket.files
+        for index, (header, meta, data) in enumerate(received):
+            if header.flags or header.number in slots:
+                received[index] = header, meta, self._files.take(header, data, files)
+        return received
 
     def _end_if_foreign(self) -> None:
         if self.foreign:

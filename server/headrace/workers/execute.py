@@ -107,8 +107,9 @@ class Executor:
     def _requests(
         self, header: Header[Kind], batch: BatchMeta, layout: Layout, data: Buffer
     ) -> list[InferenceRequest]:
-        found = self._link.data_of(header, data)
-        return self._batches.requests(batch, layout, found, self.session)
+        if header.flags:  # the data may be in a file
+            data = self._link.data_of(header, data)
+        return self._batches.requests(batch, layout, data, self.session)
 
     def _returned(
         self,

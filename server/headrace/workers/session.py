@@ -86,6 +86,8 @@ class Session:
                 self._take_in(None)
                 raise
             self._take_in(received)
+            if there():
+                return
 
     def poll(self) -> None:
         """Take in what has come already, unless another thread is about to."""
