@@ -33,7 +33,7 @@ from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
 from headrace.engine.following import Follower, Reloader
-from headrace.engine.model import ModelVersion
+from headrace.engine.model import ModelVersion, Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
 from headrace.engine.shared_memory import Regions
@@ -43,7 +43,6 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.placement.backend import BackendContext, load_backends
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import core_limit
-from headrace.plugins.traffic.control import TrafficControl
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
 from headrace.settings import Settings
 from headrace.workers.allocation import keep_memory
@@ -99,6 +98,7 @@ class Application:
             settings.max_admitted_requests, settings.max_admitted_bytes, settings.shares(files)
         )
         gpus = Gpus(settings.pinned_memory_pool_byte_size)
+        stages = load_stages()
         options = LoadOptions(
             core_limit(),
             not settings.disable_auto_complete_config,
@@ -111,9 +111,12 @@ class Application:
             settings.model_load_timeout_secs,
             gpus=gpus,
             limits=settings.execution_limits,
-            stages=load_stages(),
+            stages=stages,
         )
         self._control = control_options(settings)
+        allowed = settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT
+        made = (stage.traffic for stage in stages.values() if stage.traffic is not None)
+        traffic = partial(next(made, Traffic), allowed=allowed)
         self._backends = load_backends(
             BackendContext(
                 gpus, settings.trust_model_code, settings.max_request_bytes, settings.tritons
@@ -135,11 +138,7 @@ class Application:
                 settings.client_shm_prefix, gpus.cuda,
             ),
             settings.residency,
-            partial(
-                TrafficControl,
-                allowed=settings.allow_traffic_control
-                or self._control.mode is ControlMode.EXPLICIT,
-            ),
+            traffic,
         )  # fmt: skip
         self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
         self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)

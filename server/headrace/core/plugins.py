@@ -37,7 +37,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "pytorch": f"{_LOADERS}:pytorch",
         "triton": "headrace.placement.upstream.backend:RemoteBackend.of",
     },
-    STAGES: {"traffic": "headrace.plugins.traffic.rules:TrafficStage"},
+    STAGES: {"traffic": "headrace.plugins.traffic.control:TrafficStage"},
     COMMANDS: {
         "serve": "headrace.cli.serve:SERVE",
         "infer": "headrace.cli.infer:INFER",

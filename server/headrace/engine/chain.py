@@ -43,6 +43,9 @@ class StagePlugin:
     """
 
     parameters: Collection[str] = ()
+    # Makes what says which version gets calls that name none, as `headrace.engine.model.Traffic`
+    # does, with the keyword `allowed`: whether clients may change that. None for most plugins.
+    traffic: Callable[..., Any] | None = None
 
     def check(self, parameters: Mapping[str, str]) -> None:
         """Check a model's parameters when it is opened; raises `InvalidOption` for one of them."""

@@ -659,11 +659,15 @@ class Traffic:
         models: Mapping[str, Model],
         admission: Admission,
         changed: Callable[[], None],
+        allowed: bool = False,
     ) -> None:
-        """`changed` is called when requests for a model may go elsewhere than before."""
+        """`changed` is called when requests for a model may go elsewhere than before; `allowed` is
+        whether clients may have that.
+        """
         self.models = models
         self.admission = admission
         self.changed = changed
+        self.allowed = allowed
 
     def follow(self, model: Model) -> None:
         """Take other versions of a model than before, and another configuration."""

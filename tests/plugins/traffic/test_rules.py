@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidOption
+from headrace.plugins.traffic.control import TrafficStage
 from headrace.plugins.traffic.rules import (
     InvalidRules,
     RollbackRule,
     Shadow,
     Sticky,
     TrafficRules,
-    TrafficStage,
     parse_rules,
     read_rules,
 )

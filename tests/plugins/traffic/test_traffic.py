@@ -21,10 +21,10 @@ from headrace.engine.doors import FutureCall, Target
 from headrace.engine.engine import Engine
 from headrace.engine.metrics import collected
 from headrace.engine.model import Model, ModelVersion
-from headrace.plugins.traffic.control import TrafficControl
+from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.traffic.model import ModelTraffic
 from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
-from headrace.plugins.traffic.rules import Shadow, TrafficStage
+from headrace.plugins.traffic.rules import Shadow
 from headrace.repository.layout import read_model_directory
 from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until
 

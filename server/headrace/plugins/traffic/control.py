@@ -9,19 +9,16 @@ message and HTTP as its JSON. Owned by the event-loop thread.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from headrace.core.errors import InvalidRequest, NotFound, Unavailable
+from headrace.core.errors import InvalidOption, InvalidRequest, NotFound, Unavailable
 from headrace.engine.admission import Admission
+from headrace.engine.chain import StageModel, StagePlugin
 from headrace.engine.model import Model, Traffic, parse_version
 from headrace.observability.series import Sourced
 from headrace.observability.statistics import LATENCY_BOUNDS
 from headrace.plugins.traffic.decisions import Counts, quantile_ms
 from headrace.plugins.traffic.model import FAMILIES, ModelTraffic, counts_of
 from headrace.plugins.traffic.router import VersionLedger, VersionRouter
-from headrace.plugins.traffic.rules import (
-    InvalidRules,
-    TrafficRules,
-    read_rules,
-)
+from headrace.plugins.traffic.rules import InvalidRules, TrafficRules, parse_rules, read_rules
 from headrace.protocol.pb import traffic_pb2 as pb
 from headrace.repository.validation import TRAFFIC
 
@@ -46,10 +43,8 @@ class TrafficControl(Traffic):
         changed: Callable[[], None],
         allowed: bool = False,
     ) -> None:
-        """`allowed` is whether clients may change anything."""
-        super().__init__(models, admission, changed)
+        super().__init__(models, admission, changed, allowed)
         self.headers = {}
-        self._allowed = allowed
         self._by_model: dict[str, ModelTraffic] = {}
         self._watchers: list[Callable[[Mapping[str, str]], None]] = []
 
@@ -91,7 +86,7 @@ class TrafficControl(Traffic):
 
     def to_change(self, name: str) -> ModelTraffic:
         """The traffic of a model, for changing it; raises `Unavailable` if that is not allowed."""
-        if not self._allowed:
+        if not self.allowed:
             raise Unavailable(TRAFFIC_DISABLED)
         return self._known(self.of(name).model)
 
@@ -262,3 +257,21 @@ def _rules(rules: TrafficRules) -> pb.TrafficRules:
     if rules.rollback is not None:
         message.rollback.CopyFrom(pb.TrafficRules.Rollback(**asdict(rules.rollback)))
     return message
+
+
+class TrafficStage(StagePlugin):
+    """The plugin: checks rules in configurations, and decides for calls without a version."""
+
+    parameters = (TRAFFIC,)
+    traffic = TrafficControl
+
+    def check(self, parameters: Mapping[str, str]) -> None:
+        """Raise `InvalidOption` for rules that make no sense."""
+        if TRAFFIC in parameters:
+            try:
+                parse_rules(parameters[TRAFFIC])
+            except InvalidRules as error:
+                raise InvalidOption(f"parameters['{TRAFFIC}']", str(error)) from None
+
+    def compose(self, model: StageModel) -> None:
+        """No stage: rules are for calls that name no version."""

@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.core.errors import InvalidOption
 from headrace.core.texts import shown
-from headrace.engine.chain import StageModel, StagePlugin
 from headrace.observability.statistics import LATENCY_BOUNDS
-from headrace.repository.validation import TRAFFIC
 
 _MEMBERS = ("split", "baseline", "sticky", "shadow", "rollback")
 _MOST_VERSIONS = 32
@@ -266,20 +263,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number of JSON")
-
-
-class TrafficStage(StagePlugin):
-    """Checks the rules in models' configurations; no call passes a stage for them."""
-
-    parameters = (TRAFFIC,)
-
-    def check(self, parameters: Mapping[str, str]) -> None:
-        """Raise `InvalidOption` for rules that make no sense."""
-        if TRAFFIC in parameters:
-            try:
-                parse_rules(parameters[TRAFFIC])
-            except InvalidRules as error:
-                raise InvalidOption(f"parameters['{TRAFFIC}']", str(error)) from None
-
-    def compose(self, model: StageModel) -> None:
-        """No stage: rules are for calls that name no version."""
