@@ -145,7 +145,7 @@ def _read(path: Path, root: Path) -> Requirements | None:
 
 
 def demanded(spec: LoadSpec) -> Callable[[], Environment] | None:
-    """What provides the environment that a model asks for; None if it asks for none.
+    """Environment that a model asks for, to be found or built; None if it asks for none.
 
     Raises as `demand_of`, and what is returned raises likewise if it cannot be had.
     """

@@ -260,7 +260,7 @@ def _rules(rules: TrafficRules) -> pb.TrafficRules:
 
 
 class TrafficStage(StagePlugin):
-    """The plugin: checks rules in configurations, and decides for calls without a version."""
+    """Traffic between the versions of a model: splits, shadows and roll-back, by rules."""
 
     parameters = (TRAFFIC,)
     traffic = TrafficControl

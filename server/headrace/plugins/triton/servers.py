@@ -134,7 +134,10 @@ _WAIT_SECS = "15"
 
 
 class TritonServers:
-    """`attach` it to the event loop before a model is placed, and `close` it there at the end."""
+    """Tritons that this server starts for models that name a `remote_backend`.
+
+    `attach` it to the event loop before a model is placed, and `close` it there at the end.
+    """
 
     def __init__(self, options: TritonOptions, found: Mapping[str, str] = os.environ) -> None:
         """`found` are the server's environment variables."""
