@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from google.protobuf import text_format
@@ -29,9 +29,6 @@ from headrace.protocol.documents import to_json
 from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources
 from headrace.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ class Held(NamedTuple):
     refused: int = 0
 
     def ended(self) -> "Held":
-        """What stays of it when the front end is no more: what it has refused and given up."""
+        """The counters that outlive a front end: what it has refused and given up."""
         return Held(0, 0, 0, 0, 0, 0, *self[6:])
 
 

@@ -22,7 +22,13 @@ from headrace.protocol.classification import classify_outputs
 from headrace.protocol.elements import uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
+log = logging.getLogger(__name__)
+
 Compose = Callable[[Submit], Submit]  # from what takes calls next to the stage before it
+
+_CLASSIFIED_HERE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
+_PARTS_AT_ONCE = 8  # of a divided call that are queued or run
+_JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class StageModel:
 
 
 class StagePlugin:
-    """What a plugin derives a stage from that every call passes before the queue of its version.
+    """Base of a plugin's stage, which every call passes before the queue of its version.
 
     Made once, without arguments, when the server starts. `parameters` are those of models'
     configurations that have a meaning for it.
@@ -113,9 +119,6 @@ def tell_servers(headers: Sequence[str], submit: Submit) -> Submit:
     return stage
 
 
-_AT_ONCE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
-
-
 def classify(
     labels: Mapping[str, Sequence[str]], batches: bool, bench: Workbench, submit: Submit
 ) -> Submit:
@@ -151,7 +154,7 @@ class _Classifying(Stage):
         self, call: Call, response: InferResponse, final: bool, done: Done
     ) -> Job[None] | None:
         size = sum(t.array.nbytes for t in response.outputs if t.name in self._classes)
-        if size > _AT_ONCE:
+        if size > _CLASSIFIED_HERE:
             return self._bench.do(
                 size, lambda charge: self._classify(response),
                 lambda _, problem: done(problem), uncharged,
@@ -227,12 +230,6 @@ class _Counted(Stage):
 
     def _elapsed(self, call: Call) -> int:
         return self._now() - (self._ended or call.began)
-
-
-log = logging.getLogger(__name__)
-
-_divided_requests_AT_ONCE = 8  # parts that are queued or run
-_JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
 
 
 def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
@@ -320,7 +317,7 @@ class DividedCall:
 
     def _go_on(self) -> None:
         """Queue parts, as many as may be; raises `ServerError` if that is none at all."""
-        while self._next < len(self._bounds) and len(self._parts) < _divided_requests_AT_ONCE:
+        while self._next < len(self._bounds) and len(self._parts) < _PARTS_AT_ONCE:
             number = self._next
             start, stop = self._bounds[number]
             part = self._part(number, start, stop)

@@ -114,7 +114,7 @@ class Sources:
 
 
 def _called(name: str) -> str:
-    """What messages call the configuration of a request."""
+    """The name that messages give to the configuration of a request."""
     return f"config of {name}"
 
 
@@ -229,7 +229,7 @@ class Control:
                 self._waits.pop(waiter, None)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Have a model take no more requests; what it has accepted it finishes afterwards.
+        """Let a model take no more requests; it finishes afterwards what it has accepted.
 
         A name that is not known is no error. `unload_dependents` asks for the models, too, that
         were loaded for this one alone: there are none, since no model is made of others. Raises as
@@ -312,7 +312,7 @@ class Control:
                 model.source = replace(model.source, upload=None)  # its versions keep it for now
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
-        """What a request means, and its state, by which to know it again."""
+        """The source that a request means, and its state, by which to know it again."""
         kept = None if parameters.files else self._kept.get(name)
 
         def read() -> tuple[ModelSource, _State] | None:
@@ -400,7 +400,7 @@ class Control:
         return await self._outcome(self._keep(work))
 
     async def _outcome(self, task: "asyncio.Task[T]") -> T:
-        """What comes of it, unless the server ends before."""
+        """The result of a task; raises `Unavailable` if the server ends before."""
         exiting = asyncio.get_running_loop().create_task(self._exit.wait())
         try:
             await asyncio.wait((task, exiting), return_when=asyncio.FIRST_COMPLETED)

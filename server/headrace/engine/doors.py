@@ -122,7 +122,7 @@ class Entrance(Protocol):
 
 
 class Progress:
-    """What is waited for on one connection; times are in seconds of the loop's clock."""
+    """Patience with the client of one connection; times are in seconds of the loop's clock."""
 
     __slots__ = ("_account", "_reading")
 
@@ -163,7 +163,7 @@ class Progress:
 
 
 class Readiness:
-    """What `look` says, and those who are told when it says something else."""
+    """The answer of `look`, and the callbacks that are told when it changes."""
 
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
@@ -187,7 +187,7 @@ class Readiness:
         self._watchers.discard(callback)
 
     def may_have_changed(self) -> None:
-        """Have it looked at soon; takes nothing while nobody watches."""
+        """Look again at the end of this turn of the loop; free while nobody watches."""
         if self._watchers and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._tell)

@@ -39,14 +39,23 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
 
-Watcher = Callable[[Mapping[str, Sequence[str]]], None]
+log = logging.getLogger(__name__)
 
+Watcher = Callable[[Mapping[str, Sequence[str]]], None]
+MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
 _NAMED = 5  # models that a reason names
+_MAX_FOUND = 1024  # answers of `find`: one version has many spellings: 1, 01, 001
 
 
 class ServerReadiness(Readiness):
-    """That of an engine; if it is `strict`, of one whose models are all loaded."""
+    """Readiness of the server; if it is `strict`, only while all its models are loaded.
+
+    It is ready once every model that is to be there at start was tried, as long as a door is open
+    and shutdown has not begun. What becomes of a model that was loaded (workers that end, servers
+    that cannot be reached) is that model's readiness alone: else one model would take a pod out of
+    service with all others.
+    """
 
     def __init__(self, models: Mapping[str, Model], admission: Admission, strict: bool) -> None:
         super().__init__(lambda: not self.reason)
@@ -61,7 +70,7 @@ class ServerReadiness(Readiness):
 
     @property
     def reason(self) -> str:
-        """Why the server is not ready, "" if it is."""
+        """The reason why the server is not ready; "" if it is."""
         if self._shutting_down or self._admission.exiting:
             return "the server is shutting down"
         if not self._reachable:
@@ -84,12 +93,12 @@ class ServerReadiness(Readiness):
         self.may_have_changed()
 
     def begin_shutdown(self) -> None:
-        """Be not ready from now on."""
+        """Report not ready from now on."""
         self._shutting_down = True
         self.may_have_changed()
 
     def set_reachable(self, reachable: bool) -> None:
-        """Know whether any door is open."""
+        """Set whether any door is open."""
         self._reachable = reachable
         self.may_have_changed()
 
@@ -127,14 +136,6 @@ class ForwardedHeaders:
             self._names[model.name] = names
         for watcher in self._watchers:
             watcher(dict(self._names))
-
-
-log = logging.getLogger(__name__)
-
-_MAX_FOUND = 1024  # one version has many spellings: 1, 01, 001
-
-
-MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
 
 class Engine:
@@ -283,7 +284,7 @@ class Engine:
         return self.admission.exiting
 
     def begin_shutdown(self) -> None:
-        """Be not ready from now on, while requests are still answered."""
+        """Report not ready from now on, while requests are still answered."""
         self.readiness.begin_shutdown()
 
     @property

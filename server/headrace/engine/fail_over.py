@@ -27,7 +27,7 @@ _LONGEST_LOAD_SECS = 300.0
 
 
 class FailOver:
-    """What a version with several backends has beside its instances."""
+    """The tiers of a version with several backends, and the search for absent ones."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class FailOver:
         return ""
 
     def waiting_error(self) -> ModelNotReady:
-        """What a request is told that no backend can run."""
+        """The error of a request that no backend can run."""
         names = ", ".join(tier.name for tier in self.tiers)
         return ModelNotReady(
             f"model '{self._model}' is not ready: none of its backends ({names}) can run it",
@@ -79,14 +79,14 @@ class FailOver:
         )
 
     def series(self) -> Sequence[BackendSeries]:
-        """What a scrape shows of the backends."""
+        """The backends for a scrape."""
         return [
             BackendSeries(tier.name, tier.counts, tier.rank == self.tiers.active)
             for tier in self.tiers
         ]
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:
-        """Have the model loaded by `load` once what is absent is there, until this is closed.
+        """Look for absent backends until closed, and call `load` once one is there.
 
         `load` gives the reason why that did not work out, "" if it did.
         """

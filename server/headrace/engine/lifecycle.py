@@ -1,4 +1,4 @@
-"""How models come, are replaced, and go.
+"""Loading, replacing and unloading of models.
 
 What takes time happens on loading threads and comes back as values. A model is loaded beside what
 serves under its name; then its versions take their places in one step, between two turns of the
@@ -241,7 +241,7 @@ class Lifecycle(Loads):
         return problem
 
     async def _update(self, version: ModelVersion, opened: Opened) -> Result | str:
-        """What makes a version what it is to be, or why there is nothing."""
+        """Load what a version lacks, tried again as often as allowed; the reason if that fails."""
         what = f"{opened.source.name} version {version.name}"
         loop = asyncio.get_running_loop()
         limit = self._options.limit_secs
@@ -292,7 +292,7 @@ class Lifecycle(Loads):
         return reason
 
     def _abandon(self, model: Model, results: Mapping[int, Result | str]) -> str:
-        """Let everything be as it was, since something new could not be loaded; why not."""
+        """Keep all that serves, since a new version could not be loaded; the reasons."""
         problems = {n: result for n, result in results.items() if isinstance(result, str)}
         for number in results:
             if number in problems:
@@ -304,7 +304,7 @@ class Lifecycle(Loads):
         return "; ".join(problems.values())
 
     def _swap(self, model: Model, source: ModelSource, results: Mapping[int, Result | str]) -> str:
-        """Let what was loaded take its place; why some of it was not loaded."""
+        """Swap in the versions that were loaded; the reasons why others were not."""
         problems: list[str] = []
         for number, result in results.items():
             problem = result if isinstance(result, str) else self._take_in(model, number, result)
@@ -327,7 +327,7 @@ class Lifecycle(Loads):
         return ""
 
     def _take_in(self, model: Model, number: int, loaded: Result) -> str:
-        """Have a loaded version serve in place of the one that stands under its number."""
+        """Swap in a loaded version for the one under its number; the reason if that fails."""
         old = model.versions[number]
         if isinstance(loaded, Change):
             return self._change(old, loaded)
@@ -351,7 +351,7 @@ class Lifecycle(Loads):
         return ""
 
     def _change(self, version: ModelVersion, change: Change) -> str:
-        """Have a version go on as what it is to be."""
+        """Change a version that serves in place; the reason if that fails."""
         try:
             version.change(change)
         except Exception as error:  # a bug, which must not keep others from loading

@@ -438,7 +438,7 @@ def load(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
 
 
 class _Loading:
-    """What has been loaded of one version."""
+    """The loading of one version with several backends: what is loaded, and what is absent."""
 
     def __init__(self, opened: Opened, version: int, options: LoadOptions) -> None:
         self._tiers = [replace(opened, fail_over=()), *opened.fail_over]
@@ -506,11 +506,11 @@ class _Loading:
 
     @property
     def _agreed(self) -> str:
-        """What the first backend that was loaded is called."""
+        """The label of the first backend that was loaded."""
         return next(t.label for t in self._tiers if t.label not in self._absent)
 
     def _look(self) -> str:
-        """What of that which is absent can be loaded now; "" if nothing can."""
+        """The label of an absent backend that can be loaded now; "" if none can."""
         for label, (tier, _) in self._absent.items():
             placement = reading.Placement(tier.source.name, None)
             spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
@@ -555,7 +555,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What makes a version that goes on serving what it is to be.
+    """A change in place of a version that serves.
 
     `config` has the version policy, the instance groups and the traffic rules of now. `instances`
     are further ones, `removed` the names of those that are too many.
@@ -568,7 +568,7 @@ class Change:
 
 
 class Step(Enum):
-    """How a version comes to what it is to be."""
+    """The ways to bring a version to a new origin: nothing, other instances, or a load."""
 
     KEEP = "keep"
     RESIZE = "resize"
@@ -576,7 +576,7 @@ class Step(Enum):
 
 
 def step(before: Origin | None, after: Origin) -> Step:
-    """What to do with what was loaded from `before`, None if nothing serves well."""
+    """The step from the origin `before`, None if nothing serves well, to `after`."""
     if before is None or before.content != after.content:
         return Step.LOAD
     if before.groups == after.groups:

@@ -37,6 +37,11 @@ from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
 from headrace.scheduling.tiers import Tier
 
+log = logging.getLogger(__name__)
+
+NO_TRAFFIC = "this server has no rules for the traffic between versions"
+_LONGEST_VERSION = len(str(2**63))
+
 
 def make_batcher(
     loaded: LoadedVersion,
@@ -59,9 +64,6 @@ def make_batcher(
         quarantine, load,
     )  # fmt: skip
     return Batcher(*given) if alike is None else DividingBatcher(*given, alike=alike)
-
-
-log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -140,7 +142,7 @@ class ModelVersion:
 
     @property
     def obstacle(self) -> str:
-        """Why requests are not executed although it is READY; "" if they are."""
+        """The reason why requests are not executed although it is READY; "" if they are."""
         if not self.ready or self.healthy:
             return ""
         if self._given_up:
@@ -188,7 +190,7 @@ class ModelVersion:
 
     @property
     def gpu_memory(self) -> list[GpuMemory]:
-        """What its instances had come to take of each GPU when they were loaded."""
+        """Memory of each GPU that its instances had taken when they were loaded."""
         found: dict[int, GpuMemory] = {}
         for item in self._gpu_memory.values():
             before = found[item.device].nbytes if item.device in found else 0
@@ -204,7 +206,7 @@ class ModelVersion:
         return {name: pid for one in self._each for name, pid in one.pids.items()}
 
     def note_memory(self, found: Mapping[str, int]) -> None:
-        """Know the bytes of instances from now on, of those that are still there."""
+        """Remember the bytes of instances that are still there."""
         self._memory |= {name: size for name, size in found.items() if name in self._memory}
 
     def waits_for(self, version: object) -> bool:
@@ -300,7 +302,7 @@ class ModelVersion:
 
     @property
     def serving(self) -> Serving | None:
-        """What it is while it serves well; None if it does not."""
+        """Origin, configuration and instances while it serves well; None if it does not."""
         if not self.healthy or self.origin is None or self._config is None:
             return None
         if self._fail_over is not None and self._fail_over.incomplete:
@@ -310,9 +312,9 @@ class ModelVersion:
         return Serving(self.origin, self._config, names, inline, self._fail_over is None)
 
     def change(self, change: Change) -> None:
-        """Be that from now on, with its instances; those that go finish what they have.
+        """Swap in a new configuration and add or remove instances, without draining the queue.
 
-        Only while it is ready.
+        Only while it is ready. Instances that go finish what they have.
         """
         self.origin, self._config, self.reason = change.origin, change.config, ""
         self._add(change.instances)
@@ -334,7 +336,7 @@ class ModelVersion:
             self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
 
     def leave(self) -> None:
-        """Be found no more from now on; `unload` does the rest."""
+        """Refuse requests from now on; `unload` does the rest."""
         self.state = State.UNLOADING
         self.reason = ""
         if self._fail_over is not None:
@@ -346,7 +348,7 @@ class ModelVersion:
         self.reason = reason
 
     async def unload(self, grace: float = ABANDONED_SECS) -> None:
-        """Be UNLOADING, finish the requests that were accepted, and free the model.
+        """Finish the requests that were accepted, and free the model.
 
         What nobody waits for any more is ended after `grace` seconds, where it can be.
         """
@@ -383,7 +385,7 @@ class ModelVersion:
         return self._placements.values()
 
     def _on_instances(self) -> None:
-        """Something that runs it has gone, or is back, or nothing waits for it any more."""
+        """Compose the chain anew: an instance has gone or is back, or none is awaited any more."""
         self._given_up = all(instances.given_up for instances in self._each)
         self.compose()
 
@@ -432,12 +434,12 @@ class ModelVersion:
         raise self.not_ready() if self._batcher is None else self._waiting_error()
 
     def _waiting_error(self) -> ServerError:
-        """What a request is told that nothing can run."""
+        """The error of a request while no instance can run it."""
         source = self._placements[0] if self._fail_over is None else self._fail_over
         return source.waiting_error()
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:
-        """Have the model loaded by `load` once a backend is there that is absent, if any is."""
+        """Look for absent backends, and call `load` once one is there."""
         if self._fail_over is not None:
             self.reason = self._fail_over.reason
             self._fail_over.search(load)
@@ -466,10 +468,6 @@ class ModelVersion:
                 "model %s version %s failed to execute a batch of %d requests, which are run again"
                 " in halves: %s", self.model, self.name, len(calls), error, extra=fields,
             )  # fmt: skip
-
-
-NO_TRAFFIC = "this server has no rules for the traffic between versions"
-_LONGEST_VERSION = len(str(2**63))
 
 
 class Model:
@@ -518,13 +516,13 @@ class Model:
         return bool(versions) and all(version.ready for version in versions)
 
     def want(self, source: ModelSource) -> None:
-        """Be loaded from `source` next."""
+        """Set the source of the next load."""
         self.wanted = source
         self.unloaded = False
         self._announce()
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Know of versions that are being loaded; those that serve stay until they are."""
+        """Put versions that are being loaded under their numbers, unless others serve there."""
         serves = self.newest() is not None
         for number in numbers:
             known = self.versions.get(number)
@@ -535,13 +533,13 @@ class Model:
                 self.put(version)
 
     def put(self, version: ModelVersion) -> None:
-        """Have a version stand under its number, in place of any other."""
+        """Put a version under its number, in place of any other."""
         self.versions[version.number] = version
         self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
         self._announce()
 
     def remove(self, number: int) -> ModelVersion:
-        """Know of a version no more; the version."""
+        """Remove a version and return it."""
         version = self.versions.pop(number)
         self._descending.remove(version)
         self._announce()
@@ -602,13 +600,11 @@ class Model:
         return None
 
     def ready_versions(self) -> list[ModelVersion]:
-        """Those that take requests, ascending."""
+        """Versions that take requests, ascending."""
         return [self.versions[n] for n in sorted(self.versions) if self.versions[n].ready]
 
     def why(self, version: str) -> str:
-        """Why a version, or for "" any, is not loaded, as the index says it; "" if that is not
-        known.
-        """
+        """The reason why a version, or for "" any, is not loaded, for the index; "" if unknown."""
         reasons = {v.reason for v in self.versions.values() if v.name == version or not version}
         return "; ".join(sorted(filter(None, reasons))) or self.reason
 
@@ -632,7 +628,7 @@ def parse_version(text: str) -> int:
 
 
 class Router(Target, Protocol):
-    """What stands for the versions of a model that has rules for requests without a version."""
+    """The target of requests that name no version, for a model that has rules for them."""
 
     @property
     def ready(self) -> bool:
@@ -640,7 +636,7 @@ class Router(Target, Protocol):
 
     @property
     def obstacle(self) -> str:
-        """Why requests are not executed; "" if they are."""
+        """The reason why requests are not executed; "" if they are."""
 
     def waits_for(self, version: object) -> bool:
         """Whether a request may have to wait until this version has done what it does."""
@@ -673,11 +669,11 @@ class Traffic:
         """Take other versions of a model than before, and another configuration."""
 
     def router(self, model: Model) -> Router | None:
-        """What serves requests without a version, if that is not the highest version."""
+        """The target of requests without a version; None for the highest version."""
         return None
 
     def reason(self, name: str, version: int) -> str:
-        """Why a version has lost its requests, "" if it has not."""
+        """The reason why a version has lost its requests; "" if it has not."""
         return ""
 
     def metrics(self) -> Iterable[Sourced]:

@@ -220,7 +220,7 @@ class LoadingServices:
 
 
 class _Asked(Call):
-    """What a call of the loading thread asks for, on the server's event loop."""
+    """The copy of a loading thread's call that runs on the server's event loop."""
 
     def __init__(self, owner: LoadingServices, here: asyncio.AbstractEventLoop, call: Call) -> None:
         """`call` belongs to the event loop `here`."""

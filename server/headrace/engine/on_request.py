@@ -89,7 +89,7 @@ class Entry:
     problem: str = ""
 
     def forget(self, waiter: Waiter) -> bool:
-        """Tell this one nothing; whether it was the last."""
+        """Remove a waiter without telling it; whether it was the last."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         if waiter not in self.waiting:
@@ -98,7 +98,7 @@ class Entry:
         return not self.waiting
 
     def tell(self, error: ServerError | None) -> None:
-        """Tell all who wait."""
+        """Call all waiters with the error, None for success."""
         waiting, self.waiting = self.waiting, set()
         for waiter in waiting:
             if waiter.timer is not None:
@@ -369,7 +369,7 @@ class OnRequest(Loads):
         return "; ".join(one.reason for one in versions if one.state is State.UNAVAILABLE)
 
     def _entry(self, name: str) -> Entry:
-        """What is known of a model that is known."""
+        """The entry of a model, made when it is first asked for."""
         found = self._entries.get(name)
         if found is None:
             found = self._entries[name] = Entry()

@@ -55,7 +55,7 @@ from headrace.protocol.status import INTERNAL_TEXT
 
 
 class Memory(Protocol):
-    """What a region's bytes lie in. Methods block, and may be called on any thread."""
+    """The memory of a region. Methods block, and may be called on any thread."""
 
     def read(self, into: memoryview, offset: int) -> int:
         """Fill `into` from `offset` on; the bytes that were there. Raises `OSError`."""
@@ -64,7 +64,7 @@ class Memory(Protocol):
         """Write `data` at `offset`, unless the memory is too short. Raises `OSError`."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the memory."""
 
 
 class SharedFile:
@@ -185,7 +185,7 @@ class Region:
         )
 
     def close(self) -> None:
-        """Let go of its memory; blocks."""
+        """Release the memory of the region; blocks."""
         try:
             self.memory.close()
         except OSError as error:

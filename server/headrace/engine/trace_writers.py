@@ -53,7 +53,7 @@ class TraceWriter(Protocol):
         """Take traces; must not raise."""
 
     def close(self) -> None:
-        """Nothing more comes: let nothing be lost; must not raise."""
+        """Write all that is held, at the end; must not raise."""
 
 
 class TraceThread:
@@ -265,7 +265,7 @@ class TraceFiles:
         return []
 
     def _end(self, sampler: Sampler) -> list[bytes]:
-        """Nothing more comes of a sampler; what belongs into the one file."""
+        """Drop a sampler of which nothing more comes; the traces for the one file."""
         held = self._held.pop(sampler, None)
         if held is None:
             return []

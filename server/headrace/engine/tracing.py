@@ -74,7 +74,7 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
 
 
 class TracedCall:
-    """A call to another server as a part of a trace; see `execution.remote.connection.CallTrace`.
+    """The span of a call to another server; a `CallTrace` of `placement.upstream.connection`.
 
     Without `record` it is only its client that traces the request, and goes on with that elsewhere.
     """
