@@ -40,7 +40,12 @@ from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import VersionStatistics
-from headrace.placement.backend import BackendContext, load_backends
+from headrace.placement.backend import (
+    BackendContext,
+    close_backends,
+    load_backends,
+    stop_backends,
+)
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import core_limit
 from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
@@ -153,8 +158,7 @@ class Application:
         try:
             return await self._serve()
         finally:
-            for backend in self._backends.values():
-                await backend.close()
+            await close_backends(self._backends)
 
     async def _serve(self) -> int:
         settings = self._settings
@@ -258,8 +262,7 @@ class Application:
         if self._follower is not None:
             self._follower.stop()
         self._engine.stop_loading()
-        for backend in self._backends.values():
-            backend.stop()
+        stop_backends(self._backends)
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
         if waiting := self._admission.requests:

@@ -21,7 +21,7 @@ from headrace.engine.chain import load_stages
 from headrace.engine.loading import LoadedInstance, load
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.observability.logs import Logs, LogSettings
-from headrace.placement.backend import Backend, BackendContext, load_backends
+from headrace.placement.backend import Backend, BackendContext, close_backends, load_backends
 from headrace.placement.choice import AutoChoice
 from headrace.placement.local.instances import core_limit
 from headrace.placement.worker.environment import environment_of
@@ -97,13 +97,12 @@ def _running(known: Mapping[str, Backend]) -> Iterator[Mapping[str, Backend]]:
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="backends")
     thread.start()
-    for backend in known.values():
-        backend.attach(loop)
     try:
+        for backend in known.values():
+            backend.attach(loop)
         yield known
     finally:
-        for backend in known.values():
-            asyncio.run_coroutine_threadsafe(backend.close(), loop).result()
+        asyncio.run_coroutine_threadsafe(close_backends(known), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

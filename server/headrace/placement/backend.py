@@ -5,6 +5,7 @@ models are loaded and used on threads, each by one at a time.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from headrace.core.model_spec import LoadSpec
 from headrace.placement.choice import InstanceKind
 from headrace.placement.local.instances import LoadedModel
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +127,21 @@ def make_backend(plugin: Any, context: BackendContext | None = None) -> Backend:
     if not isinstance(made, Backend):
         raise TypeError(f"expected a {Backend.__module__}.Backend, got {made!r}")
     return made
+
+
+def stop_backends(backends: Mapping[str, Backend]) -> None:
+    """Stop all backends; one that fails is logged, and keeps no other from being stopped."""
+    for name, backend in backends.items():
+        try:
+            backend.stop()
+        except Exception:  # a bug in somebody else's code: the server is to end in good order
+            log.exception("bug while stopping the backend %s", name)
+
+
+async def close_backends(backends: Mapping[str, Backend]) -> None:
+    """Close all backends; one that fails is logged, and keeps no other from being closed."""
+    for name, backend in backends.items():
+        try:
+            await backend.close()
+        except Exception:  # likewise: what the others have started would be left behind
+            log.exception("bug while closing the backend %s", name)
