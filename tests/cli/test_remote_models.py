@@ -135,6 +135,10 @@ def test_a_configuration_with_an_error_in_it(headrace: Headrace, tmp_path: Path)
     [
         (["models", "stats", "--version=1"], "--version is of a model: name one"),
         (["models", "config", "m", "--version=a"], "--version: expected a number, got 'a'"),
+        (["models", "config", ""], "MODEL: expected a model's name, got ''"),
+        (["models", "load", "a", ""], "MODEL: expected a model's name, got ''"),
+        (["models", "traffic", "show", ""], "MODEL: expected a model's name, got ''"),
+        (["infer", ""], "MODEL: expected a model's name, got ''"),
         (["models", "load", "a", "b", "--config={}"], "--config and --file are for one model"),
         (["models", "load", "a", "--file=b"], "--file: expected PATH=LOCAL, got 'b'"),
         (["models", "list", "--url=ftp://x"], "'ftp://x' begins with neither http:// nor https"),

@@ -29,7 +29,13 @@ from headrace.cli.infer_inputs import (
     Taken,
     taken,
 )
-from headrace.cli.remote import CommandFailed, parse_version, print_json, remote_command
+from headrace.cli.remote import (
+    CommandFailed,
+    parse_model,
+    parse_version,
+    print_json,
+    remote_command,
+)
 from headrace.cli.text import duration, printable, table
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
@@ -366,7 +372,7 @@ def _divisors(text: str) -> tuple[float, ...]:
 
 INFER = remote_command(
     "infer", _infer,
-    option("model MODEL"),
+    option("model MODEL", type=parse_model),
     option(
         "data [VALUE]",
         "the value of the model's only input; or a .npz file, a table with a column for each,"

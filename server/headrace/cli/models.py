@@ -24,6 +24,7 @@ from headrace.cli.remote import (
     complain,
     content,
     explain,
+    parse_model,
     parse_version,
     print_json,
     remote_command,
@@ -388,7 +389,7 @@ MODELS = Command(
         ),
         remote_command(
             "load", _load,
-            option("models MODEL...", "names in its repositories"),
+            option("models MODEL...", "names in its repositories", type=parse_model),
             option(
                 "--config FILE",
                 "a configuration in place of the model's own: config.pbtxt or JSON, also JSON"
@@ -407,7 +408,7 @@ MODELS = Command(
         ),
         remote_command(
             "unload", _unload,
-            option("models MODEL..."),
+            option("models MODEL...", type=parse_model),
             option("--dependents", "also models that were loaded only for them"),
             help="stop serving models",
             description="Have a running server finish what it has accepted for models, and free"
@@ -415,7 +416,7 @@ MODELS = Command(
             timeout=_CONTROL_SECS,
         ),
         remote_command(
-            "config", _config, option("model MODEL"), _VERSION,
+            "config", _config, option("model MODEL", type=parse_model), _VERSION,
             help="the configuration that a model runs with",
             description="Print a model's configuration as a running server has completed it.",
         ),

@@ -177,6 +177,13 @@ def parse_positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
 
 
+def parse_model(text: str) -> str:
+    """A model's name on a command line; raises `argparse.ArgumentTypeError`."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a model's name, got ''")
+    return text
+
+
 def parse_version(text: str) -> str:
     """A version's number on a command line; raises `argparse.ArgumentTypeError`."""
     if not (text.isascii() and text.isdigit()):

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.cli.client.server import Document, Server
 from headrace.cli.command import Argument, Command, option
-from headrace.cli.remote import CommandFailed, parse_json, print_json, remote_command
+from headrace.cli.remote import CommandFailed, parse_json, parse_model, print_json, remote_command
 from headrace.cli.text import number, table
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
@@ -117,7 +117,7 @@ def _action(
     name: str, text: str, description: str, *options: Argument, epilog: str | None = None
 ) -> Command:
     return remote_command(
-        name, _traffic, option("model MODEL"), *options, help=text,
+        name, _traffic, option("model MODEL", type=parse_model), *options, help=text,
         description=description, epilog=epilog,
     )  # fmt: skip
 
