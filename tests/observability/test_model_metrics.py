@@ -47,6 +47,20 @@ def test_values() -> None:
     assert metrics.value({"family": "nothing", "labels": {}}) is None
 
 
+def test_families_that_come_and_go_while_all_are_read() -> None:
+    metrics = ModelMetrics()
+    family(metrics, "m", "first", "GAUGE")
+    family(metrics, "n", "second", "GAUGE")
+    change(metrics, "n", "second", "create")
+    reading = metrics.collect()
+    assert next(reading)[0].name == "first"
+    change(metrics, "n", "second", "set", 5)
+    family(metrics, "m", "third", "GAUGE")
+    metrics.forget("m")
+    [(found, sources)] = reading
+    assert (found.name, sources) == ("second", [({"a": "b"}, 5.0)])
+
+
 def test_a_histogram() -> None:
     metrics = ModelMetrics()
     family(metrics, "m", "sizes", "HISTOGRAM")

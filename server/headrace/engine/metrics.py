@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic_ns
 from typing import TypeVar
 
@@ -131,7 +131,8 @@ class ServerCollector:
         yield from collected(GPU_FAMILIES, readings, optional=True)
         if gpus.pinned is not None:
             yield from collected(PINNED_FAMILIES, [({}, gpus.pinned)])
-        for family, sources in [*engine.traffic.metrics(), *engine.model_metrics.collect()]:
+        traffic = list(engine.traffic.metrics())
+        for family, sources in chain(traffic, engine.model_metrics.collect()):
             yield from collected([family], sources)
 
 

@@ -135,8 +135,8 @@ class ModelMetrics:
         )
 
     def collect(self) -> Iterator[Sourced]:
-        """The families, with the labels and the reading of each metric."""
-        for name, family in self._families.items():
+        """The families, each read when it is asked for: models may add and take away meanwhile."""
+        for name, family in list(self._families.items()):
             readings = [
                 (dict(labels), metric.reading(family.kind == "histogram"))
                 for labels, metric in family.metrics.items()
