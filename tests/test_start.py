@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 
 from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess, onnx_examples
@@ -28,12 +30,27 @@ FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette.routing"}
 OTHERS = {
     f"headrace.{name}"
     for name in (
-        "plugins.environments", "execution.in_process", "execution.loaded_worker",
-        "execution.worker_instance", "execution.remote.model", "execution.remote.options",
-        "execution.worker_set", "execution.triton.servers", "execution.worker_process", "frontends",
-        "wire.http_exchange",
+        "plugins.environments", "plugins.dialects", "plugins.triton", "placement.local.in_process",
+        "placement.worker.loaded_worker", "placement.worker.worker_instance",
+        "placement.worker.worker_process", "placement.worker.worker_set",
+        "placement.upstream.model", "placement.upstream.options", "placement.upstream.grpc_client",
+        "placement.upstream.v2_rest", "protocol.http1", "doors.frontends",
     )
 }  # fmt: skip
+# What front ends do without.
+PARTS = {f"headrace.{part}" for part in ("placement", "plugins", "repository", "scheduling")}
+# Ends at the repository, which is not there. Whoever makes a process private looks for `prctl`.
+SERVING = """
+import sys
+from headrace.cli import main
+
+def hear(event, given):
+    if event == "ctypes.dlsym" and "prctl" in given:
+        print("numpy is there" if "numpy" in sys.modules else "without numpy")
+
+sys.addaudithook(hear)
+main(["serve", "--allow-debugging=false", "--model-repository=/nowhere/at/all"])
+"""
 _IMPORT = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)
 
 
@@ -50,6 +67,17 @@ def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
     return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
 
 
+@pytest.mark.parametrize("name", sorted({*OTHERS, *PARTS}))
+def test_what_is_not_imported_exists(name: str) -> None:
+    assert find_spec(name) is not None
+
+
+def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
+    ran = subprocess.run([sys.executable, "-c", SERVING], capture_output=True, text=True)
+    assert "/nowhere/at/all" in ran.stderr
+    assert ran.stdout.splitlines()[0] == "without numpy"
+
+
 def test_the_command_line_needs_little() -> None:
     assert among(imported_by("import headrace.cli"), LIBRARIES | SLOW) == []
 
@@ -61,10 +89,9 @@ def test_commands_that_ask_for_json_need_little() -> None:
 
 def test_a_front_end_knows_nothing_of_models() -> None:
     modules = imported_by("import headrace.doors.frontends.process")
-    parts = {f"headrace.{part}" for part in ("backends", "execution", "repository", "scheduling")}
     unused = (
         LIBRARIES - {"google.protobuf", "numpy", "uvicorn"}
-        | parts
+        | PARTS
         | FRAMEWORK
         | {"headrace.engine.engine"}
     )

@@ -127,10 +127,12 @@ def _serve(options: argparse.Namespace) -> int:
             if repository is not None:
                 options.model_repository = [*(options.model_repository or ()), str(repository)]
             settings, limits = _settings(options, brought, options.memory())
+            # Before there are threads, of which numeric libraries start some when they are
+            # imported, as the check does.
+            problems = [] if settings.allow_debugging else make_private()
+            settings.check()
         except SettingsError as error:
             options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
-        # Before there are threads, of which numeric libraries start some when they are imported.
-        problems = [] if settings.allow_debugging else make_private()
         for line in (*without_effect, *problems):
             print(f"headrace serve: {line}", file=sys.stderr)
         # What is imported stays, and the collector would look through it many times: it rests until
@@ -150,8 +152,8 @@ def _settings(
 ) -> tuple[Settings, str]:
     """Command line, then environment, then settings file, then limits by the `memory` there is.
 
-    And what is to be logged of these. `brought` is what options of Triton's with other names on the
-    command line set. Raises `SettingsError`.
+    And what is to be logged of these; they are not checked yet. `brought` is what options of
+    Triton's with other names on the command line set. Raises `SettingsError`.
     """
     limits, given = limits_by_memory(memory), dict[str, Value]()
     if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
@@ -162,7 +164,6 @@ def _settings(
     given |= from_command_line(options, brought=brought)
     values = limits | given
     settings = Settings(**values)  # type: ignore[arg-type]  # parsed to each field's own type
-    settings.check()
     lowered = {name: value for name, value in limits.items() if name not in given}
     said = ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in lowered.items())
     return settings, f"limits by {memory >> 20} MiB of memory: {said}" if said else ""
