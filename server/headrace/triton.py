@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What one server has otherwise than was asked for; `field` is "model" if it has nothing."""
+    """A difference of one server from what was asked for; `field` is "model" if it has nothing."""
 
     model: str
     endpoint: str

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.residency import MemoryBudget, Resident, idle, make_room, surplus
+from headrace.engine.residency import EvictionPlan, Resident, idle, make_room, surplus
 
 NOW = 1000.0
 
@@ -13,7 +13,7 @@ def _resident(name: str, nbytes: int = 10, used: float = 0.0, **more: object) ->
 
 
 def test_there_is_room() -> None:
-    assert make_room([_resident("a")], 10, 20, NOW, 60) == MemoryBudget()
+    assert make_room([_resident("a")], 10, 20, NOW, 60) == EvictionPlan()
 
 
 def test_the_longest_unused_goes() -> None:
@@ -39,7 +39,7 @@ def test_pinned_busy_and_new_ones_stay() -> None:
 
 def test_nobody_goes_in_vain() -> None:
     residents = [_resident("old"), _resident("new", loaded=NOW - 50)]
-    assert make_room(residents, 20, 20, NOW, 60) == MemoryBudget(wait=10.0)
+    assert make_room(residents, 20, 20, NOW, 60) == EvictionPlan(wait=10.0)
 
 
 def test_what_leaves_already_is_waited_for() -> None:

@@ -71,7 +71,7 @@ class Plugin:
 
     @property
     def kind(self) -> str:
-        """What a plugin of this group is: backend, stage or command."""
+        """The kind of a plugin of this group, such as backend, stage or command."""
         return self.group.rpartition(".")[2].removesuffix("s")
 
     def load(self) -> Any:

@@ -177,7 +177,7 @@ class LoadedVersion:
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
-    """What of a loaded model is not served, or may be served otherwise than meant."""
+    """Warnings of tensors that are not served, or may be served otherwise than meant."""
     name = opened.source.name
     declared = opened.file.sets("input")
     served = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
@@ -358,7 +358,7 @@ def _footprint(opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions
 def _place(
     model: LoadedModel, config: ModelConfig, device: int | None, options: LoadOptions
 ) -> Callable[[int], Array | None] | None:
-    """What an instance's batches are put together in, if not in any memory."""
+    """The memory in which an instance's batches are gathered; None for any."""
     pinned = device is not None and model.pins_inputs and reading.pinned_inputs(config)
     return options.gpus.pinned if pinned else None
 
@@ -399,7 +399,7 @@ def _stages(
 
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
-    """Tell its whole configuration to what has to know it; raises `RepositoryError`."""
+    """Start a loaded model with its whole configuration; raises `RepositoryError`."""
     batches = reading.scheduling_policy(config).batch.max_rows > 0
     with opened.options_explained():
         model.begin(config, reading.signature(config), batches, options.host)

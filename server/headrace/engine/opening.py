@@ -181,7 +181,7 @@ def _further(
 
 
 def _filenames(source: ModelSource) -> list[str]:
-    """What lies in the directory of a version."""
+    """The names of files in the directory of a version."""
     if source.file is not None:
         return [source.file.name]
     version = source.versions[0]
@@ -230,7 +230,7 @@ def _stage_problems(config: ModelConfig, options: LoadOptions) -> Iterator[Probl
 def _execution_problems(
     config: ModelConfig, backend: Backend, options: LoadOptions
 ) -> Iterator[Problem]:
-    """Where a model is to run, but cannot or must not."""
+    """Problems of the place where a model is to run."""
     sequences = config.WhichOneof("scheduling_choice") == "sequence_batching"
     if sequences and backend.places_instances:
         text = f"{validation.UNSUPPORTED}; models with sequences can run on other servers"
@@ -247,7 +247,7 @@ def _config_warnings(
     versions: tuple[int, ...],
     stages: Mapping[str, StagePlugin],
 ) -> Iterator[str]:
-    """What in a configuration, or beside it, does not do what its author may expect.
+    """Warnings of what in a configuration, or beside it, does not do what its author may expect.
 
     `readers` are the model's backends.
     """

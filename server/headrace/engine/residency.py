@@ -49,8 +49,8 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """What is to be done before a model may be loaded.
+class EvictionPlan:
+    """The models to unload before another one may be loaded.
 
     `unload` are to be unloaded. If `wait` is set, there is no room yet: to be asked again after
     so many seconds, or when something has changed. `problem` says why there never will be.
@@ -66,7 +66,7 @@ _SOON = 0.1  # seconds after which to look again at what has requests to finish
 
 def make_room(
     residents: Sequence[Resident], needed: int, budget: int, now: float, minimum: float
-) -> MemoryBudget:
+) -> EvictionPlan:
     """How to have `needed` bytes besides the residents within `budget` bytes.
 
     A resident stays for `minimum` seconds after it was loaded.
@@ -74,13 +74,13 @@ def make_room(
     pinned = sum(one.nbytes for one in residents if one.pinned)
     if needed > budget - pinned:
         taken = f", {pinned} of them taken by models that are pinned" if pinned else ""
-        return MemoryBudget(
+        return EvictionPlan(
             problem=f"it needs about {needed} bytes, more than the {budget} bytes that models may"
             f" take{taken} (--model-memory-budget)"
         )
     missing = sum(one.nbytes for one in residents) + needed - budget
     if missing <= 0:
-        return MemoryBudget()
+        return EvictionPlan()
     # What leaves already comes first: its memory need not be asked for again.
     missing -= sum(one.nbytes for one in residents if one.leaving)
     staying = [one for one in residents if not (one.leaving or one.pinned)]
@@ -92,9 +92,9 @@ def make_room(
             unload.append(one.name)
             missing -= one.nbytes
     if missing <= 0:
-        return MemoryBudget(unload=tuple(unload), wait=_SOON)
+        return EvictionPlan(unload=tuple(unload), wait=_SOON)
     ends = [one.loaded + minimum - now for one in staying if now - one.loaded < minimum]
-    return MemoryBudget(wait=max(min(ends, default=_SOON), _SOON))
+    return EvictionPlan(wait=max(min(ends, default=_SOON), _SOON))
 
 
 def surplus(residents: Sequence[Resident], budget: int, now: float, minimum: float) -> list[str]:
