@@ -18,12 +18,13 @@ broken by its model, though: what makes no sense raises `BrokenFrame`.
 """
 
 import json
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache, partial
 from struct import Struct
 from struct import error as _StructError
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from headrace.workers.elements import Buffer
 
@@ -47,14 +48,19 @@ class BrokenFrame(Exception):
     """Bytes that are no frame, or a frame that does not belong here."""
 
 
-class Header(NamedTuple, Generic[K]):
-    """The fixed part of a frame; `number` is that of a slot, or of a front end's exchange."""
+if TYPE_CHECKING:
 
-    kind: K
-    flags: int
-    number: int
-    meta: int
-    data: int
+    class Header(NamedTuple, Generic[K]):
+        """The fixed part of a frame; `number` is that of a slot, or of a front end's exchange."""
+
+        kind: K
+        flags: int
+        number: int
+        meta: int
+        data: int
+
+else:  # Python 3.10, which a model's environment may have, knows no named tuple that is generic
+    Header = namedtuple("Header", "kind flags number meta data")
 
 
 # A header of its five fields, made without a call of Python.
