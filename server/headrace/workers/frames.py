@@ -154,7 +154,6 @@ class Kind(IntEnum):
     BACK = 29  # a batch that has not been begun, and cannot be for now
 
 
-LOOSE = frozenset({Kind.RESPONSE, Kind.CALL, Kind.REPLY})  # their data belong to no slot
 ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # to a batch
 # Flags beside `IN_FILE`: the file comes along; its number in the slot is flags // WHICH % 4; the
 # other end's files that are still referred to, each by KEPT << number; there are no other files.

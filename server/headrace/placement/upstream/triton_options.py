@@ -1,9 +1,8 @@
 """Options of models that this server has others load, and of the Tritons that it starts for them.
 
 They come from the operator and from models' configurations. `LoadCounts` counts the models that
-servers have loaded for this one, and `OwnServers` is what a plugin of the group `headrace.servers`
-starts. All of it is here since a backend has it from before its first model, when nothing else of
-other servers is imported.
+servers have loaded for this one. All of it is here since a backend has it from before its first
+model, when nothing else of other servers is imported.
 """
 
 import os

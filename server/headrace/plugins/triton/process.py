@@ -3,8 +3,8 @@
 It is started when the first model asks for it. When it ends it is started again: at once if it had
 run for a while, else after a delay that grows; if it ends again and again before it was live, it is
 left alone for a while. It is asked once a second whether it is live; one that has said nothing for
-too long is killed. Between it and the server stands a guard (see `guard`), which ends it with the
-server.
+too long is killed. Between it and the server stands a reaper (`headrace.placement.reaper`), which
+ends it with the server.
 
 Owned by the event-loop thread.
 """
@@ -27,6 +27,8 @@ from headrace.placement.upstream.grpc_channel import receive_buffer
 from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.placement.upstream.options import Credentials, RemoteOptions
 from headrace.placement.upstream.triton_options import Place, TritonOptions
+
+log = logging.getLogger(__name__)
 
 # Further variables of the server's environment that Triton sees; others may be secrets.
 _PASSED = (
@@ -91,8 +93,6 @@ def environment(own: Mapping[str, str], options: TritonOptions, place: Place) ->
     found.setdefault("PATH", os.defpath)
     return found
 
-
-log = logging.getLogger(__name__)
 
 _LOOK_SECS, _START_LOOK_SECS = 1.0, 0.1
 _ANSWER_SECS = 5.0

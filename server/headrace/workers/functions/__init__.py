@@ -1,8 +1,8 @@
 """Functions and classes as models: what `from headrace import model` and its kin give.
 
-In reading order: `annotations.py` and `signature.py` read what a function declares, `decorator.py`
-keeps it, `calls.py` turns requests into calls and results into responses, and `adapter.py` and
-`streams.py` make of it what the worker runs.
+In reading order: `signature.py` reads what a function declares, `decorator.py` keeps it, `calls.py`
+turns requests into calls and results into responses, and `adapter.py` makes of it what the worker
+runs.
 """
 
 from headrace.workers.functions.decorator import model
