@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What the server offers to its backends.
+    """Options and devices of the server, for its backends.
 
     `gpus` are the `placement.local.gpus.Gpus` of this process, None for all that there are.
     `trust_model_code` is whether files may run code of their authors without saying so. Answers of
@@ -36,7 +36,7 @@ class BackendContext:
 
 
 class Backend:
-    """What a plugin derives its backend from; the attributes are what a class says of itself.
+    """The base class of backends; its attributes are constants of each class.
 
     `filenames` are what a model's file may be called, the best first; a file with one of `suffixes`
     under another name is taken for one, too. Models of an `isolated` backend run in processes of
@@ -99,7 +99,7 @@ class Backend:
         """Import what `load` needs, before the memory that models take is measured."""
 
     def gpu_obstacle(self, count: int) -> str | None:
-        """What keeps it from using the `count` GPUs of this machine; "" for nothing.
+        """Why it cannot use the `count` GPUs of this machine; "" if it can.
 
         For 0, what would keep it from using any. None if its models are never on GPUs unless they
         say so.

@@ -45,7 +45,7 @@ class _Set(ctypes.Structure):
 
 
 def make_private() -> list[str]:
-    """Be neither read nor traced by processes of the same user, and dump no core, from now on.
+    """Keep processes of the same user from reading and tracing this one; it dumps no core either.
 
     Gives what the kernel has refused, with the reasons. To be called before there are threads: what
     they start keeps the capabilities otherwise. What this process starts can be read again once it

@@ -2,8 +2,7 @@
 
 Whoever serves a version puts its loaded instances into one placement for each backend and asks that
 for whatever differs from place to place; see `LoadedModel.placement` in
-`headrace.placement.local.instances`. Owned by the
-event-loop thread.
+`headrace.placement.local.instances`. Owned by the event-loop thread.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ class ModelServices(Protocol):
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
-        """Do something else, and answer once, with what comes of it or with the error."""
+        """Execute another request of a model, and answer once, with its result or error."""
 
     def metric(self, document: Mapping[str, Any]) -> None:
         """Change one of the model's own metrics; raises what nonsense raises."""

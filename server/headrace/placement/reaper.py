@@ -47,9 +47,7 @@ def main() -> int:
 
 
 def _wait(pid: int, watch: int) -> bool:
-    """Do as the server says until the command has ended or is to be killed; whether the server has
-    ended.
-    """
+    """Obey the server until the command has ended or is to be killed; whether the server ended."""
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     poll.register(watch, select.POLLIN)

@@ -34,7 +34,7 @@ LONGEST_PAUSE_SECS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a backend.
+    """Whether a backend can run requests, and how it has failed lately.
 
     `able` is whether any of its instances can run something. It gets requests from the time
     `trusted_from` on. `setbacks` came in a row, each soon after it had got requests again, and so
@@ -48,7 +48,7 @@ class Standing:
 
 
 class Verdict(Enum):
-    """What the end of a batch says of the backend that had it."""
+    """The meaning of a batch's end for the backend that had it."""
 
     SERVED = "it has done what it should, be it that the model has failed"
     REFUSED = "it has not begun it, and any other backend may run it"
@@ -95,7 +95,7 @@ def ended(standing: Standing, verdict: Verdict, now: float) -> Standing:
 
 
 def verdict(outcome: Outcome) -> Verdict:
-    """What an outcome says."""
+    """The verdict on an outcome."""
     if isinstance(outcome.error, NotStarted | Cancelled):
         return Verdict.NOTHING
     answers = [outcome.error] if outcome.error is not None else outcome.parts or ()

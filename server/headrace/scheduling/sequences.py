@@ -112,8 +112,8 @@ class SequenceQueue:
         failed: Callable[[str, int], None],
     ) -> None:
         """`expect` tells the scheduler how many wait here. At most so many first requests are there
-        at a time. `failed` is `VersionStatistics.request_failed`, for those
-        that waited here in vain.
+        at a time. `failed` is `VersionStatistics.request_failed`, for those that waited here in
+        vain.
         """
         self.waiting = 0
         self._model = model

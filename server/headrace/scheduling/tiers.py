@@ -36,7 +36,7 @@ Done = Callable[[Instance, Batch, Outcome], None]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A batch, and the guard that has it as the scheduler sees it."""
+    """A batch, and the guard that the scheduler has given it to."""
 
     batch: Batch
     origin: "_Guard"
@@ -49,7 +49,7 @@ class _Job:
 
 
 class Tier:
-    """A backend, as its instances see it: what their batches come from and go to.
+    """A backend, as its instances see it: the scheduler of their batches.
 
     `open` is whether its instances take part. What is only for other servers is taken out of the
     requests that it runs `here`.
@@ -74,11 +74,11 @@ class Tier:
 
     @property
     def guards(self) -> "Iterable[_Guard]":
-        """What stands for its instances at the scheduler."""
+        """The instances that stand for its own at the scheduler."""
         return self._guards.values()
 
     def take_part(self, opens: bool) -> None:
-        """Have its instances take part, or not."""
+        """Let its instances take part, or not."""
         if self.open is not opens:
             self.open = opens
             for guard in self._guards.values():
@@ -119,13 +119,13 @@ class Tier:
         self.tiers.batcher.answer(call, answer, final)
 
     def name_to(self, calls: Sequence[Call]) -> None:
-        """Tell requests who answers them."""
+        """Tell requests which backend answers them."""
         for call in calls:
             if not call.ended:
                 call.pass_backend(self.name)
 
     def take(self, job: _Job) -> None:
-        """Have a batch run that another tier has refused, as soon as an instance is free."""
+        """Run a batch that another tier has refused, as soon as an instance is free."""
         self.handed_on.append(job)
         for guard in self._guards.values():
             if guard.job is None and not guard.resting:
@@ -372,7 +372,7 @@ class Tiers:
             self._hand_on(tier, tier.handed_on.popleft())
 
     def _hand_on(self, tier: Tier, job: _Job) -> None:
-        """Have what a tier does not run go on to the next one that is there by now."""
+        """Hand batches that a tier does not run to the next one that is there by now."""
         after = self._after(tier.rank)
         (after.take if after is not None else self.give_back)(job)
 

@@ -57,7 +57,7 @@ def _entries(own: Path) -> Iterator[tuple[list[str], str]]:
 
 
 def _number(file: Path) -> int:
-    """What a file says, 0 if that is no limit."""
+    """The number in a file, 0 if that is no limit."""
     try:
         return max(int(file.read_text()), 0)
     except (OSError, ValueError):  # no such cgroup here, or "max"
@@ -124,7 +124,7 @@ class Heap:
 
 
 def keep_memory(server: bool = False) -> bool:
-    """Have this process keep memory for large tensors, within bounds; whether its C library can.
+    """Keep memory of this process for large tensors, within bounds; whether its C library can.
 
     That of a `server` keeps less.
     """

@@ -120,7 +120,7 @@ class Executor:
         returned: Any,
         began: int,
     ) -> Sent:
-        """What is sent for what `execute` has given back."""
+        """The frame for the responses that `execute` has returned."""
         times = began, monotonic_ns()
         if not self._decoupled:
             alike = self._batches.result(slot, batch, layout, requests, returned, times)
@@ -144,7 +144,7 @@ class Executor:
         return self._batches.responses(slot, told, wanted, times)
 
     def _wrong(self, requests: Sequence[InferenceRequest], returned: Any) -> str:
-        """What is wrong with what `execute` has given back; "" if nothing."""
+        """Why the responses that `execute` has returned are wrong; "" if they are not."""
         if self._decoupled:
             if returned is None:
                 return ""
@@ -168,7 +168,7 @@ class Executor:
     def _failed(
         self, slot: int, requests: Sequence[InferenceRequest], text: str, began: int
     ) -> Sent:
-        """The error of those that have had a response already; others may be run again, alone."""
+        """Fail requests that have had a response already; others may be run again, alone."""
         several = len(requests) > 1
         told: list[InferenceResponse | str] = []
         for request in requests:
@@ -210,7 +210,7 @@ class Executor:
 
 
 def _fate(request: InferenceRequest) -> str:
-    """What becomes of a request that `execute` has given nothing for."""
+    """The fate of a request for which `execute` has returned nothing."""
     if is_given_back(request):
         if request._answering is not None:
             request._answering.closed = True

@@ -1,4 +1,4 @@
-"""What processes that a model forks ask of the server: they ask their worker, which passes it on.
+"""Calls of processes that a model forks: they ask their worker, which passes them on.
 
 The socket to the server is the worker's alone. Each fork makes a pair of sockets: the child has a
 session of its own on one end, and a thread of the worker serves the other until that is closed. A
@@ -92,7 +92,7 @@ class _Child:
         self._calls: dict[int, Call] = {}
 
     def serve(self) -> None:
-        """Do what the child asks, until it has gone."""
+        """Pass on the calls of the child, until it has gone."""
         with self._sock, suppress(OSError):
             while (received := self._link.receive()) is not None:
                 for header, meta, data in received:

@@ -42,7 +42,7 @@ class Heartbeat:
         return self._counts[0]
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Unmap the page."""
         self._counts.release()
         self._page.close()
 

@@ -1,4 +1,4 @@
-"""What a worker may take of the machine: set by itself, before it imports anything large.
+"""Limits of a worker on the machine: set by itself, before it imports anything large.
 
 Not by what starts it: code of Python's between fork and exec is not safe in a process with threads.
 """

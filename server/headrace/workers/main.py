@@ -86,18 +86,18 @@ class _Forking(threading.local):
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
     def end(self) -> None:
-        """Let them come."""
+        """Unblock them."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def _end_by_signals() -> None:
-    """In a forked process: do so again."""
+    """End by signals again, in a forked process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _kind(model: Any) -> type[Executor]:
-    """What runs a model; an event loop is imported for one that is a coroutine alone."""
+    """The executor of a model; an event loop is imported only for coroutines."""
     if not inspect.iscoroutinefunction(model.execute):
         return Executor
     from headrace.workers.coroutines import CoroutineExecutor
@@ -135,19 +135,19 @@ class Worker:
     # --- what the functions of Triton's API come to
 
     def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
-        """Have another model run, and wait."""
+        """Run another model, and wait."""
         return self._reached().exec(request, decoupled)
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
-        """Have another model run, and let others go on meanwhile."""
+        """Run another model, while other coroutines go on."""
         return self._reached().async_exec(request, decoupled)
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have something else done, and wait for what comes of it."""
+        """Have the server do something else, and wait for the result."""
         return self._reached().control(document)
 
     def register(self, document: Mapping[str, Any]) -> None:
-        """Make a family of metrics, and wait for what comes of it where the model may."""
+        """Make a family of metrics, and wait for the result where the model may."""
         session = self.session()
         if session is not None and session.open:
             session.register(document)
@@ -155,7 +155,7 @@ class Worker:
             self.tell({"do": "family", **document})
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Tell of a change of a metric."""
+        """Send a change of a metric to the server."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def session(self) -> Session | None:

@@ -45,7 +45,7 @@ class FreshLoader(SourceFileLoader):
 
 
 def import_freshly(paths: Iterable[str]) -> None:
-    """Have what lies beneath `paths` imported from its source, from now on."""
+    """Import modules beneath `paths` from their source from now on."""
     roots = [realpath(path) for path in paths]
     standard = [realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     make = FileFinder.path_hook(
@@ -144,7 +144,7 @@ def _without_our_frames(found: traceback.TracebackException) -> bool:
 def wrong_responses(
     requests: Sequence[InferenceRequest], responses: Any, deferred: bool = False
 ) -> str:
-    """What is wrong with what an ordinary model's `execute` has given back; "" if nothing.
+    """Why the responses that an ordinary model's `execute` returned are wrong; "" if they are not.
 
     With `deferred`, None stands for a response that comes by a response sender.
     """

@@ -46,7 +46,7 @@ def load(document: dict[str, Any]) -> Any:
 
 
 def _offer_names(package: ModuleType) -> None:
-    """Have `from headrace import model` work where the package has no root of its own."""
+    """Make `from headrace import model` work where the package has no root of its own."""
 
     def name(wanted: str) -> Any:
         from headrace.workers import functions
@@ -62,7 +62,7 @@ def _offer_names(package: ModuleType) -> None:
 
 
 def _suggest(error: ImportError) -> None:
-    """Have an error name what was probably meant, where `headrace` has no such name."""
+    """Add what was probably meant to an error, where `headrace` has no such name."""
     found = _NO_SUCH_NAME.fullmatch(str(error))
     if found is None:
         return

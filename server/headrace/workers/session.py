@@ -1,4 +1,4 @@
-"""What goes between a model and its server while the model runs.
+"""Frames between a model and its server while the model runs.
 
 Frames are taken in by whoever waits for one: the thread that runs batches waits for the next, and a
 thread of the model for a reply. Of several that wait, one reads for all of them. Where the model is
@@ -166,7 +166,7 @@ class Session:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Have the running event loop take frames in meanwhile, whichever it is."""
+        """Let the running event loop take frames in meanwhile, whichever it is."""
         import asyncio  # who calls this has it already
 
         loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ class Session:
         self._runner = threading.get_ident()
 
     def end_batch(self) -> None:
-        """It has ended it."""
+        """Note that the model has ended its batch."""
         self._runner = 0
         self._inside = False
 
@@ -219,7 +219,7 @@ class Session:
             self.wait(lambda: not self._is_held(number))
 
     async def room(self, number: int) -> None:
-        """The same on an event loop."""
+        """`wait_for_room` for coroutines."""
         self.poll()
         if not self._is_held(number):
             return
@@ -279,12 +279,12 @@ class Session:
     # --- requests of the model
 
     def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
-        """Have another model run, and wait."""
+        """Run another model, and wait."""
         responses = ResponseIterator(self._call(request, decoupled))
         return responses if decoupled else responses.only()
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
-        """Have another model run, and let others go on meanwhile."""
+        """Run another model, while other coroutines go on."""
         call = self._call(request, decoupled)
         responses = ResponseIterator(call)
 
@@ -299,7 +299,7 @@ class Session:
         return result()
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have something else done, and wait for what comes of it."""
+        """Have the server do something else, and wait for the result."""
         call = self.begin({**document}, [])
         told = call.next()
         if told is None or "error" in told[0]:
@@ -312,7 +312,7 @@ class Session:
         self.control({"op": "family", **document})
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Tell of a change of a metric, without waiting."""
+        """Send a change of a metric to the server, without waiting."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def _call(self, request: InferenceRequest, decoupled: bool) -> Call:
@@ -340,7 +340,7 @@ class Session:
         return call
 
     def hold_call(self, number: int, held: bool) -> None:
-        """Have the replies to a call pause, or go on."""
+        """Pause the replies to a call, or let them go on."""
         told = {"call": number, "held": held}
         self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
 

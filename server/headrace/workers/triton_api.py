@@ -1,4 +1,4 @@
-"""What Triton's Python models import as `triton_python_backend_utils`, with nothing but numpy.
+"""Triton's Python API, imported as `triton_python_backend_utils`, with nothing but numpy.
 
 The names and their meaning are Triton's (its Python backend's documentation); the code is not.
 """

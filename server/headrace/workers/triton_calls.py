@@ -26,7 +26,7 @@ Reply = tuple[dict[str, Any], Buffer, int]
 
 
 class Caller(Protocol):
-    """What takes replies in while somebody waits for them."""
+    """The source of replies, which takes them in while somebody waits for them."""
 
     def wait(self, there: Callable[[], object]) -> None:
         """Wait until `there` is true, or the server has gone."""
@@ -38,10 +38,10 @@ class Caller(Protocol):
         """Want no more replies to a call."""
 
     def hold_call(self, number: int, held: bool) -> None:
-        """Have the replies to a call pause, or go on."""
+        """Pause the replies to a call, or let them go on."""
 
     def watched(self) -> AbstractContextManager[None]:
-        """Have the running event loop take replies in meanwhile."""
+        """Let the running event loop take replies in meanwhile."""
 
 
 class Call:
@@ -203,7 +203,7 @@ class ResponseIterator:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Have the server load a model, with another configuration (JSON) or other files if given.
+    """Load a model in the server, with another configuration (JSON) or other files if given.
 
     Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
     """
@@ -217,7 +217,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Have the server unload a model.
+    """Unload a model in the server.
 
     Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
     """
@@ -244,7 +244,7 @@ _RESERVED = ("nv_", "headrace_", "python_", "process_")
 
 
 class _Record:
-    """What a family and its metrics have in common; these do not keep the family."""
+    """Name and kind of a family, for its metrics, which do not keep the family."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name

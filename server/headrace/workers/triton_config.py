@@ -97,12 +97,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a configuration says of an input; None if nothing."""
+    """The entry of an input in a configuration; None if there is none."""
     return _by_name(config.get("input", ()), name)
 
 
 def get_output_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a configuration says of an output; None if nothing."""
+    """The entry of an output in a configuration; None if there is none."""
     return _by_name(config.get("output", ()), name)
 
 

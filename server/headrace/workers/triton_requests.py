@@ -43,7 +43,7 @@ class TritonError:
         self._code = whole("code", code, (self.UNKNOWN, self.CANCELLED))
 
     def message(self) -> str:
-        """What the client is told."""
+        """The text for the client."""
         return self._message
 
     def code(self) -> int:
@@ -125,22 +125,22 @@ def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Server(Protocol):
-    """What a model may ask of its server, from any thread."""
+    """The server as its models see it, from any thread."""
 
     def exec(self, request: Any, decoupled: bool) -> Any:
-        """Have another model run; see `InferenceRequest.exec`."""
+        """Run another model; see `InferenceRequest.exec`."""
 
     def async_exec(self, request: Any, decoupled: bool) -> Awaitable[Any]:
         """See `InferenceRequest.async_exec`."""
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have something else done, and wait for what comes of it."""
+        """Have the server do something else, and wait for the result."""
 
     def register(self, document: Mapping[str, Any]) -> None:
         """Make a family of metrics; raises `TritonModelException` if it contradicts another."""
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Tell of a change of a metric, without waiting."""
+        """Send a change of a metric to the server, without waiting."""
 
 
 class _Connection:
@@ -148,7 +148,7 @@ class _Connection:
 
 
 def connect(server: Server | None) -> None:
-    """Be connected to `server` from now on; not for models."""
+    """Connect this process to `server`; not for models."""
     _Connection.server = server
 
 
@@ -163,7 +163,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class Exchange(Protocol):
-    """The way of answers to the server, from any thread."""
+    """The receiver of responses, which sends them to the server, from any thread."""
 
     def respond(
         self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
@@ -177,14 +177,14 @@ class Exchange(Protocol):
         """Wait while the client does not read what it has got."""
 
     async def room(self, number: int) -> None:
-        """The same on an event loop."""
+        """`wait_for_room` for coroutines."""
 
     def is_cancelled(self, number: int) -> bool:
         """Whether nobody waits for a request any more."""
 
 
 class Answering:
-    """What one request has been answered so far, by senders."""
+    """Responses to one request so far, by senders."""
 
     __slots__ = ("closed", "decoupled", "number", "sent", "source", "wanted")
 
@@ -432,7 +432,7 @@ class InferenceRequest:
         return self._source is not None and self._source.is_cancelled(self._number)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What answers it; raises `TritonModelException` for a request of one's own."""
+        """The sender of its responses; raises `TritonModelException` for one's own request."""
         if self._answering is None:
             if self._source is None:
                 raise TritonModelException("a request that the model has made has no sender")
@@ -452,7 +452,7 @@ class InferenceRequest:
         self._release = flags
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Have the other model run; an `InferenceResponse`, or an iterator of them.
+        """Run the other model; an `InferenceResponse`, or an iterator of them.
 
         What goes wrong there is in the response; raises `TritonModelException` where a model must
         not ask for this.

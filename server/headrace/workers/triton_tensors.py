@@ -55,7 +55,7 @@ def flag(what: str, value: Any) -> bool:
 
 
 def elements(what: str, value: Any, of: str) -> list[Any]:
-    """What a list, or another iterable that is no text, has in it; raises `TypeError`."""
+    """The elements of a list, or another iterable that is no text; raises `TypeError`."""
     if not isinstance(value, (str, bytes)):
         try:
             return list(value)
@@ -73,7 +73,7 @@ _CONFIG_NAMES = ("INVALID", *DTYPES, "BF16")  # in the order of the configuratio
 
 
 class TritonModelException(Exception):
-    """What goes wrong in a call of this module."""
+    """An error in a call of this module."""
 
 
 class Tensor:

@@ -29,6 +29,8 @@ from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.nvml import GpuReading, Nvml
 
+log = logging.getLogger(__name__)
+
 _LIBRARY = "libcuda.so.1"
 _LAZY_PEER_ACCESS = 1
 _PORTABLE = 1  # page-locked for every GPU
@@ -104,7 +106,7 @@ class CudaDriver:
         return address.value
 
     def close(self, device: int, address: int) -> None:
-        """Let go of memory that was opened."""
+        """Close memory that was opened."""
         self._enter(device)
         self._call("cuIpcCloseMemHandle", address)
 
@@ -126,7 +128,7 @@ class CudaDriver:
         return int(address.value or 0)
 
     def _enter(self, device: int) -> None:
-        """Have this thread speak to a GPU."""
+        """Make a GPU's context current on this thread."""
         context = self._contexts.get(device)
         if context is None:
             number, context = c_int(), c_void_p()
@@ -201,11 +203,8 @@ class PinnedPool:
             self._free[size].append(address)
 
 
-log = logging.getLogger(__name__)
-
-
 class Gpus:
-    """What there is, and what of it is in use."""
+    """The GPUs, their readings, and page-locked memory for them."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class Gpus:
         return None if self.cuda() is None or self._pool is None else self._pool.take(nbytes)
 
     def uuid(self, device: int) -> str:
-        """What tells this GPU from all others; empty if it is not known."""
+        """The unique name of a GPU; empty if it is not known."""
         self.cuda()
         return self._names[device] if device < len(self._names) else ""
 

@@ -67,6 +67,8 @@ from headrace.workers.triton_config import Contradicted
 from headrace.workers.triton_requests import is_given_back
 from headrace.workers.triton_requests import received as received_request
 
+log = logging.getLogger(__name__)
+
 _lending = threading.RLock()  # the import system is the process's, and so is what guards it
 
 
@@ -96,7 +98,7 @@ class ModelImports:
                 sys.modules.update(hidden)
 
     def forget(self) -> None:
-        """Let go of the model's modules; `lent` is not to be called again."""
+        """Forget the model's modules; `lent` is not to be called again."""
         self._modules.clear()
         sys.modules.pop(self.name, None)
 
@@ -136,8 +138,6 @@ def _place() -> int:
     finders: list[object] = list(sys.meta_path)
     return finders.index(PathFinder) if PathFinder in finders else len(finders)
 
-
-log = logging.getLogger(__name__)
 
 _TEXT = 4096  # characters of what clients are told of an exception
 
@@ -242,7 +242,7 @@ class LoadedInProcess(LoadedModel):
         return Outcome((), None, started, gathered, ended, parts)
 
     def close(self) -> None:
-        """Let the model end what it has begun, and let go of it."""
+        """Finalize the model, and forget it."""
         model, self._model = self._model, None
         if model is not None and hasattr(model, "finalize"):
             try:

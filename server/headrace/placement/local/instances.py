@@ -36,6 +36,8 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
 from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
 
+log = logging.getLogger(__name__)
+
 
 def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if that is less.
@@ -71,8 +73,6 @@ def _quota_v1(directory: Path) -> float:
         return 0.0
     return max(quota, 0) / period
 
-
-log = logging.getLogger(__name__)
 
 _REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
 _LEAST_PACE_SECS = 0.05

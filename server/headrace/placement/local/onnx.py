@@ -36,6 +36,8 @@ from headrace.placement.local.onnx_options import (
 )
 from headrace.workers.elements import FEW, join, object_array
 
+log = logging.getLogger(__name__)
+
 # Copies bytes of device memory, by their address, into memory of the host.
 CopyToHost = Callable[[int, memoryview], None]
 # Gives an array of so many bytes, or None where any other memory does.
@@ -107,8 +109,6 @@ def _bind_input(binding: ort.IOBinding, name: str, array: Array) -> None:
         binding.bind_cpu_input(name, array)
 
 
-log = logging.getLogger(__name__)
-
 _TYPES: dict[str, Datatype] = {
     "tensor(bool)": Datatype.BOOL,
     "tensor(uint8)": Datatype.UINT8,
@@ -126,7 +126,6 @@ _TYPES: dict[str, Datatype] = {
     "tensor(bfloat16)": Datatype.BF16,
 }
 _PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
-# TensorProto.DataType
 # Elements of BYTES in a run. Each becomes an object of some sixty bytes, and ONNX Runtime holds the
 # interpreter while it takes them over: this many for about as long as nobody notices.
 MAX_TEXTS = 1_000_000
@@ -212,7 +211,7 @@ class OnnxModel(LoadedModel):
             session.run(None, feeds, shrinking_options())
 
     def terminate(self) -> bool:
-        """Have the run under way end after the node of the graph that it is at."""
+        """End the run under way after the node of the graph that it is at."""
         options, self._options = self._options, self._make_options()
         options.terminate = True
         return True
@@ -297,7 +296,7 @@ class OnnxBackend(Backend):
         return cls(context.gpus)
 
     def gpu_obstacle(self, count: int) -> str:
-        """What keeps ONNX Runtime from using the `count` GPUs there are; empty for nothing."""
+        """Why ONNX Runtime cannot use the `count` GPUs there are; empty if it can."""
         missing = missing_build()
         if missing or not count:
             return missing
@@ -399,7 +398,7 @@ def _size(files: Sequence[Path]) -> int:
 
 
 def _shown(file: Path, spec: LoadSpec) -> str:
-    """What messages call a model file: `digits/1/model.onnx`, wherever the repository lies."""
+    """The name of a model file in messages: `digits/1/model.onnx`, in any repository."""
     inner = file.relative_to(spec.root)
     return str(inner if len(inner.parts) == 1 else spec.model / inner)
 

@@ -109,7 +109,7 @@ def wanted_providers(spec: LoadSpec) -> list[Provider]:
 
 
 def prepare_gpu() -> str:
-    """Have CUDA's libraries found that came as packages; what is missing of them.
+    """Preload CUDA's libraries that came as packages; what is missing of them.
 
     ONNX Runtime would print what goes wrong with a GPU by every model.
     """
@@ -122,7 +122,7 @@ def prepare_gpu() -> str:
 
 
 def missing_build() -> str:
-    """What to say of an ONNX Runtime that is not made for GPUs; empty if it is."""
+    """The error for an ONNX Runtime that is not made for GPUs; empty if it is."""
     available = ort.get_available_providers()
     if CUDA in available:
         return ""
@@ -133,7 +133,7 @@ def missing_build() -> str:
 
 
 def cuda_obstacle() -> str:
-    """What keeps ONNX Runtime from using the GPUs that are there, by trying; empty for nothing."""
+    """Why ONNX Runtime cannot use the GPUs that are there, by trying; empty if it can."""
     prepare_gpu()
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
@@ -148,7 +148,7 @@ def cuda_obstacle() -> str:
 
 
 def why_not_started(name: str) -> str:
-    """What to say of an execution provider that could not start, after it was tried."""
+    """The error for an execution provider that could not start, after it was tried."""
     library = f"libonnxruntime_providers_{'cuda' if name == CUDA else 'tensorrt'}.so"
     reason = "its driver or a library that it needs is missing or too old"
     if name in _PACKAGES:

@@ -31,7 +31,8 @@ _LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
 class LateTritons:
     """Tritons that this server starts, made by their plugin when the first model asks for them.
 
-    `attach` it to the event loop before a model is loaded, and `close` it there at the end."""
+    `attach` it to the event loop before a model is loaded, and `close` it there at the end.
+    """
 
     def __init__(self, options: TritonOptions) -> None:
         self._options = options
@@ -107,13 +108,13 @@ class RemoteBackend(Backend):
             self._tritons.stop()
 
     async def close(self) -> None:
-        """Have the Tritons of this server end, and remove what they have seen."""
+        """End the Tritons of this server, and remove the directory that they have seen."""
         if self._tritons is not None:
             await self._tritons.close()
 
     @property
     def parameters(self) -> Set[str]:
-        """Those that the documentation names."""
+        """The parameters that the documentation names."""
         from headrace.placement.upstream.options import remote_parameters
 
         return remote_parameters() | TRITON_PARAMETERS

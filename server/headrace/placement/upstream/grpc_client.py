@@ -100,7 +100,7 @@ Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], R
 
 
 class GrpcMessages:
-    """What is said of one model over gRPC, and what is understood; without the connections.
+    """Writes requests for one model and reads answers, over gRPC; without the connections.
 
     Another protocol over gRPC has this with other procedures and messages.
     """
@@ -294,7 +294,7 @@ class InferCall(UnaryCall):
     receiver: Receiver
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Tell."""
+        """Hand the outcome to the receiver."""
         try:
             if data is None:
                 assert end is not None
@@ -318,7 +318,7 @@ class AwaitedCall(UnaryCall):
     outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Let it be known."""
+        """Set the outcome, unless nobody waits for it any more."""
         if not self.outcome.done():
             self.outcome.set_result((data, end))
 

@@ -52,6 +52,8 @@ from headrace.protocol.status import (
 from headrace.protocol.v2_json import error_text
 from headrace.protocol.v2_protobuf import RemoteAnswer
 
+log = logging.getLogger(__name__)
+
 
 class TaskCall:
     """`headrace.placement.upstream.connection.Call`: a task of the event loop that is running."""
@@ -153,9 +155,6 @@ def message_of(model: str, document: Any, message: M) -> M:
         return json_format.ParseDict(document, message, ignore_unknown_fields=True)
     except (json_format.ParseError, AttributeError, TypeError) as error:
         raise nonsense(model, error) from None
-
-
-log = logging.getLogger(__name__)
 
 
 _ENCODING = b"content-encoding"

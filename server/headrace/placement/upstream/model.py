@@ -294,7 +294,7 @@ class RemoteModel(LoadedModel):
         self._asked = asked
 
     def reconciler(self, endpoint: Endpoint) -> UpstreamReconciler | None:
-        """What has a server load the model again; None where that is not up to this one."""
+        """The reconciler of one server; None where loading is not up to this server."""
         reconciler = self._wanted.reconciler
         return None if reconciler is None else UpstreamReconciler(reconciler, endpoint)
 
@@ -339,7 +339,7 @@ class RemoteModel(LoadedModel):
         return [answer.outputs[name] for name in outputs]
 
     def close(self) -> None:
-        """Have the servers unload it if that is wanted, which may take a while."""
+        """Unload the model on its servers if that is wanted, which may take a while."""
         if self._wanted.reconciler is not None:
             self._wanted.reconciler.release()
 

@@ -241,7 +241,7 @@ def loaded(connection: Visit) -> RemoteDescription | None:
 
 
 def each(endpoints: Iterable[Endpoint], work: Callable[[Endpoint], None]) -> list[LoadFailed]:
-    """Do something with several servers at once; what was raised."""
+    """Call `work` for several servers at once; the errors that it raised."""
 
     def attempt(endpoint: Endpoint) -> LoadFailed | None:
         try:

@@ -34,6 +34,8 @@ from headrace.protocol.compression import DEFAULT_LEVEL, compress
 from headrace.protocol.grpc import End, Reason
 from headrace.protocol.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
 
+log = logging.getLogger(__name__)
+
 _ALIGNMENT = 64
 
 
@@ -106,8 +108,6 @@ def write(inputs: Sequence[RemoteInput], places: Mapping[str, Place], memory: Bu
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
-
-log = logging.getLogger(__name__)
 
 _REFUSALS = frozenset({3, 5, 12})  # statuses of requests that are not run
 _INTERNAL = 13

@@ -42,6 +42,8 @@ from headrace.core.tensors import Buffer
 from headrace.protocol.grpc import End, Reason
 from headrace.protocol.v2_protobuf import register_request, registered, unregister_request
 
+log = logging.getLogger(__name__)
+
 _NAME = re.compile(r"headrace-[0-9]+-[0-9a-f]{24}")
 _FOLDER = "/dev/shm"
 
@@ -268,8 +270,6 @@ def size_class(nbytes: int) -> int:
     """The size of a region for so many bytes: a power of two."""
     return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
-
-log = logging.getLogger(__name__)
 
 Ask: TypeAlias = Callable[[bytes, bytes, float], Awaitable[tuple[Buffer | None, End | None]]]
 

@@ -145,7 +145,7 @@ class ModelCalls:
         self.reply(number, True, {"response": {"error": _told(gone)}})
 
     def hold(self, number: int, held: bool) -> None:
-        """Have a model pause that answers faster than its answers are taken, or go on."""
+        """Pause a model that answers faster than its answers are taken, or let it go on."""
         call = self._calls.get(number)
         if call is None:
             return
@@ -366,7 +366,7 @@ class Conversation:
             self.hold(self._held_before.pop(), True)
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for a request any more; see `headrace.scheduling.batch.Execution`."""
+        """Tell the model that nobody waits for a request any more."""
         self._process.send(Kind.CANCEL, pack_request(call.run_number))
         slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None

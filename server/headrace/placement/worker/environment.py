@@ -30,7 +30,7 @@ def _providers() -> Mapping[str, Callable[[LoadSpec], Provide | None]]:
 
 
 def demanded(spec: LoadSpec) -> Provide | None:
-    """What provides the environment that a model asks for; None if it asks for none.
+    """The function that provides a model's own environment; None if it asks for none.
 
     Raises `InvalidOption` or `LoadFailed` for what cannot be followed.
     """

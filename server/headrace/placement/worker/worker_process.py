@@ -47,6 +47,8 @@ from headrace.workers.heartbeat import Heartbeat
 from headrace.workers.limits import Limits
 from headrace.workers.memory import BatchFiles, write_file
 
+log = logging.getLogger(__name__)
+
 CLOSED = "closed its socket"
 _REST_SECS = 10.0  # without large batches, after which a slot's files give back their memory
 _PENDING = 4  # files that may have come before their frames
@@ -272,8 +274,6 @@ def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[st
     given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
     return [python, "-c", _BOOT, *given]
 
-
-log = logging.getLogger(__name__)
 
 _LAST_READS = 64  # of what a worker has left behind
 _STOP_SECS = 5.0

@@ -145,7 +145,7 @@ def _read(path: Path, root: Path) -> Requirements | None:
 
 
 def demanded(spec: LoadSpec) -> Callable[[], Environment] | None:
-    """Environment that a model asks for, to be found or built; None if it asks for none.
+    """Environment that a model asks for, as a function that finds or builds it; None without.
 
     Raises as `demand_of`, and what is returned raises likewise if it cannot be had.
     """

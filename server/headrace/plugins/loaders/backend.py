@@ -69,7 +69,7 @@ class ArtefactBackend(PythonBackend):
 
     @property
     def parameters(self) -> Set[str]:
-        """Those that the documentation names."""
+        """The parameters that the documentation names."""
         return _PARAMETERS | self._format.parameters
 
     def reads_parameter(self, name: str) -> bool:

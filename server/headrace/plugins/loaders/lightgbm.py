@@ -60,7 +60,7 @@ class Boosted:
         return stacked(self.traits.columns, columns, rows, self._categories)
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """What the booster predicts."""
+        """Predictions of the booster."""
         return {"predict": self._booster.predict(table, num_threads=threads())}
 
 

@@ -68,7 +68,7 @@ def export_parts(torch: Any, program: Any) -> ExportParts:
 
 
 def moved_program(program: Any, device: str) -> Any:
-    """The same program on another device; raises `ValueError` if this PyTorch cannot."""
+    """A program moved to another device; raises `ValueError` if this PyTorch cannot."""
     try:
         passes = importlib.import_module("torch.export.passes")  # from 2.6 on
     except ImportError:

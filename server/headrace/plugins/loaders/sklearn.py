@@ -34,7 +34,7 @@ def is_composed(model: Any) -> bool:
 
 
 def column_kinds(model: Any, names: Sequence[str]) -> dict[str, Column]:
-    """Those of the columns of which more is known than their names, by name."""
+    """The columns of which more is known than their names, by name."""
     return _kinds(_outer(model), list(names)) if names else {}
 
 
@@ -206,7 +206,7 @@ def _read_skops(path: Path, document: Mapping[str, Any]) -> Any:
 
 
 def _limit_jobs(model: Any) -> None:
-    """Have no part of a model use more threads than it may."""
+    """Limit `n_jobs` of every part of a model."""
     if not hasattr(model, "get_params"):
         return
     most = threads()

@@ -27,7 +27,7 @@ log = logging.getLogger("model")
 
 
 class RefusedInput(ValueError):
-    """What a client has sent cannot be given to the model."""
+    """An input of a client that cannot be given to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Declared:
     optional: bool = False
 
     def empty(self) -> Array:
-        """It without any rows."""
+        """An array of it without any rows."""
         return np.empty((0, *(max(size, 0) for size in self.dims)), DTYPES[self.datatype])
 
     def entry(self, lead: Sequence[int]) -> dict[str, Any]:
-        """It as a configuration has it, with the dimensions that come before a row's."""
+        """Its entry in a configuration, with the dimensions that come before a row's."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         entry: dict[str, Any] = {"name": self.name, "data_type": kind, "dims": [*lead, *self.dims]}
         return entry | ({"optional": True} if self.optional else {})
@@ -72,7 +72,7 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
     default_rows = document.get("default_max_batch_size", 0)
 
     class Model:
-        """What the worker runs."""
+        """An artefact under Triton's API."""
 
         reads_parameters = False
 
@@ -151,7 +151,7 @@ def gathered(requests: Sequence[pb.InferenceRequest]) -> tuple[dict[str, Array],
 
 
 def fitted(found: Any, declared: Declared, rows: int) -> Array:
-    """What a model has given for an output, in the type and shape that are declared.
+    """An output of a model, converted to the type and shape that are declared.
 
     Raises `ValueError` where that would change its meaning.
     """
@@ -216,7 +216,7 @@ def needed(module: str, package: str) -> Any:
 
 
 def unreadable(name: str, what: str, error: Exception) -> ValueError:
-    """What to raise for a file that a library cannot load.
+    """The error for a file that a library cannot load.
 
     It is told to clients, so that it says nothing of the library's words but which module or
     attribute is missing; the log has the rest.
@@ -274,13 +274,13 @@ class Column:
 
     @property
     def declared(self) -> Declared:
-        """It as an input."""
+        """The column as an input."""
         return Declared(self.name, self.datatype, self.dims, self.optional)
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a predictor takes and gives.
+    """Inputs and outputs of a predictor.
 
     `columns` are in the order of training, and empty where nobody knows their names. `matrix` is
     the one input that stands for all of them; None where that cannot be. `by_column` says which of
@@ -297,7 +297,7 @@ class Traits:
 
 
 class Predictor(Protocol):
-    """What a library makes of a file."""
+    """A file, loaded by its library, that predicts rows of a table."""
 
     traits: Traits
 
@@ -414,7 +414,7 @@ class Tabular:
             )
 
     def _name_outputs(self, names: Sequence[str]) -> None:
-        """Find what is meant by the outputs that are declared; raises `ValueError`."""
+        """Match the outputs that are declared with the predictor's; raises `ValueError`."""
         known = self._traits.names
         unknown = [name for name in names if name not in known]
         if len(names) == 1 and unknown:
@@ -434,7 +434,7 @@ class Tabular:
         return {matrix: _filled(offer, "" if offer.datatype == "BYTES" else 0)}
 
     def _told(self, names: Iterable[str]) -> dict[str, Declared]:
-        """What outputs look like, by a sample; raises `ValueError` if it cannot be told."""
+        """Types and shapes of outputs, by a sample; raises `ValueError` if it cannot be run."""
         sample = self._sample()
         if sample is None:
             raise ValueError("the model does not say what it takes: declare input and output")

@@ -54,6 +54,8 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGrou
 if TYPE_CHECKING:
     from headrace.plugins.triton.process import TritonProcess
 
+log = logging.getLogger(__name__)
+
 _CONFIG = "config.pbtxt"
 _NOT_LINKED = frozenset({_CONFIG, "configs"})
 # What is read here: of any model, and of one that others run.
@@ -126,8 +128,6 @@ def remove_model(directory: Path) -> None:
     """Remove a directory that `write_model` has made; the links, not what they lead to."""
     shutil.rmtree(directory, ignore_errors=True)
 
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _WAIT_SECS = "15"

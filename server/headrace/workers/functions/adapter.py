@@ -27,7 +27,7 @@ from headrace.workers.functions.values import InvalidInput
 
 
 class FunctionModel:
-    """What all models have in common that are functions or classes.
+    """The base of models that are functions or classes.
 
     `function` is what is called; on which thread or loop, a subclass says.
     """
@@ -87,7 +87,7 @@ class AsyncModel(FunctionModel):
 
 
 def _refused(requests: Sequence[Request], error: InvalidInput) -> list[pb.InferenceResponse]:
-    """What to answer when a function has found its input wrong; raises `error` for a batch."""
+    """The responses when a function refuses its input; raises `error` for a batch."""
     if len(requests) > 1:
         raise error  # one of them is to blame, and will be found
     return [refusal(error)]
@@ -110,7 +110,7 @@ log = logging.getLogger("model")
 
 
 class Sender(Protocol):
-    """What answers a request; `triton_api` has it."""
+    """The sender of responses to a request; `triton_api` has it."""
 
     def send(self, response: pb.InferenceResponse | None = None, flags: int = 0) -> None:
         """Send, after waiting for the client to read."""
@@ -123,10 +123,10 @@ class Sender(Protocol):
 
 
 class StreamedRequest(Request, Protocol):
-    """What is needed of a request that gets several responses."""
+    """A request that gets several responses, as far as it is needed here."""
 
     def get_response_sender(self) -> Sender:
-        """What answers it."""
+        """The sender of its responses."""
 
 
 class StreamModel(FunctionModel):

@@ -44,7 +44,7 @@ _LARGE = 64 << 10  # bytes from which on a copy costs more than to look whether 
 
 
 class Request(Protocol):
-    """What is needed of a request; `triton_api` has it."""
+    """A request, as far as it is needed here; `triton_api` has it."""
 
     def inputs(self) -> Iterable[pb.Tensor]:
         """Its tensors."""
@@ -249,7 +249,7 @@ class Calls:
         return arrays
 
     def _unpacked(self, result: Any) -> Sequence[Any]:
-        """What a function has given for each of its outputs; raises `ResultError`."""
+        """The value of each output in a result; raises `ResultError`."""
         packing, outputs = self._signature.packing, self._signature.outputs
         if packing is Packing.ONE:
             return (result,)
@@ -278,7 +278,7 @@ class Calls:
 
 
 def _gathered(value: Value, column: list[Any], sizes: dict[str, int]) -> Array:
-    """What a function has given row by row for one of its outputs."""
+    """One output as an array, from its values row by row."""
     declared = value.declared
     assert isinstance(declared, Tensor)
     rows: Any = column
@@ -294,7 +294,7 @@ def _gathered(value: Value, column: list[Any], sizes: dict[str, int]) -> Array:
 
 
 def refusal(error: Exception) -> pb.InferenceResponse:
-    """What a request gets in place of outputs."""
+    """The error response to a request."""
     if isinstance(error, InvalidInput):
         return pb.InferenceResponse(error=pb.TritonError(str(error), pb.TritonError.INVALID_ARG))
     text = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -22,7 +22,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """What it is called in its file."""
+        """Its name in its file."""
         return self.signature.name
 
 
@@ -77,7 +77,7 @@ def model(
 
 
 def declared(found: object) -> Declaration | None:
-    """What `@model` has made of an object; None if it is no model.
+    """The declaration that `@model` has made of an object; None if it is no model.
 
     Raises `SignatureError` for one that another decorator has wrapped.
     """

@@ -43,7 +43,7 @@ class SignatureError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What a tensor is made of: the protocol's datatype, and how Python code spells it.
+    """The type of a tensor's elements: the protocol's datatype, and how Python code spells it.
 
     `text` are BYTES that hold UTF-8, which a function sees as `str`.
     """
@@ -65,7 +65,7 @@ class Dim:
 
 
 class Form(Enum):
-    """What a function is given of a tensor, or gives for it."""
+    """The form in which a function takes or returns a tensor."""
 
     ARRAY = "array"
     LIST = "list"
@@ -113,7 +113,7 @@ Declared = Tensor | Columns
 
 
 class ArrayOf:
-    """What `Float32` and its kin are at run time; with dimensions in brackets, an annotation."""
+    """The base of `Float32` and its kin; with dimensions in brackets, an annotation."""
 
     element: ClassVar[Element]
 
@@ -142,7 +142,7 @@ _HOW = "say its type and dimensions, as in Float32[N, Literal[4]]"
 
 
 def read(hint: Any) -> tuple[Declared, bool]:
-    """What an annotation stands for, and whether it may be None; raises `SignatureError`."""
+    """The tensor of an annotation, and whether it may be None; raises `SignatureError`."""
     if hasattr(hint, "__value__"):  # type Scores = Float32[N]
         return read(hint.__value__)
     if get_origin(hint) in (Union, types.UnionType):
@@ -253,7 +253,7 @@ def _dim(given: Any) -> Dim:
 
 
 def _hint(leaf: Any) -> str:
-    """What somebody may have meant."""
+    """A hint at what somebody may have meant."""
     module = getattr(leaf, "__module__", "").partition(".")[0]
     if module == "pandas":
         return ", or the columns, as in Frame[Schema]"
@@ -348,7 +348,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the decorator was given; None where nothing."""
+    """Arguments of the decorator; None for each that was left out."""
 
     max_batch_size: int | None = None
     outputs: tuple[str, ...] | None = None
@@ -407,7 +407,7 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
 def _parameters(
     function: Callable[..., Any], hints: dict[str, Any], method: bool
 ) -> tuple[list[Value], dict[str, Any]]:
-    """What are tensors, and what is told of requests, with its annotation."""
+    """The parameters that are tensors, and the context with its annotation."""
     found = []
     context: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[method:]:

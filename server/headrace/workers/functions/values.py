@@ -29,7 +29,7 @@ class ResultError(TypeError):
 
 
 class InvalidInput(ValueError):
-    """What a request holds cannot be: raised by a model, it becomes 400 or INVALID_ARGUMENT."""
+    """An input that cannot be: raised by a model, it becomes 400 or INVALID_ARGUMENT."""
 
     __module__ = "headrace"
 
@@ -66,7 +66,7 @@ def sent(array: Array, element: Element) -> Array:
 
 
 def given(array: Array, tensor: Tensor) -> Any:
-    """What a function is called with for a whole array."""
+    """The argument of a function for a whole array."""
     if tensor.form is Form.ARRAY:
         return array
     if tensor.form is Form.LIST:
@@ -75,7 +75,7 @@ def given(array: Array, tensor: Tensor) -> Any:
 
 
 def each(array: Array, tensor: Tensor) -> list[Any]:
-    """What a function is called with for each row of an array."""
+    """The arguments of a function for the rows of an array."""
     if tensor.form is Form.ARRAY or issubclass(tensor.single, np.generic):
         return list(array)
     rows: list[Any] = array.tolist()
@@ -83,7 +83,7 @@ def each(array: Array, tensor: Tensor) -> list[Any]:
 
 
 def fitted(value: object, tensor: Tensor, where: str) -> Array:
-    """What a function has given, as an array of the type that it declares.
+    """A result of a function, as an array of the type that it declares.
 
     Raises `ResultError`; the shape is not looked at.
     """
@@ -237,7 +237,7 @@ def _is_float(column: Column) -> bool:
 
 
 def _blank(column: Column) -> Any:
-    """What stands in place of a missing value."""
+    """The value in place of a missing one."""
     if column.element.datatype == "BYTES":
         return "" if column.element.text else b""
     return float("nan") if _is_float(column) else dtype_of(column.element).type(0)
