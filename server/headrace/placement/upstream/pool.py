@@ -390,8 +390,10 @@ class UpstreamInstance:
         assert batch is not None
         assert done is not None
         self._batch = self._done = self._attempt = None
-        for call in batch.calls:
-            call.execution = None
+        # Of a stream it stays: who counts responses knows by it that one was to come.
+        if not self._streams or isinstance(error, NotStarted):
+            for call in batch.calls:
+                call.execution = None
         outcome = Outcome((), None, self._started, self._gathered, monotonic_ns())
         if answer is not None:
             try:

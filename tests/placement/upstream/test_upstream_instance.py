@@ -1,0 +1,49 @@
+"""An instance on other servers, as the scheduler and the counters of responses see it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.core.errors import InvalidRequest, Unavailable
+from headrace.placement.placement import Surroundings
+from headrace.placement.upstream.attempt import Policy
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.placement.upstream.pool import UpstreamInstance
+from headrace.placement.upstream.requests import Forwarding
+from headrace.protocol.status import Failure, Fate
+from tests.engine.test_response_counting import Counted
+from tests.placement.upstream.test_stream_attempt import Loop, Server
+from tests.scheduling.fakes import Bench, request, signature, submitted
+
+
+class Pool:
+    """A pool whose servers can be reached."""
+
+    def rest(self, instance: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure(Fate.ANSWERED, InvalidRequest("of what it takes")),
+        Failure(Fate.REFUSED, Unavailable("too much to do")),
+    ],
+)
+def test_a_stream_that_fails_is_counted_as_a_failed_response(failure: Failure) -> None:
+    shape, server, host = replace(signature(), decoupled=True), Server(), cast(Any, None)
+    counted = Counted(Bench(instances=0, shape=shape))
+    batcher, loop = counted.bench.batcher, cast(asyncio.AbstractEventLoop, Loop())
+    version = Surroundings(shape, batcher, host, loop, lambda: None)
+    options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
+    policy = Policy("m", lambda tried: None if tried else cast(Any, server), loop)
+    batcher.add_instance(UpstreamInstance(cast(Any, Pool()), policy, Forwarding(options), version))
+    submitted(counted.submit, request("a", 1), counted.sink, 1)
+    counted.bench.clock.settle()
+    server.streams[0].end(failure)
+    counted.bench.clock.settle()
+    assert counted.sink.errors == [failure.error]
+    assert counted.responses.ordinals[0].fail.count == 1
