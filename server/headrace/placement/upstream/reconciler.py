@@ -320,8 +320,8 @@ class UpstreamReconciler:
 class DriftWatch:
     """Looks now and then whether the servers of a model have it as it was asked for.
 
-    `look` asks one of them, blocks, and raises `LoadFailed` if that one does not answer. `mend`,
-    where there is one, has it serve as it was asked for again.
+    `look` asks one of them, blocks, and raises `LoadFailed` if that one does not answer. The
+    `reconciler`, where there is one, has it serve as it was asked for again.
     """
 
     def __init__(
