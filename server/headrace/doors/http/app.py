@@ -97,7 +97,10 @@ class _OperationRoute(APIRoute):
         """Starlette's routing interface; raises `Restricted`."""
         scope[OPERATION] = self._counted
         check_key(self._key, scope["headers"])
-        await super().handle(scope, receive, send)
+        try:
+            await super().handle(scope, receive, send)
+        except ClientDisconnect:  # without an answer, which would be counted as one
+            log.debug("the client of %s went before its request was there", scope["path"])
 
 
 def _is_probe(operation: Operation, route: Route) -> bool:
@@ -126,11 +129,7 @@ class _Operations:
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
             if handler.check is not None:
                 handler.check(self._engine, parts)
-            try:
-                body = await self._body(request, route, handler) if route.body else {}
-            except ClientDisconnect:
-                log.debug("the client of %s went before its request was there", scope["path"])
-                return Response()
+            body = await self._body(request, route, handler) if route.body else {}
             found = await answer_json(self._engine, operation, handler, parts, body)
             if found is None:
                 return Response(media_type=_JSON)

@@ -1,0 +1,38 @@
+"""The application behind the bare routes."""
+
+import asyncio
+from typing import Any
+
+from headrace.api.operations import Category
+from headrace.doors.http.app import create_app
+from headrace.doors.http.infer import CountedApp
+from headrace.doors.http.protocol import GONE
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from tests.engine.test_engine_loading import LOAD_OPTIONS
+
+
+def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None:
+    """Nor is one counted."""
+    engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
+    answers = engine.admission.answers
+    app = CountedApp(create_app(engine, 1 << 20), answers, False)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/v2/logging"
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
+        "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "headers": [], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+        "state": {},
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    assert sent == []
+    counts = answers.of("http", Category.LOGGING)
+    assert (counts[GONE], sum(counts)) == (1, 1)
