@@ -3,12 +3,15 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from headrace.api.operations import Category
 from headrace.doors.http.app import create_app
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.protocol import GONE
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from tests.doors.http.test_changing_routes import application, ask
 from tests.engine.test_engine_loading import LOAD_OPTIONS
 
 
@@ -36,3 +39,9 @@ def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None
     assert sent == []
     counts = answers.of("http", Category.LOGGING)
     assert (counts[GONE], sum(counts)) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/", "/openapi.json", "/v2/health/live"])
+def test_what_tools_look_for_with_head(path: str, method: str) -> None:
+    assert asyncio.run(ask(application(), method, path)) == 200

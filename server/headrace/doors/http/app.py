@@ -221,6 +221,7 @@ def _add_pages(
         return Response(render_docs(described(request)), media_type=_HTML)
 
     @app.get("/openapi.json", include_in_schema=False)
+    @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         return Response(orjson.dumps(described(request)), media_type=_JSON)
 
