@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import NOBODY, Call, InferResponse, Timing
 from headrace.core.errors import (
     InvalidRequest,
     PayloadTooLarge,
@@ -218,6 +218,7 @@ class Exchange(Call):
         """Make the answer of `success` on a thread, and call `done` with it."""
 
         def finish(answer: Answer | None, problem: Exception | None) -> None:
+            self.owner = NOBODY  # the job has the call: a body must not wait for the collector
             done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
 
         size = sum(tensor.array.nbytes for tensor in response.outputs)
