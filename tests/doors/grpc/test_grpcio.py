@@ -1,13 +1,18 @@
 """grpcio's server with our handlers."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import grpc.aio
+import numpy as np
 import pytest
 
 from headrace.core.call import Call
-from headrace.core.tensors import Buffer
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer, Tensor
 from headrace.doors.grpc.call import Handlers
 from headrace.doors.grpc.grpcio import GrpcioServer
 from headrace.doors.grpc.options import GrpcOptions
@@ -64,3 +69,35 @@ def test_a_request_ends_once(answered: bool) -> None:
         return owner.cancelled
 
     assert asyncio.run(scenario()) == (0 if answered else 1)
+
+
+def test_a_request_that_fails_is_not_kept() -> None:
+    """The library keeps the error, and by its traceback what has raised it."""
+
+    async def scenario() -> None:
+        asked: list[weakref.ref[Any]] = []
+
+        def direct(_: Buffer, call: InferCall) -> None:
+            array = np.zeros(1, np.uint8)
+            call.begin()
+            call.inputs = {"x": Tensor("x", Datatype.UINT8, array)}
+            asked.append(weakref.ref(array))
+            raise InvalidRequest("as asked")
+
+        server = GrpcioServer(
+            Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
+        )
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask: Any = channel.unary_unary(_PATH)
+            with pytest.raises(grpc.aio.AioRpcError, match="as asked"):
+                await ask(b"")
+        await server.stop(0)
+        assert [one() for one in asked] == [None]
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

@@ -289,13 +289,18 @@ class GrpcioServer:
         answers = self._answers.of("grpc", operation_of(path))
 
         async def answer(data: bytes, context: Any) -> bytes:
-            begun, status, call = perf_counter(), 0, None
+            begun, status = perf_counter(), 0
+            noted: Noted | None = None
             try:
                 try:
                     with self._peers.account(context.peer()) as account:
                         call = _UnaryCall(context, account)
-                        self._check_key(path, call)
-                        return await handler(data, call)
+                        try:
+                            self._check_key(path, call)
+                            return await handler(data, call)
+                        finally:
+                            noted = call.noted
+                            del call  # which has what the message asks for; see below
                 except (asyncio.CancelledError, GeneratorExit):
                     status = CANCELLED
                     raise
@@ -308,7 +313,7 @@ class GrpcioServer:
                 raise AssertionError("abort raises")
             finally:
                 answers[status] += 1
-                self._log(context, path, status, begun, call)
+                self._log(context, path, status, begun, noted)
 
         return answer
 
@@ -333,7 +338,7 @@ class GrpcioServer:
                 await context.abort(_CODES[status], text)
             finally:
                 answers[status] += 1
-                self._log(context, path, status, begun, call)
+                self._log(context, path, status, begun, None if call is None else call.noted)
 
         return answer
 
@@ -343,12 +348,9 @@ class GrpcioServer:
         if key is not None and (error := without_key(key, call.metadata())) is not None:
             raise error
 
-    def _log(
-        self, context: Any, path: str, status: int, begun: float, call: _AioCall | None
-    ) -> None:
+    def _log(self, context: Any, path: str, status: int, begun: float, noted: Noted | None) -> None:
         if self._access_log:
-            noted = noted_fields(None if call is None else call.noted)
-            log_access(_address(context.peer()), path, status, begun, noted)
+            log_access(_address(context.peer()), path, status, begun, noted_fields(noted))
 
 
 def _told(path: str, context: Any, error: Exception) -> tuple[int, str]:
