@@ -1,12 +1,21 @@
 """One call of the native transport."""
 
+import asyncio
+import gzip
+from collections.abc import Callable
+
 import pytest
 import uvloop
 
+from headrace.core.tensors import Buffer
+from headrace.doors.grpc.call import Peer
+from headrace.doors.grpc.native.calls import SessionRpc
 from headrace.doors.grpc.native.connection import GrpcConnection, Rpc, RpcHead, ServerContext
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
+from headrace.protocol.grpc import pack_prefix
 from headrace.protocol.http2.protocol import Limits
+from tests.doors.grpc.test_connection import Transport
 
 
 @pytest.mark.parametrize(
@@ -27,3 +36,82 @@ def test_how_long_its_client_waits(timeout: float | None, least: float, most: fl
         return call.remaining()
 
     assert least <= uvloop.run(scenario()) <= most
+
+
+class Taking:
+    """A session that keeps the messages that it gets."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.messages: list[bytes] = []
+
+    def receive(self, message: Buffer) -> None:
+        """Keep it."""
+        self.messages.append(bytes(message))
+
+    def half_close(self) -> None:
+        """The client sends no more."""
+
+    def sent(self) -> None:
+        """There is room."""
+
+    def closed(self) -> None:
+        """It is over."""
+
+
+def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
+    """A call whose messages may be compressed, and its session."""
+    sessions: list[Taking] = []
+
+    def open_session(peer: Peer) -> Taking:
+        sessions.append(Taking(peer))
+        return sessions[-1]
+
+    path = "/any.Service/Any"
+    context = ServerContext(
+        {path: (SessionRpc, open_session)}, {}, admission, 1 << 24, False, GrpcOptions(), Limits()
+    )
+    connection = GrpcConnection(context)
+    connection.connection_made(Transport())
+    fields = [
+        (b":path", path.encode()), (b":method", b"POST"), (b"content-type", b"application/grpc"),
+        (b"grpc-encoding", b"gzip"),
+    ]  # fmt: skip
+    call = SessionRpc(RpcHead(fields, context, connection), 1)
+    return call, sessions[0], connection
+
+
+def give(call: Rpc, data: bytes) -> None:
+    """DATA has come."""
+    call.on_data(memoryview(data), 0, len(data))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything go on until it is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - a thread makes it so
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool) -> None:
+    """Also those that come in the same frame."""
+
+    async def scenario() -> None:
+        admission = Admission(0, 0)
+        call, session, connection = opened(admission)
+        messages = [b"0" * (1 << 20), b"1", b"2" * (1 << 20), b"3" * 100]
+        packed = [gzip.compress(message, mtime=0) for message in messages]
+        frames = [
+            pack_prefix(1, len(packed[0])) + packed[0],
+            pack_prefix(0, 1) + messages[1],
+            pack_prefix(1, len(packed[2])) + packed[2],
+            pack_prefix(1, len(packed[3])) + packed[3],
+        ]
+        for piece in frames if apart else [b"".join(frames)]:
+            give(call, piece)
+        await until(lambda: len(session.messages) == len(messages))
+        assert session.messages == messages
+        connection.connection_lost(None)
+        assert (admission.messages, admission.bytes) == (0, 0)
+
+    uvloop.run(scenario())

@@ -306,13 +306,19 @@ class Rpc(MessageStream):
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         """Take messages out of received bytes."""
         try:
-            if self._unpacking is not None:
-                self._charge(stop - start)
-                self._behind += view[start:stop]
-                return
-            super().on_data(view, start, stop)
+            if self._unpacking is None:
+                super().on_data(view, start, stop)
+            else:
+                self._gather(view, start, stop)
         except Exception as error:
             self.guard(error)
+
+    def _gather(self, view: memoryview, start: int, stop: int) -> int:
+        if self._unpacking is None:
+            return super()._gather(view, start, stop)
+        self._charge(stop - start)  # what comes behind a message that is being unpacked waits
+        self._behind += view[start:stop]
+        return stop
 
     def on_filled(self, nbytes: int) -> None:
         """More of the message that is being gathered is in its place."""
