@@ -300,7 +300,8 @@ class MessageStream(Stream):
             self.begin_message(compressed, length, length - (stop - start))
             if self.finished:
                 return start
-            part.compressed, part.length, part.view = compressed, length, BLOCKS.block(length)
+            part.compressed, part.length = compressed, length  # it was begun, also without memory
+            part.view = BLOCKS.block(length)
         size = min(part.length - part.filled, stop - start)
         if size:
             self.count(size, part.filled)

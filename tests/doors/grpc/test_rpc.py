@@ -115,3 +115,22 @@ def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool
         assert (admission.messages, admission.bytes) == (0, 0)
 
     uvloop.run(scenario())
+
+
+def test_a_message_that_there_is_no_memory_for_is_counted_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoMemory:
+        def block(self, nbytes: int) -> memoryview:
+            raise MemoryError
+
+    async def scenario() -> int:
+        admission = Admission(0, 0)
+        call, _, connection = opened(admission)
+        monkeypatch.setattr("headrace.protocol.grpc.BLOCKS", NoMemory())
+        give(call, pack_prefix(0, 1 << 20) + b"0")
+        assert call.finished
+        connection.connection_lost(None)
+        return admission.messages
+
+    assert uvloop.run(scenario()) == 0
