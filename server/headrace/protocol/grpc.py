@@ -26,11 +26,12 @@ from headrace.protocol.http2.protocol import ErrorCode, StreamFailure
 from headrace.protocol.http2.streams import Fields, Stream
 from headrace.protocol.parameters import parse_grpc_timeout
 
-OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 0, 1, 2, 4, 8
+OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED = 0, 1, 2, 4
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
 # What a status of HTTP means that comes without one of gRPC: from a proxy, for the most part.
 _STATUSES = {
-    400: INTERNAL, 401: 16, 403: 7, 404: UNIMPLEMENTED, 429: 14, 502: 14, 503: 14, 504: 14,
+    400: INTERNAL, 401: 16, 403: 7, 404: UNIMPLEMENTED, 429: UNAVAILABLE, 502: UNAVAILABLE,
+    503: UNAVAILABLE, 504: UNAVAILABLE,
 }  # fmt: skip
 _LONGEST_TEXT = 4096  # characters of a message
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is longer
@@ -487,7 +488,7 @@ class ClientCall(MessageStream, ClientStream):
         assert self.connection is not None
         connection = self.connection
         reason = Reason.UNSENT if connection.streams.leaving else Reason.REFUSED
-        self._close(End(reason, 14, connection.said or "the stream was refused"))
+        self._close(End(reason, UNAVAILABLE, connection.said or "the stream was refused"))
 
     def on_lost(self) -> None:
         """The connection is no more."""
@@ -495,7 +496,7 @@ class ClientCall(MessageStream, ClientStream):
         connection = self.connection
         reason = Reason.LOST if self.number <= connection.streams.written else Reason.UNSENT
         text = connection.failure or connection.said or "the connection was lost"
-        self._close(End(reason, 14, text))
+        self._close(End(reason, UNAVAILABLE, text))
 
     def _reset(self) -> None:
         self.stop_gathering()  # the rest of a message that is coming in goes nowhere
