@@ -226,3 +226,23 @@ def test_a_bug_ends_the_link_rather_than_what_came_behind(
 
     asyncio.run(run())
     assert [record.message for record in caplog.records] == ["bug while taking a frame"]
+
+
+def test_an_error_of_the_system_while_a_frame_is_taken_ends_the_link() -> None:
+    """Also one like that of a socket to which nothing has come."""
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+            raise BlockingIOError("too much is locked")
+
+        channel = Channel(theirs, take, lost.set_result)
+        other = End(ours)
+        other.channel.send(Kind.CANCEL)
+        assert await asyncio.wait_for(lost, 20) == "too much is locked"
+        assert channel.closed
+        other.channel.close()
+
+    asyncio.run(scenario())

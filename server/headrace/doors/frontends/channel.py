@@ -348,13 +348,17 @@ class Channel:
                 return
             try:
                 received = self._socket.receive()
-                if received is None:
-                    self._fail("the other end has gone")
-                    return
-                for header, meta, rest in received:
-                    self._hand_on(header, meta, rest)
             except BlockingIOError:
                 return
+            except (BrokenFrame, OSError) as error:
+                self._fail(str(error))
+                return
+            if received is None:
+                self._fail("the other end has gone")
+                return
+            try:
+                for header, meta, rest in received:
+                    self._hand_on(header, meta, rest)
             except (BrokenFrame, OSError) as error:
                 self._fail(str(error))
                 return
