@@ -42,9 +42,15 @@ from headrace.observability.logs import Logs
 from headrace.protocol.link_infer import Flag
 from headrace.workers.allocation import keep_memory
 
+log = logging.getLogger(__name__)
+
+_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
+_COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the log is missing
+_UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
+
 
 class Doors:
-    """Opens and closes them."""
+    """The HTTP and gRPC doors of one front end."""
 
     def __init__(self, config: FrontendConfig, link: EngineSession, admission: Admission) -> None:
         self._config = config
@@ -84,13 +90,14 @@ class Doors:
         limit, rules = config.max_request_bytes, http.rules
         routes = inference_routes(entrance, limit, rules, generate)
         app = forwarding_app(self._link, routes)
-        fast_path = fast_protocol(entrance, limit, config.access_log, rules)
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, config.access_log),
             bind(http.address, http.port, shared=True),
             http.keep_alive_secs,
             http.body_timeout_secs,
-            fast_path if http.fast_path else BoundedProtocol,
+            fast_protocol(entrance, limit, config.access_log, rules)
+            if http.fast_path
+            else BoundedProtocol,
             keep_names=bool(rules.forward),
             max_age_secs=http.max_age_secs,
             admission=self._admission,
@@ -126,13 +133,6 @@ class Doors:
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
         return all_handlers(entrance, streams, unary, link.readiness, limit, rules)
-
-
-log = logging.getLogger(__name__)
-
-_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
-_COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the log is missing
-_UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
 
 
 def main(descriptor: int) -> int:
