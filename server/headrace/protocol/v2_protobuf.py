@@ -1004,13 +1004,13 @@ def shared_request(
 
 
 def register_request(name: str, key: str, size: int) -> bytes:
-    """Has the server open a region."""
+    """A message that has a server open a whole region."""
     message = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=0, byte_size=size)
     return message.SerializeToString()
 
 
 def unregister_request(name: str) -> bytes:
-    """Has the server close a region."""
+    """A message that has a server close a region."""
     return pb.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
 
 

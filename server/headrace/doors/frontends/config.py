@@ -41,7 +41,7 @@ class GrpcConfig:
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
-    """All of it; a door that is not there is not opened. Limits as in the settings."""
+    """One front end; a door that is None is not opened. Limits are those of the settings."""
 
     http: HttpConfig | None
     grpc: GrpcConfig | None
@@ -53,7 +53,7 @@ class FrontendConfig:
     logs: LogSettings
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The configuration as a JSON document."""
         return asdict(self)
 
     @classmethod
@@ -75,9 +75,11 @@ class FrontendConfig:
 
 @dataclass(frozen=True, slots=True)
 class WantedHeaders:
-    """By model: the header that traffic rules need of requests that name no version, whether those
-    that say which trace a request is part of are wanted, where "" stands for all other models, and
-    those that go on to the servers which run it.
+    """Headers whose values requests bring along, by model.
+
+    `routed` is the one that traffic rules need of requests that name no version, `forwarded` are
+    those that go on to the servers which run the model. `traced` is whether those are wanted that
+    say which trace a request is part of; there, "" stands for all other models.
     """
 
     routed: Mapping[str, str] = field(default_factory=dict)
@@ -97,5 +99,5 @@ class WantedHeaders:
         return wanted
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The headers as a JSON document."""
         return asdict(self)

@@ -31,7 +31,7 @@ _FAREWELL_SECS = 2.0  # for a front end to end after it should have
 
 
 class _FrontEnd:
-    """One of them, through all its processes."""
+    """One front end, through all its processes."""
 
     def __init__(self, owner: "Supervisor", number: int) -> None:
         self.number = number
@@ -147,7 +147,7 @@ class Supervisor:
         self._telling = False
 
     async def start(self) -> None:
-        """Start them and wait until all answer; raises `OSError`."""
+        """Start all front ends and wait until they answer; raises `OSError`."""
         allow_many_files()
         for front_end in self._front_ends:
             front_end.start()
@@ -210,7 +210,7 @@ class Supervisor:
             session.tell_headers(headers)
 
     async def drain(self, seconds: float) -> int:
-        """End them once they have finished; how many requests were under way after `seconds`."""
+        """Drain and end all front ends; how many requests were under way after `seconds`."""
         admission = self.engine.admission
         self.draining = True
         left = 0
@@ -230,7 +230,7 @@ class Supervisor:
         return left
 
     async def stop(self) -> None:
-        """End them at once."""
+        """Kill all front ends."""
         self.draining = True
         for front_end in self._front_ends:
             if front_end.restart is not None:
@@ -239,7 +239,7 @@ class Supervisor:
         await self._end(_FAREWELL_SECS)
 
     def changed(self) -> None:
-        """One of them has come or gone."""
+        """A front end has come or gone."""
         self._changed.set()
         self._on_change(any(front_end.ready for front_end in self._front_ends))
 

@@ -183,7 +183,7 @@ class Reflection:
             self._peer.hold(False)
 
     def closed(self) -> None:
-        """Nothing is left to do."""
+        """Watch for the server's end no more."""
         self._admission.unwatch_close(self._exit)
 
     def _exit(self) -> None:

@@ -35,7 +35,11 @@ from headrace.protocol.v2_protobuf import (
     stream_response,
 )
 
+log = logging.getLogger(__name__)
+
 FINAL_PARAMETER = "triton_final_response"
+_MAX_IN_FLIGHT = 1024
+_PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
 
 
 class Slot(MessageCall):
@@ -123,12 +127,6 @@ class Slot(MessageCall):
         if final:
             self.stream.end(self)
         self.stream.came(self, message)
-
-
-log = logging.getLogger(__name__)
-
-_MAX_IN_FLIGHT = 1024
-_PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
 
 
 class StreamInfer:

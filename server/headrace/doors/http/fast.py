@@ -47,11 +47,11 @@ class BodyReader(asyncio.BufferedProtocol):
         self._place = place
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The rest of the place, to receive into."""
         return self._place
 
     def buffer_updated(self, nbytes: int) -> None:
-        """They are there."""
+        """Count bytes that have come into the place."""
         self._place = self._place[nbytes:]
         if not self._connection.body_grew(nbytes):
             # The transport refers to its last reader for as long as the connection lives, which

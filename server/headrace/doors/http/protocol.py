@@ -19,6 +19,8 @@ from headrace.engine.doors import Progress
 from headrace.observability.statistics import OTHER
 from headrace.protocol.v2_json import error_body
 
+access = logging.getLogger("headrace.access")
+
 # A server may pass over the wish to change the protocol, which clients such as Java's send with
 # every request. The parser would take it for granted and end the request before its body.
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
@@ -26,8 +28,10 @@ _END = b"\r\n\r\n"
 _CLOSE = (b"connection", b"close")
 _LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
 ACCOUNT = "headrace.account"  # in a scope: what the connection counts with
+OPERATION = "headrace.operation"  # in a scope: what the request is counted as
 NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
 _PIPELINED = 4 << 10  # bytes that a request takes as objects, which waits for those before it
+GONE = 499  # in place of a status: the client went away before its answer
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
     400: b"Bad Request",
@@ -332,12 +336,6 @@ def without_upgrade(data: bytes) -> bytes:
     if end < 0 or not _UPGRADE.search(data, 0, end + 2):
         return data
     return _UPGRADE.sub(b"", data[: end + 2]) + data[end + 2 :]
-
-
-access = logging.getLogger("headrace.access")
-
-OPERATION = "headrace.operation"  # in a scope: what the request is counted as
-GONE = 499  # in place of a status: the client went away before its answer
 
 
 def log_access(

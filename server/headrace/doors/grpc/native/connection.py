@@ -501,7 +501,7 @@ class RefusedRpc(Rpc):
         self._connection.sender.finish(self, head.refusal)  # the connection sees the end
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Of no interest."""
+        """Ignore it: the call is answered."""
 
 
 class GrpcConnection(Http2Protocol):
