@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from headrace.core.errors import ServerError
+from headrace.core.errors import ServerError, ServerExiting
 from headrace.doors.grpc.call import Message
 from headrace.doors.grpc.services import health_handlers
 from headrace.engine.admission import Admission
@@ -99,6 +99,23 @@ def test_a_thousand_streams_ask_once_for_each_change() -> None:
         readiness.may_have_changed()  # for nobody
 
     asyncio.run(scenario())
+
+
+def test_a_stream_that_asks_nothing_ends_when_the_server_does() -> None:
+    admission = Admission(0, 0)
+    _, watch = health_handlers(Readiness(lambda: True), admission)
+    ends: list[ServerError | None] = []
+
+    class Silent(Peer):
+        def finish(self, error: ServerError | None = None) -> None:
+            ends.append(error)
+
+    stream = watch(cast(Any, Silent([])))
+    stream.sent()  # there is room, of which nothing follows
+    assert ends == []
+    admission.close()
+    assert [type(error) for error in ends] == [ServerExiting]
+    stream.closed()
 
 
 def test_a_change_that_is_undone_in_the_same_turn_is_none() -> None:

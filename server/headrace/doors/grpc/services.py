@@ -109,6 +109,7 @@ class Watch:
         self._readiness, self._admission, self._peer = readiness, admission, peer
         self._asked = self._begun = False
         self._last: bool | None = None  # what the client was told
+        admission.watch_close(self.sent)
 
     def receive(self, message: Buffer) -> None:
         """Take the one message."""
@@ -122,14 +123,17 @@ class Watch:
             raise InvalidRequest("the call takes one message, got none")
         self._begun = True
         self._readiness.watch(self.sent)
-        self._admission.watch_close(self.sent)
         self.sent()
 
     def sent(self) -> None:
         """Send the status if it has changed, once there is room for it."""
-        if not self._begun or self._peer.congested:
-            return
         exiting = self._admission.exiting
+        if not self._begun:
+            if exiting:  # a client that asks nothing holds up no exit
+                self._peer.finish(ServerExiting("Server exiting"))
+            return
+        if self._peer.congested:
+            return
         ready = self._readiness.ready and not exiting
         if ready is not self._last:
             self._last = ready
