@@ -312,7 +312,7 @@ def test_both_protocols_have_a_status_for_it() -> None:
 )
 def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--model-repository", "x", option])
+        main(["serve", "--allow-debugging", "--model-repository", "x", option])
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
 
@@ -320,7 +320,7 @@ def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, t
 def test_a_category_in_a_rule_of_both_doors_and_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     rules = ["--restricted-api=health:a=b", "--grpc-restricted-protocol=health:a=b"]
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--model-repository", "x", *rules])
+        main(["serve", "--allow-debugging", "--model-repository", "x", *rules])
     assert ended.value.code == 2
     assert "--grpc-restricted-protocol: health is restricted twice" in capsys.readouterr().err
 
