@@ -118,6 +118,7 @@ class InferRpc(UnaryRpc, InferCall):
             or head.packing
             or not connection.http2.answer(self, message, timing)
         ):
+            self.inputs = {}  # nobody asks for them, and the answer may wait long for its client
             self.set_trailing(TIMING, timing.decode())
             self._packing = self.pack_later(message, partial(self._packed, message))
             if self._packing is None:
