@@ -5,7 +5,8 @@ ready. End, on SIGTERM or SIGINT: not ready, wait for `shutdown_delay_secs` so t
 notice, have clients go elsewhere, admit nothing new, finish what was admitted, close the doors,
 free the models, exit 0. A second signal ends at once. Where models are still loading, they are
 given up, and what runs past `exit_timeout_secs` is, too: their threads cannot be stopped, so that
-the process ends beneath them."""
+the process ends beneath them.
+"""
 
 import asyncio
 import gc
@@ -334,7 +335,7 @@ def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
 
 
 def control_options(settings: Settings) -> ControlOptions:
-    """Who decides which models are served, and what may be loaded."""
+    """Options of control by the settings: whose decision it is what is served, and from where."""
     return ControlOptions(
         ControlMode(settings.model_control_mode),
         Catalogue(

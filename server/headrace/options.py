@@ -55,12 +55,12 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Its name in a settings file and, behind two dashes, on the command line."""
+        """Name of the option in a settings file and, behind two dashes, on the command line."""
         return self.field.replace("_", "-")
 
     @property
     def env(self) -> str:
-        """Its name in the environment."""
+        """Name of the option in the environment."""
         return ENV_PREFIX + self.field.upper()
 
     @property

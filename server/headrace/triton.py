@@ -167,7 +167,7 @@ class Pool:
         return root
 
     def options(self) -> list[str]:
-        """What `headrace serve` has to be told beside the repository."""
+        """Options of `headrace serve` that go with the repository."""
         found = []
         if self.program:
             found.append(f"--triton-server={self.program}")
@@ -178,7 +178,7 @@ class Pool:
         return found
 
     def drift(self, timeout: float = 10.0) -> list[Drift]:
-        """What the servers have otherwise than is asked for; nothing if all is well.
+        """Differences between what the servers have and what is asked for; none if all is well.
 
         Each is asked for each model, within `timeout` seconds. A pool without endpoints has no
         servers that could be asked from here: the one that starts them tells of theirs in its
@@ -214,7 +214,7 @@ def drift_of(
     versions: Sequence[int] = (),
     timeout: float = 10.0,
 ) -> list[Drift]:
-    """What the servers of one model have otherwise than its configuration asks for.
+    """Differences between what the servers of one model have and what its configuration asks for.
 
     `versions` are its version directories, in `root`. Raises `ValueError` for what cannot be asked.
     """
@@ -237,7 +237,7 @@ def drift_of(
 
 
 def _link(place: Path, files: Path) -> None:
-    """Have all of `files` in `place`, but a configuration; what was linked there before goes."""
+    """Link all of `files` but a configuration into `place`; what was linked there before goes."""
     wanted = {one.name: one for one in files.iterdir() if not one.name.startswith(".")}
     wanted.pop("config.pbtxt", None)
     for entry in place.iterdir():

@@ -37,7 +37,8 @@ _RANDOM_LETTERS = 8
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A tensor as the model declares it; with `rows`, axis 0 of `shape` counts them. -1 in
-    `shape` is any number."""
+    `shape` is any number.
+    """
 
     name: str
     datatype: Datatype

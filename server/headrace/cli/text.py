@@ -10,7 +10,8 @@ _SIZES = ("KiB", "MiB", "GiB", "TiB")
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
     """Lines with aligned columns; those whose heads `right` names, between blanks, are on the
-    right of theirs."""
+    right of theirs.
+    """
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     on_right = [name in right.split() for name in head]

@@ -74,7 +74,8 @@ class Scrape:
 @dataclass(frozen=True, slots=True)
 class VersionActivity:
     """One version of a model. Rates are per second, times seconds by name of quantile; both are
-    of the interval. None is where nothing happened or nothing is told."""
+    of the interval. None is where nothing happened or nothing is told.
+    """
 
     model: str
     version: str

@@ -128,7 +128,7 @@ def checked_bytes_array(
 
 
 def _misfit(name: str, count: int, raw: bytes | memoryview, whole: int, end: int) -> str:
-    """What is wrong with a tensor of which so many elements, that end there, are whole."""
+    """The error of a tensor of which so many elements, that end there, are whole."""
     left = len(raw) - end
     if whole == count:
         return (

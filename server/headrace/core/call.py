@@ -34,7 +34,7 @@ ASKED = (
 
 
 class Owner(Protocol):
-    """Who has a call for now: a stage, the scheduler, or what runs it."""
+    """Holder of a call for now: a stage, the scheduler, or an execution."""
 
     def cancel(self, call: "Call") -> None:
         """Nobody waits for a call any more."""

@@ -1,4 +1,4 @@
-"""What a backend is asked to load, what it says of it, and what a load request may bring along."""
+"""Specification of a model to load, its tensors, and what load requests may bring along."""
 
 import re
 from collections.abc import Mapping

@@ -175,7 +175,7 @@ class Signature:
         return True
 
     def batch_key(self, request: Call) -> object:
-        """What requests in one batch must have in common: which inputs, in which row shapes."""
+        """Key that requests of one batch share: which inputs, in which row shapes."""
         if self.uniform:
             return None
         inputs = request.inputs

@@ -1,5 +1,6 @@
 """Texts of errors, bounded whatever a client has sent; numbers as configurations spell them; and
-names of parameters that this server's processes add to requests."""
+names of parameters that this server's processes add to requests.
+"""
 
 from reprlib import Repr
 

@@ -178,7 +178,7 @@ class Account:
             account = account.above
 
     def limit(self, of_requests: bool) -> str:
-        """What the account is at, in words."""
+        """The limit that the account has reached, in words."""
         raise NotImplementedError
 
 

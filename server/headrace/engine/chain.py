@@ -1,7 +1,8 @@
 """The stages that a call passes before the queue of its version; see `ModelVersion.compose`.
 
 A stage is a function of a call: it passes it on to the next one, keeps it, or ends it by what it
-raises. Plugins add stages of their own (`StagePlugin`). Owned by the event-loop thread."""
+raises. Plugins add stages of their own (`StagePlugin`). Owned by the event-loop thread.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence

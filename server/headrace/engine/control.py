@@ -5,7 +5,8 @@ do. Whatever reads the repositories runs on threads. Requests for one model take
 in which they came, whatever each takes to prepare; one that was begun goes on when its client has
 gone.
 
-Owned by the event-loop thread."""
+Owned by the event-loop thread.
+"""
 
 import asyncio
 import logging
@@ -41,7 +42,7 @@ _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 class LoadOverrides(IntEnum):
-    """What load requests may bring along, each with what is before it.
+    """Overrides that load requests may bring along, each level with those before it.
 
     `CONFIG` is how a model of the repository is served, `FILES` are models that are data, and
     `CODE` is anything: whoever may load models may run code on this machine then.
@@ -63,7 +64,7 @@ class Sources:
     open: Callable[[ModelSource], Opened]
 
     def read(self, name: str, parameters: LoadParameters) -> ModelSource | None:
-        """What is to be loaded; None if nothing of this name lies in a repository.
+        """The model source to load; None if nothing of this name lies in a repository.
 
         Raises `RepositoryError` for what cannot be, and `InvalidRequest` for files that must not
         be.
@@ -130,7 +131,7 @@ _READERS = 4  # threads that read repositories for requests
 
 
 class ControlMode(StrEnum):
-    """Who decides which models are served."""
+    """Mode of model control: whose decision it is which models are served."""
 
     NONE = "none"
     POLL = "poll"
@@ -139,7 +140,7 @@ class ControlMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """What the operator decides; `catalogue` is what may be loaded by name.
+    """The operator's choices about control; `catalogue` has what may be loaded by name.
 
     Load requests may bring along what `overrides` allows, and in all `max_bytes` of files that are
     in use at a time. At most `max_new_models` of them are known that no repository has.
@@ -156,7 +157,7 @@ NO_PARAMETERS = LoadParameters()
 
 
 class Control:
-    """What a door may call to see and to change which models are served."""
+    """Model control for the doors: the index, load and unload."""
 
     def __init__(
         self,

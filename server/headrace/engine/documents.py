@@ -1,4 +1,4 @@
-"""What the server tells about itself and its models, as messages of the protocol.
+"""Documents about the server and its models, as messages of the protocol.
 
 Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 """
@@ -29,7 +29,7 @@ EXTENSIONS = (
 
 
 def server_metadata(name: str, version: str) -> pb.ServerMetadataResponse:
-    """Who answers, and which extensions it offers."""
+    """Name and version of the server, and the extensions that it offers."""
     return pb.ServerMetadataResponse(name=name, version=version, extensions=EXTENSIONS)
 
 

@@ -1,4 +1,4 @@
-"""What a door may call to have requests answered, wherever the engine is.
+"""The seam between doors and the engine, wherever the engine is: entrance, target, readiness.
 
 A door is in the engine's process, or in a front end, which knows nothing of models: there, what a
 request asks for is found, checked and refused only after it was submitted.
@@ -73,7 +73,7 @@ class Direct:
 
 
 class Target(Protocol):
-    """What serves a request."""
+    """Target of a call: a version, a router, a cold start, or the engine behind a link."""
 
     @property
     def model(self) -> str:
@@ -118,7 +118,7 @@ class Entrance(Protocol):
         """Whether nothing new is admitted any more."""
 
     def find(self, name: str, version: str = "") -> Target:
-        """What serves requests for a model; raises `ServerError` if that is known already."""
+        """The target of requests for a model; raises `ServerError` if that is known already."""
 
 
 class Progress:

@@ -1,7 +1,8 @@
 """The engine: what a transport may call.
 
 It owns the models by name, their versions and states, and admission. All methods run on the
-event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`."""
+event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`.
+"""
 
 import asyncio
 import logging
@@ -203,7 +204,7 @@ class Engine:
     # --- inference
 
     def find(self, name: str, version: str = "") -> ModelVersion | Router:
-        """What serves a request: the version that is named, else what the model's traffic rules
+        """The target of a request: the version that is named, else what the model's traffic rules
         say, else the highest version that is ready, else what loads the model on request.
 
         Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
@@ -234,7 +235,7 @@ class Engine:
         self.readiness.may_have_changed()
 
     async def bring(self, name: str, version: str = "") -> None:
-        """Have a model in memory if it is one that is loaded on request; raises `ServerError`.
+        """Bring a model that is loaded on request into memory; raises `ServerError`.
 
         It is there for as long as the caller does not wait for anything else.
         """
@@ -317,7 +318,7 @@ class Engine:
     # --- documents
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
-        """Who answers, and which extensions it offers."""
+        """Name and version of the server, and the extensions that it offers."""
         return documents.server_metadata(self.name, self.version)
 
     def identity(self) -> dict[str, object]:

@@ -45,7 +45,7 @@ _LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes s
 
 
 class Loads:
-    """What loads and unloads models: the life cycle itself, or `OnRequest` in front of it.
+    """Loading and unloading of models: the life cycle itself, or `OnRequest` in front of it.
 
     The defaults are of models that are loaded for good.
     """
@@ -92,7 +92,7 @@ class Loads:
         """Load a model that is on offer, and wait for it; raises `ServerError`."""
 
     def cold_start(self, engine: Entrance, name: str, version: str) -> Router | None:
-        """What serves requests for a model that is on offer, once it is in memory."""
+        """The target of requests for a model on offer, which it brings into memory."""
         return None
 
     def counts(self) -> MemoryCounts | None:
@@ -379,7 +379,7 @@ class Lifecycle(Loads):
             self._retire(version)
 
     def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
-        """Have a version that serves take no more, and free it once it has finished what it has."""
+        """Let a version that serves take no more, and free it once it has finished what it has."""
         loop = asyncio.get_running_loop()
         version.leave()
         task = loop.create_task(version.unload())
@@ -441,7 +441,7 @@ def _is_nothing(result: Result | str) -> bool:
 
 
 def _reason(what: str, error: Exception) -> str:
-    """What clients are told of a failed load, whose whole story goes to the log."""
+    """The reason of a failed load for clients; the whole story goes to the log."""
     if isinstance(error, RepositoryError):
         for line in str(error).splitlines():
             log.error("failed to load %s: %s", what, line)

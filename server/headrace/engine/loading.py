@@ -11,7 +11,8 @@ serves without them, and is loaded again once they can be reached.
 
 A version that serves is brought to what it is to be with as little loading as that takes
 (`update`): one of the same origin stays as it is; if only its instance groups have changed,
-instances are loaded beside those that serve, or some of them go."""
+instances are loaded beside those that serve, or some of them go.
+"""
 
 import logging
 from collections import Counter

@@ -1,6 +1,7 @@
 """Models by name, their versions, and the chain of stages that serves each version.
 
-Owned by the event-loop thread."""
+Owned by the event-loop thread.
+"""
 
 import asyncio
 import logging
@@ -156,27 +157,27 @@ class ModelVersion:
 
     @property
     def instances(self) -> list[PlacedInstance]:
-        """Its instances, wherever they run; the servers of one that runs elsewhere are one."""
+        """The instances, wherever they run; the servers of a model that runs elsewhere are one."""
         return [instance for instances in self._each for instance in instances]
 
     @property
     def workers(self) -> WorkerSeries | None:
-        """Its workers as a scrape sees them; None if it has none."""
+        """The workers as a scrape sees them; None if there are none."""
         return next((one.workers for one in self._each if one.workers is not None), None)
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
-        """Its servers as a scrape sees them, if others run it."""
+        """The upstreams as a scrape sees them, if there are any."""
         return [endpoint for instances in self._each for endpoint in instances.endpoints]
 
     @property
     def backends(self) -> Sequence[BackendSeries]:
-        """Its backends as a scrape sees them, if it has several."""
+        """The backends as a scrape sees them, if there are several."""
         return () if self._fail_over is None else self._fail_over.series()
 
     @property
     def stalled(self) -> list[PlacedInstance]:
-        """Its instances whose batch has made no progress for too long."""
+        """The instances whose batch has made no progress for too long."""
         return [instance for instances in self._each for instance in instances.stalled]
 
     @property

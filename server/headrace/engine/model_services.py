@@ -44,10 +44,10 @@ class Control(Protocol):
     """Which models are served."""
 
     async def load(self, name: str, parameters: LoadParameters, waiter: str = "") -> None:
-        """Have one served, for which the load of `waiter` waits; raises `ServerError`."""
+        """Load a model, for which the load of `waiter` waits; raises `ServerError`."""
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Have one served no more; raises `ServerError`."""
+        """Unload a model; raises `ServerError`."""
 
 
 class Models(Protocol):
@@ -58,7 +58,7 @@ class Models(Protocol):
         """Which of them are served."""
 
     def find(self, name: str, version: str = "") -> Found:
-        """What serves requests for a model, which may have to be loaded; raises `ServerError`."""
+        """The target of requests for a model, which may have to be loaded; raises `ServerError`."""
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests for a model are taken; raises `InvalidRequest`."""
@@ -83,7 +83,7 @@ class EngineServices:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, call: Call, inside: bool) -> None:
-        """Have a model run; raises `ServerError`."""
+        """Run a model; raises `ServerError`."""
         found = self._models.find(call.model_name, call.model_version)
         if inside and found.waits_for(self._owner):
             raise Unsupported(
@@ -187,7 +187,7 @@ class LoadingServices:
             self._wait(bool(self._asked))
 
     def submit(self, call: Call, inside: bool) -> None:
-        """Have a model run; errors come to the call."""
+        """Run a model; errors come to the call."""
         asked = _Asked(self, asyncio.get_running_loop(), call)
         call.owner = _There(self._loop, asked)
         _on(self._loop, asked.go, self._host, inside)

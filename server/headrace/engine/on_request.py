@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Entry:
-    """What is known of one model.
+    """State of one model that is loaded on request.
 
     `wanted` is what an operator waits for, in place of the model's source. While it is `coming`,
     the bytes that it is expected to take are `counted`, from when there is room for it. `expected`
@@ -177,7 +177,7 @@ class OnRequest(Loads):
         return "" if failure is None else f"it could not be loaded: {failure.reason}"
 
     def when_loaded(self, name: str, done: Told, patient: bool = False) -> Callable[[], None]:
-        """Have `done` called when a model that is on offer is in memory, or with an error.
+        """Call `done` when a model that is on offer is in memory, or with an error.
 
         Who is not patient waits for a bounded time. What is returned calls that off.
         """
@@ -202,7 +202,7 @@ class OnRequest(Loads):
         return lambda: self._forget(entry, waiter)
 
     async def bring(self, name: str, patient: bool = False) -> None:
-        """Have a model that is on offer in memory; raises `ServerError`."""
+        """Bring a model that is on offer into memory; raises `ServerError`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: ServerError | None) -> None:
@@ -460,7 +460,7 @@ def _nothing() -> None:
 
 
 class ColdStart:
-    """What will serve one call, once its model is in memory; the call's owner until then.
+    """Target and owner of one call until its model is in memory.
 
     Invariant: `_call` is there until the call is handed to the model, refused or cancelled.
     """
@@ -487,7 +487,7 @@ class ColdStart:
         return self._bringing.failing(self.model)
 
     def submit(self, call: Call) -> None:
-        """Have the call run once the model is there."""
+        """Submit the call once the model is there."""
         self._call = call
         call.owner = self
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)

@@ -28,7 +28,7 @@ from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_eff
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the operator decides about loading; `threads` is how many models load at once.
+    """The operator's choices about loading; `threads` is how many models load at once.
 
     One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
     they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
@@ -219,7 +219,7 @@ def _no_versions(source: ModelSource) -> str:
 
 
 def _stage_problems(config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
-    """What stages of plugins find wrong with their parameters."""
+    """Problems that stages of plugins find with their parameters."""
     for stage in options.stages.values():
         try:
             stage.check(reading.parameters(config))

@@ -14,7 +14,7 @@ from time import time
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
-    """What the operator decides about models in memory.
+    """The operator's choices about models in memory.
 
     `budget` bytes may be taken by them all, 0: as many as there are. A request waits for
     `wait_secs` at most. A model stays `minimum_secs` after it was loaded, and goes after

@@ -10,7 +10,8 @@ A region that is unregistered while requests use it stays until they have ended,
 status is told, its name is taken, and requests may still name it.
 
 Owned by the event-loop thread, but for `Region.read` and `Region.write`, which may be called on any
-other. Invariant: a region is closed once, when it was unregistered and is not in use."""
+other. Invariant: a region is closed once, when it was unregistered and is not in use.
+"""
 
 import asyncio
 import logging
@@ -519,7 +520,7 @@ class SharedMemory(Stage):
     # --- inputs
 
     def _prepare(self, call: Call) -> list[_Copy]:
-        """Have the regions, and make room for what is in them; raises `ServerError`."""
+        """Take the regions, and make room for what is in them; raises `ServerError`."""
         shared, regions = self._shared, self._regions
         for name, place in shared.outputs.items():
             self._places[name] = (self._use(place), place.offset, place.byte_size)

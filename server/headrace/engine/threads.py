@@ -43,7 +43,7 @@ class Threads:
         seconds: float = 0.0,
         too_late: Callable[[T], object] | None = None,
     ) -> T:
-        """What `work` gives or raises; `Stopped` if it was not begun.
+        """Run `work` and give or raise its outcome; `Stopped` if it was not begun.
 
         After so many `seconds`, unless they are 0, it is left behind, with `TookTooLong`; with what
         comes of it then, `too_late` is called on a thread.
@@ -89,7 +89,7 @@ class Threads:
                 turn.set_exception(Stopped())
 
     def _begin(self, *given: Any) -> None:
-        """Have a thread started for `_work`; raises `RuntimeError` if there are too many."""
+        """Start a thread for `_work`; raises `RuntimeError` if there are too many."""
         if (starter := self._starter) is None:
             starter = SimpleQueue()
             Thread(target=self._start_all, args=(starter,), daemon=True).start()

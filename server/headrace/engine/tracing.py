@@ -166,7 +166,7 @@ class Traced(Stage):
         self._end(now)
 
     def cancelled(self, call: Call) -> None:
-        """Its client has gone."""
+        """Record that the call's client has gone."""
         self._trace.error = str(Cancelled("the client went away"))
         self._end(monotonic_ns())
 

@@ -136,7 +136,7 @@ class Workbench:
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
     ) -> Job[T]:
-        """Have `work` done on about `nbytes`, then `done` called with what it gives or raises."""
+        """Do `work` on about `nbytes`, then call `done` with what it gives or raises."""
         job = Job(work, done, charge)
         (self._long if nbytes > _LONG else self._short).add(job)
         return job
@@ -146,7 +146,7 @@ log = logging.getLogger(__name__)
 
 
 class Deferred(Generic[T]):
-    """What decodes a call on the workbench, and is its owner until then."""
+    """Decoder of a call on the workbench, and its owner until it is decoded."""
 
     def __init__(
         self,

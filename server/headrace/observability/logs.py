@@ -309,7 +309,7 @@ def _wanted(settings: LogSettings, record: logging.LogRecord) -> bool:
 
 
 def _standard_error() -> int:
-    """Its descriptor; that of nowhere if it was closed when the process was started."""
+    """Descriptor of standard error; of nowhere if it was closed when the process was started."""
     if sys.stderr is not None:
         return _STANDARD_ERROR
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

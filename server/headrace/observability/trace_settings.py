@@ -167,7 +167,7 @@ class Sampler:
         return True
 
     def now(self) -> TraceSettings:
-        """Its settings with the count that is left."""
+        """The settings with the count that is left."""
         return replace(self.settings, count=self.remaining)
 
 

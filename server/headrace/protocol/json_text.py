@@ -68,7 +68,7 @@ class LongArray:
         return 1 if bytes(self._text[self._start + 1 : self._stop - 1]).strip(_SPACE) else 0
 
     def pieces(self) -> Iterator[list[Any]]:
-        """Its elements in lists as deep as they lie in it; raises `InvalidRequest`."""
+        """Elements of the text in lists as deep as they lie in it; raises `InvalidRequest`."""
         text, end = self._text, self._stop - 1
         start, depth = self._start + 1, 1
         while start <= end:

@@ -119,7 +119,7 @@ class Tier:
         self.tiers.batcher.answer(call, answer, final)
 
     def name_to(self, calls: Sequence[Call]) -> None:
-        """Tell requests which backend answers them."""
+        """Pass on to requests which backend answers them."""
         for call in calls:
             if not call.ended:
                 call.pass_backend(self.name)

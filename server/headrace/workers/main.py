@@ -143,7 +143,7 @@ class Worker:
         return self._reached().async_exec(request, decoupled)
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have the server do something else, and wait for the result."""
+        """Call for something else of the server, and wait for the result."""
         return self._reached().control(document)
 
     def register(self, document: Mapping[str, Any]) -> None:

@@ -299,7 +299,7 @@ class Session:
         return result()
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have the server do something else, and wait for the result."""
+        """Call for something else of the server, and wait for the result."""
         call = self.begin({**document}, [])
         told = call.next()
         if told is None or "error" in told[0]:

@@ -73,7 +73,7 @@ class InferenceResponse:
         self._parameters = checked(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """Its tensors."""
+        """Tensors of the response."""
         return self._tensors
 
     def has_error(self) -> bool:
@@ -85,11 +85,11 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """Its parameters as JSON."""
+        """Parameters of the response, as JSON."""
         return json.dumps(self._parameters)
 
     def parameter_values(self) -> dict[str, Any]:
-        """Its parameters."""
+        """Parameters of the response."""
         return self._parameters
 
 
@@ -134,7 +134,7 @@ class Server(Protocol):
         """See `InferenceRequest.async_exec`."""
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Have the server do something else, and wait for the result."""
+        """Call for something else of the server, and wait for the result."""
 
     def register(self, document: Mapping[str, Any]) -> None:
         """Make a family of metrics; raises `TritonModelException` if it contradicts another."""
@@ -387,7 +387,7 @@ class InferenceRequest:
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
-        """Its tensors."""
+        """Tensors of the request."""
         return list(self._inputs)
 
     def request_id(self) -> str:
@@ -416,11 +416,11 @@ class InferenceRequest:
         return int(self._extras.get("timeout", 0))
 
     def priority(self) -> int:
-        """Its priority level; 0 for the model's default."""
+        """Priority level of the request; 0 for the model's default."""
         return int(self._extras.get("priority", 0))
 
     def parameters(self) -> str:
-        """Its parameters as JSON."""
+        """Parameters of the request, as JSON."""
         return json.dumps(self._extras.get("parameters", {}))
 
     def trace(self) -> InferenceTrace:

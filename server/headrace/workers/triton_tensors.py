@@ -104,7 +104,7 @@ class Tensor:
         self._array = array
 
     def name(self) -> str:
-        """Its name."""
+        """Name of the tensor."""
         return self._name
 
     def as_numpy(self) -> Array:
@@ -122,7 +122,7 @@ class Tensor:
         return self._datatype
 
     def shape(self) -> list[int]:
-        """Its shape."""
+        """Shape of the tensor."""
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:

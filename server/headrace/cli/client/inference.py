@@ -30,7 +30,8 @@ from headrace.workers.elements import object_array
 @dataclass(frozen=True, slots=True)
 class Question:
     """An inference request. Without `outputs` all are wanted; `classes` has, by output, how many
-    of the best classes are wanted in place of the values."""
+    of the best classes are wanted in place of the values.
+    """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[str] = ()

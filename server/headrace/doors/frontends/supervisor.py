@@ -176,13 +176,13 @@ class Supervisor:
         return (f.session for f in self._front_ends if f.session is not None)
 
     def tell_ready(self, ready: bool) -> None:
-        """Tell all front ends, also those that are started later, whether the server is ready."""
+        """Send the server's readiness to all front ends, also to those that are started later."""
         self.serves = ready
         for session in self._sessions:
             session.tell_ready(ready)
 
     def tell_soon(self) -> None:
-        """Tell all front ends, at the end of this turn, how much others hold."""
+        """Send to all front ends, at the end of this turn, how much others hold."""
         if not self._telling:
             self._telling = True
             self.loop.call_soon(self._tell_elsewhere)

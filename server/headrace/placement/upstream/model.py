@@ -179,7 +179,8 @@ class RemoteModel(LoadedModel):
 
     def rows(self, default: int) -> int:
         """The most rows of a request if the configuration does not say; a model that the servers
-        tell nothing of takes requests as they come."""
+        tell nothing of takes requests as they come.
+        """
         if self.max_batch_size is not None:
             return self.max_batch_size
         return default if self.inputs and self.outputs else 0

@@ -105,7 +105,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Its name in logs and metrics."""
+        """Name of the process in logs and metrics."""
         return f"triton-{self.index}"
 
 

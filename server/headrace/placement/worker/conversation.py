@@ -366,7 +366,7 @@ class Conversation:
             self.hold(self._held_before.pop(), True)
 
     def cancel(self, call: Call) -> None:
-        """Tell the model that nobody waits for a request any more."""
+        """Pass on to the model that nobody waits for a request any more."""
         self._process.send(Kind.CANCEL, pack_request(call.run_number))
         slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None

@@ -44,7 +44,7 @@ class Declared:
         return np.empty((0, *(max(size, 0) for size in self.dims)), DTYPES[self.datatype])
 
     def entry(self, lead: Sequence[int]) -> dict[str, Any]:
-        """Its entry in a configuration, with the dimensions that come before a row's."""
+        """Entry of the tensor in a configuration, with the dimensions that come before a row's."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         entry: dict[str, Any] = {"name": self.name, "data_type": kind, "dims": [*lead, *self.dims]}
         return entry | ({"optional": True} if self.optional else {})

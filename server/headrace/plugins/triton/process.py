@@ -158,7 +158,7 @@ class TritonProcess:
 
     @property
     def label(self) -> str:
-        """Its name in logs and metrics."""
+        """Name of the process in logs and metrics."""
         return self.place.label
 
     def begin(self, start: Start) -> None:

@@ -47,13 +47,13 @@ class Request(Protocol):
     """A request, as far as it is needed here; `triton_api` has it."""
 
     def inputs(self) -> Iterable[pb.Tensor]:
-        """Its tensors."""
+        """Tensors of the request."""
 
     def request_id(self) -> str:
         """The client's name for it."""
 
     def parameters(self) -> str:
-        """Its parameters, as JSON."""
+        """Parameters of the request, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Its name in its file."""
+        """Name of the function or class in its file."""
         return self.signature.name
 
 
