@@ -6,7 +6,7 @@ of its own is written down here, under the names of the messages that it stands 
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from google.protobuf.descriptor import Descriptor
@@ -49,10 +49,25 @@ _FLAG = {"type": "boolean"}
 _MOST_ELEMENTS = 1000  # of an example
 
 
+class LoadedVersion(NamedTuple):
+    """A version as it is when it is described: it may be unloaded meanwhile."""
+
+    model: str
+    signature: Signature
+    config: ModelConfig
+    decoupled: bool
+
+
+def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
+    """The highest version of each model that is ready."""
+    newest = {version.model: version for version in versions if version.ready}
+    return [LoadedVersion(v.model, v.signature, v.config, v.decoupled) for v in newest.values()]
+
+
 def document(
-    models: Iterable[ModelVersion] = (), operations: Sequence[Operation] = OPERATIONS
+    models: Iterable[LoadedVersion] = (), operations: Sequence[Operation] = OPERATIONS
 ) -> Schema:
-    """The OpenAPI document of the operations, and of `models` as they are loaded now."""
+    """The OpenAPI document of the operations, and of `models`; for any thread."""
     paths: dict[str, Schema] = {}
     for operation in operations:
         for route in operation.routes:
@@ -60,7 +75,7 @@ def document(
                 item = paths.setdefault(path.replace(":path}", "}"), {})
                 item[route.method.lower()] = _described(operation, route, path)
     for version in models:
-        paths |= _model(version, version.signature)
+        paths |= _model(version)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -161,9 +176,9 @@ def _reference(name: str) -> Schema:
 # --- models
 
 
-def _model(version: ModelVersion, signature: Signature) -> dict[str, Schema]:
+def _model(version: LoadedVersion) -> dict[str, Schema]:
     """The path that runs a model, with the model's own inputs and outputs, and an example."""
-    flat = version.decoupled
+    flat, signature = version.decoupled, version.signature
     inputs, outputs = signature.inputs, signature.outputs
     asked = _flat(inputs) if flat else _tensors(signature, "inputs", inputs)
     given = _flat(outputs) if flat else _tensors(signature, "outputs", outputs)
@@ -233,7 +248,7 @@ def _kind(spec: TensorSpec) -> str:
     return "integer"
 
 
-def _example(version: ModelVersion, signature: Signature, flat: bool) -> Schema | None:
+def _example(version: LoadedVersion, signature: Signature, flat: bool) -> Schema | None:
     """A request with zeros that the model takes; None where that is too long, or no JSON."""
     zeros = {"boolean": False, "string": "", "number": 0.0, "integer": 0}
     example: Schema = {} if flat else {"inputs": []}

@@ -1,11 +1,13 @@
 """The application behind the bare routes."""
 
 import asyncio
+from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import pytest
 
-from headrace.api.operations import Category
+from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.doors.http.app import create_app
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.protocol import GONE
@@ -45,3 +47,26 @@ def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None
 @pytest.mark.parametrize("path", ["/", "/openapi.json", "/v2/health/live"])
 def test_what_tools_look_for_with_head(path: str, method: str) -> None:
     assert asyncio.run(ask(application(), method, path)) == 200
+
+
+class Table(tuple[Operation, ...]):
+    """The table of operations, which remembers on which threads it was read."""
+
+    readers: list[int]
+
+    def __iter__(self) -> Iterator[Operation]:
+        self.readers.append(get_ident())
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_the_description_is_made_beside_the_event_loop(path: str) -> None:
+    """There may be thousands of models in it."""
+    engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
+    table = Table(OPERATIONS)
+    table.readers = []
+    app = create_app(engine, 1 << 20, operations=table)
+    table.readers.clear()
+    assert asyncio.run(ask(app, "GET", path)) == 200
+    assert table.readers
+    assert get_ident() not in table.readers

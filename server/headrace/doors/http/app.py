@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from headrace import __version__
 from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import NO_RULES, HeaderRules, Key
-from headrace.api.openapi import document
+from headrace.api.openapi import document, loaded
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.doors.http.docs_page import render_docs, render_root
@@ -206,10 +206,13 @@ def _add_pages(
     """The pages for people, and the OpenAPI document, which shows models as metadata do."""
     key = rules.keys().get(Category.METADATA)
 
-    def described(request: Request) -> dict[str, Any]:
+    async def described(
+        request: Request, write: Callable[[dict[str, Any]], bytes | str]
+    ) -> bytes | str:
+        """The document by `write`, made on a thread: there may be thousands of models."""
         shown = key is None or opens(key, request.scope["headers"])
-        newest = {found.model: found for found in engine.versions() if found.ready}
-        return document(newest.values() if shown else (), operations)
+        models = loaded(engine.versions()) if shown else ()
+        return await asyncio.to_thread(lambda: write(document(models, operations)))
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
@@ -218,12 +221,12 @@ def _add_pages(
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return Response(render_docs(described(request)), media_type=_HTML)
+        return Response(await described(request, render_docs), media_type=_HTML)
 
     @app.get("/openapi.json", include_in_schema=False)
     @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
-        return Response(orjson.dumps(described(request)), media_type=_JSON)
+        return Response(await described(request, orjson.dumps), media_type=_JSON)
 
 
 # --- errors
