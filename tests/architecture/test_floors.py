@@ -42,7 +42,7 @@ LIBRARIES = {
     "fastapi": {"doors.http", "doors.grpc", "composition"},
     "starlette": {"doors.http", "doors.grpc", "doors.frontends", "composition"},
     "uvicorn": {"doors.http", "doors.grpc", "composition"},
-    "grpc": {"doors.grpc", "plugins", "composition"},
+    "grpc": {"doors.grpc", "composition"},
     "onnxruntime": {"placement"},
 }
 # The root imports nothing but this, and that only for whoever asks for a name of it.
