@@ -7,13 +7,10 @@ import asyncio
 import inspect
 import logging
 from time import monotonic_ns
-from typing import Any
 
-from headrace.workers.batches import Batches
-from headrace.workers.channel import Received, WorkerChannel
+from headrace.workers.channel import Received
 from headrace.workers.execute import READY_SECS, Executor, error_texts
 from headrace.workers.frames import Kind, unpack_batch
-from headrace.workers.session import Session
 
 log = logging.getLogger("model")
 
@@ -22,24 +19,13 @@ class CoroutineExecutor(Executor):
     """Runs batches beside one another, on an event loop."""
 
     is_async = True
-
-    def __init__(
-        self,
-        link: WorkerChannel,
-        model: Any,
-        name: str,
-        decoupled: bool,
-        batches: Batches,
-        session: Session,
-    ) -> None:
-        super().__init__(link, model, name, decoupled, batches, session)
-        self._ending = False
-        self._tasks: set[asyncio.Task[None]] = set()
+    _ending = False  # whether tasks are cancelled since the worker ends
 
     def _serve(self) -> None:
         asyncio.run(self._serve_async())
 
     async def _serve_async(self) -> None:
+        tasks: set[asyncio.Task[None]] = set()
         session = self.session
         loop = asyncio.get_running_loop()
         come = asyncio.Event()
@@ -51,13 +37,13 @@ class CoroutineExecutor(Executor):
             come.clear()
             while session.batches:
                 task = asyncio.create_task(self._task(session.batches.popleft()))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         loop.remove_reader(session.fileno())
         self._ending = True
-        for task in self._tasks:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _task(self, received: Received) -> None:
         """Run a batch, or answer a question."""
