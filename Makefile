@@ -36,7 +36,7 @@ test: $(VENV)/.dev ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
 test-slow: $(VENV)/.dev ## run the slow tests
-	$(BIN)/python -m pytest -m slow $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not whole" $(BESIDE) $(ARGS)
 
 coverage: $(VENV)/.dev ## run the tests and show which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)

@@ -53,6 +53,7 @@ EACH_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in CARRIERS
 ]
 WITH_FRONT_ENDS = {"test_infer"}
+OTHERS = {*CARRIERS, *PROXIES, *TRITONS, "inline", "remote", "remote frontends"} - {"default"}
 Rounds = Callable[[float], Array]
 _TRIAL_ROUNDS = 20_000
 _NUMBERS = count(500_000)  # of gates
@@ -65,16 +66,27 @@ FIRST_CARRIER = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip with a reason what cannot be told through a proxy, and leave the rest to slow tests."""
+    """Skip with a reason what cannot be told through a proxy, and leave the rest to slow tests.
+
+    The whole product of cases is asked of the default server. Of any other carrier a test asks its
+    first case, and of those that have doors of their own its first case by each client.
+    """
+    asked: set[tuple[str, str, object]] = set()
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
-        in_front = item.callspec.params.get("server") == "frontends"
-        if in_front and item.path.stem not in WITH_FRONT_ENDS:
+        params = item.callspec.params
+        values = [value for value in params.values() if isinstance(value, str)]
+        if params.get("server") == "frontends" and item.path.stem not in WITH_FRONT_ENDS:
             item.add_marker(pytest.mark.slow)
-        carriers = [value for value in item.callspec.params.values() if isinstance(value, str)]
-        if reason := impossible(item.path.stem, item.originalname, carriers):
+        if reason := impossible(item.path.stem, item.originalname, values):
             item.add_marker(pytest.mark.skip(reason=reason))
+        for carrier in OTHERS.intersection(values):
+            client = params.get("client") if carrier in CARRIERS else None
+            if (case := (item.nodeid.partition("[")[0], carrier, client)) in asked:
+                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.whole)
+            asked.add(case)
 
 
 @pytest.fixture(scope="session")
