@@ -34,7 +34,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one run gave: latencies of the measured time, ascending, and all errors by text.
+    """Result of a run: latencies of the measured time, ascending, and all errors by text.
 
     `before` and `after` are what the probe said at its two ends.
     """
@@ -47,7 +47,7 @@ class Observed:
 
 
 class _Run:
-    """What the lanes of one run share."""
+    """State that the lanes of one run share."""
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._exchanges = itertools.cycle(exchanges)

@@ -21,7 +21,7 @@ Progress = Callable[[Cell, Repetition], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure. Times in seconds, of each repetition; `streams` for each gRPC connection."""
+    """Plan of a measurement. Times in seconds a repetition; `streams` a gRPC connection."""
 
     models: Sequence[str]
     protocols: Sequence[str]

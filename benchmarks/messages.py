@@ -32,7 +32,7 @@ class Exchange:
     read: Reader
 
     def fault(self, answer: Answer) -> str:
-        """What is wrong with an answer, by its contents; empty if nothing is."""
+        """The first error in an answer's contents; empty if there is none."""
         try:
             got = self.read(answer)
         except Exception as error:  # whatever it stumbles over: a bad answer

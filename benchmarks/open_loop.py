@@ -66,7 +66,7 @@ class Arrived:
 
 
 class _Run:
-    """What the connections share: the schedule, the free connections, and what came."""
+    """State that the connections share: schedule, free connections, answers."""
 
     def __init__(self, schedule: Schedule, exchanges: Sequence[Exchange]) -> None:
         self.schedule = schedule

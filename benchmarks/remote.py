@@ -1,4 +1,4 @@
-"""What the way through this server to a real Triton costs, and gains: `scripts/bench --remote`.
+"""Cost and gain of calling a real Triton through this server: `scripts/bench --remote`.
 
 The benchmark's MLP in numpy is run by Triton's Python backend, once with dynamic batching there and
 once without. One-row requests over gRPC, 16 at once, go to Triton directly, and through this server

@@ -1,4 +1,4 @@
-"""What a plain infer request runs in the server: the functions in order, by `scripts/request_path`.
+"""Functions that a plain infer request runs in the server, in order: `scripts/request_path`.
 
 `headrace serve` runs in this process, on the main thread, and is asked by a client on another. For
 each request the client holds up the event loop until all bytes have been sent, so that requests
@@ -87,7 +87,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What a request did that came alone and those that came together; classes of objects."""
+    """Calls of a request alone and of concurrent ones, and the objects made, by class."""
 
     title: str
     alone: tuple[Call, ...]
@@ -164,7 +164,7 @@ def measure() -> list[Door]:
 
 
 class _Output(io.StringIO):
-    """What the server prints; `loop` has its event loop once it is ready."""
+    """The server's standard output; `loop` has its event loop once it is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _Output(io.StringIO):
 
 
 def _visit(output: _Output) -> list[Door]:
-    """What the client does; the server is told to end then, whatever happens."""
+    """Send the client's requests, then end the server, also after an error."""
     loop = output.loop.result()
     try:
         found = _ADDRESS.findall(output.getvalue())

@@ -181,15 +181,15 @@ _NOBODY: Any = None
 
 
 class _Scheduler:
-    """There is no scheduler to be told of anything."""
+    """A scheduler that ignores all reports."""
 
     def suspend(self, instance: Instance) -> None:
-        """See `headrace.placement.placement.Scheduler`."""
+        """Ignore the instance."""
 
     resume = suspend
 
     def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """See there."""
+        """Ignore the answer."""
 
 
 def _batch(queue: Batcher) -> Batch:

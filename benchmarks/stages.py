@@ -1,4 +1,4 @@
-"""What each stage of a request costs, in this process, without sockets: `scripts/bench --stages`.
+"""Cost of each stage of a request, in this process, without sockets: `scripts/bench --stages`.
 
 The request is one row of the MLP. Figures are the fastest of several rounds: other work on the
 machine can only add to them.
@@ -116,7 +116,7 @@ def report(model: OnnxModel, round_secs: float = _ROUND_SECS) -> str:
 
 
 def _single_stages(model: OnnxModel) -> dict[str, Work]:
-    """What is done for each request alone."""
+    """Stages that run once for each request."""
     bodies = {name: _body(name) for name in PROTOCOLS}
     request = _request()
     response = _response(model, request)
@@ -142,7 +142,7 @@ def _single_stages(model: OnnxModel) -> dict[str, Work]:
 
 
 def _batch_stages(model: OnnxModel, rows: int) -> dict[str, Work]:
-    """What is done for a batch of `rows` requests."""
+    """Stages that run once for a batch of `rows` requests."""
     batcher, tick = _batcher(model)
     requests = [_request() for _ in range(rows)]
     queue, _ = _batcher(model)

@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured: a model of a server, over a protocol, with so many requests at once."""
+    """One measurement's coordinates: server, model, protocol and concurrency."""
 
     server: str
     model: str

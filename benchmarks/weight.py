@@ -1,4 +1,4 @@
-"""What the server weighs, beside what it is to weigh at most: `scripts/weight`.
+"""Weight of the server beside its budgets: `scripts/weight`.
 
 Budgets are where the code is to come to. Limits are where it has come to: `make check` fails on a
 value above its limit, so that nothing grows, and whoever has made something smaller lowers the
@@ -64,7 +64,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a value may be in the end, and until then; without a limit it is only printed."""
+    """Final and current limit of a value; without a limit it is only printed."""
 
     what: str
     budget: float
@@ -130,7 +130,7 @@ def show(weight: Weight, budgets: Sequence[Budget] = BUDGETS) -> str:
 
 
 def above(weight: Weight, budgets: Sequence[Budget] = BUDGETS) -> list[str]:
-    """What is wrong with values above their limits."""
+    """Messages for the values above their limits."""
     return [
         f"{b.what}: {_number(b.value(weight))}, and the limit is {_number(b.limit)}"
         for b in budgets

@@ -1,4 +1,4 @@
-"""What the load generator knows of a protocol: bytes out, bytes in, no I/O."""
+"""Client side of a protocol for the load generator: bytes out, bytes in, no I/O."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,7 +26,7 @@ class Wire(Protocol):
     ready: bool
 
     def start(self) -> bytes:
-        """What to write first."""
+        """Bytes to write first."""
 
     def send(self, message: bytes) -> tuple[int, bytes]:
         """Begin a request: its token, and what to write now. Only once `ready`."""

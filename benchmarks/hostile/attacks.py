@@ -1,4 +1,4 @@
-"""What is done to the server: each attack makes its data first, and gives what then carries it out.
+"""Attacks on the server: each makes its data first, and returns the function that runs it.
 
 An attack is bounded in count and in time, and lets go of all its connections at its end.
 """

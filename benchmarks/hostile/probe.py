@@ -26,7 +26,7 @@ _INFER = _HEAD % len(_BODY) + _BODY
 
 
 class Probe:
-    """What one kind of question was answered with: seconds of the slowest, and how many were."""
+    """Answers to one kind of probe: seconds of the slowest, numbers of good and bad ones."""
 
     def __init__(self, ask: Callable[[], bool], every: float) -> None:
         self.worst = 0.0

@@ -42,7 +42,7 @@ _PROBE = ("-m", "benchmarks.hostile.probe")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What became of a server under one attack; sizes in bytes, times in seconds.
+    """State of a server under one attack; sizes in bytes, times in seconds.
 
     `released` is None if that took longer than it may; `alive` is whether the server still ran.
     """
@@ -87,7 +87,7 @@ def main(names: Sequence[str], front_ends: int, busy: bool) -> int:
 
 
 def as_table(found: Mapping[Attack, Seen], bound_ms: float) -> str:
-    """What was seen beside its bounds, a row for each attack."""
+    """A table of the results beside their bounds, a row for each attack."""
     rows = [
         (
             attack.title,

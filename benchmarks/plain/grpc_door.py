@@ -55,7 +55,7 @@ class GrpcModel:
         self._heads: dict[int, bytes] = {}  # by number of rows
 
     def head(self, outputs: list[Array]) -> bytes:
-        """What precedes the data of an answer with these outputs."""
+        """The encoded bytes before the data of an answer with these outputs."""
         rows = len(outputs[0])
         head = self._heads.get(rows)
         if head is None:

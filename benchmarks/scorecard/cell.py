@@ -78,7 +78,7 @@ def measure_alone(workload: Workload, setting: Setting) -> Sample:
 
 
 def _with_costs(server: Server, workload: Workload, shoot: Callable[[], Sample]) -> Sample:
-    """What a load gave, with what it cost the server."""
+    """Result of a load, with its cost to the server."""
     target, counts = server.target, server.peer.statistics
     processes = target.processes()
     counted = target.counts(workload.model) if counts else None

@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was measured for a claim: the median over pairs of repetitions, least and largest."""
+    """Measured ratio of a claim: median, least and largest over pairs of repetitions."""
 
     claim: Claim
     measured: float | None

@@ -44,7 +44,7 @@ def prepare(peer: Peer) -> None:
 
 
 def fetch_perf_analyzer() -> None:
-    """Have `scripts/bench_tools` put it into place; without it its workloads are left out."""
+    """Run `scripts/bench_tools`; if it fails, perf_analyzer's workloads are skipped."""
     try:
         _run([str(ROOT / "scripts" / "bench_tools"), str(BUILD)])
     except BenchmarkError as error:

@@ -71,7 +71,7 @@ def _wrk(shot: Shot) -> Sample:
 
 
 def read_wrk(output: str) -> Sample:
-    """What `wrk.lua` printed."""
+    """The output of `wrk.lua`."""
     found = json.loads(output.strip().splitlines()[-1])
     kinds = ("connect", "read", "write", "status", "timeout")
     errors = {f"wrk: {kind}": int(found[kind]) for kind in kinds if found[kind]}
@@ -102,7 +102,7 @@ def _h2load(shot: Shot) -> Sample:
 
 
 def read_h2load(output: str, log: str, seconds: float, smallest: int) -> Sample:
-    """What h2load printed, and its log: start, status and microseconds of each request.
+    """The output of h2load, and its log: start, status and microseconds of each request.
 
     h2load does not know of gRPC's status, which is in the trailers; an answer without a message is
     seen by the amount of data.

@@ -1,4 +1,4 @@
-"""What the scorecard has to know of a server to measure it."""
+"""Description of a server that the scorecard measures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

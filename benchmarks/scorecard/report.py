@@ -27,7 +27,7 @@ class Header:
 
 
 def title_of(peer: str) -> str:
-    """What a server is called in tables."""
+    """The name of a server in tables."""
     return "ONNX Runtime alone" if peer == ORT else PEERS[peer].title
 
 

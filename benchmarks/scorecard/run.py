@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure, and how often."""
+    """Plan of a scorecard: servers, workloads and repetitions."""
 
     groups: Sequence[Group]
     peers: Sequence[Peer]

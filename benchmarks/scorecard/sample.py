@@ -1,4 +1,4 @@
-"""What one measurement gave, and what several give together."""
+"""Result of one measurement, and the summary of several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the scorecard measures: each workload is one description, measured for all its servers in
+"""Workloads of the scorecard: each is one description, measured for all its servers in
 turn.
 
 A group of workloads is measured with the same servers running; they serve the group's models and
@@ -22,7 +22,7 @@ RATES = (1_000, 2_500, 5_000, 10_000, 20_000)
 
 
 class Generator(StrEnum):
-    """Who sends the requests; `LOAD` and `ARRIVALS` are this project's own generator."""
+    """Load generator of a workload; `LOAD` and `ARRIVALS` are this project's own generator."""
 
     WRK = "wrk"
     H2LOAD = "h2load"

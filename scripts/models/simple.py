@@ -62,5 +62,5 @@ def probes() -> dict[str, dict[str, np.ndarray]]:
 
 
 def report(repository: Path) -> list[str]:
-    """What was built; there is no accuracy to measure."""
+    """Names of the models built; there is no accuracy to measure."""
     return [f"{name}/1: exact" for name in NAMES if (repository / name / "1").is_dir()]

@@ -73,7 +73,7 @@ class Answer:
 
 
 class Client(ABC):
-    """What a test may ask, whatever carries it; methods raise the `ServerError` that came back.
+    """Client of the protocol, over any transport; methods raise the server's `ServerError`.
 
     Safe to use from several threads.
     """
@@ -111,7 +111,7 @@ class Client(ABC):
 
     @abstractmethod
     def server_metadata(self) -> ServerMetadataResponse:
-        """Who answers."""
+        """Name, version and extensions of the server."""
 
     @abstractmethod
     def model_metadata(self, name: str, version: str = "") -> ModelMetadataResponse:
@@ -188,7 +188,7 @@ def error_by_grpc(code: int, text: str) -> ServerError:
 
 
 def spent_by(timing: str) -> tuple[int, int, int] | None:
-    """What a `Server-Timing` says, as an error has it."""
+    """Queue and compute nanoseconds, and rows, of a `Server-Timing`."""
     if not timing:
         return None
     queue, compute, rows = [item.rpartition("=")[2] for item in timing.split(", ")]

@@ -207,7 +207,7 @@ def error_of(error: grpc.RpcError) -> ServerError:
 
 
 def _retry_after(call: Any) -> int:
-    """What the status says of when to come again, in seconds; 0 for nothing."""
+    """Seconds of the status's `RetryInfo`; 0 without one."""
     details = dict(call.trailing_metadata() or ()).get("grpc-status-details-bin")
     if details is None:
         return 0

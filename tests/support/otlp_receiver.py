@@ -1,4 +1,4 @@
-"""What a collector is to an exporter: takes spans over OTLP/HTTP and keeps them."""
+"""Collector that receives spans over OTLP/HTTP and keeps them."""
 
 import threading
 from collections.abc import Callable

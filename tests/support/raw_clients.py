@@ -25,7 +25,7 @@ _NO_LIMIT = [
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came back; header names are in lower case."""
+    """Response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]

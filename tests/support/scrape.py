@@ -1,4 +1,4 @@
-"""What the metrics port says, and waiting until it says something."""
+"""Scrapes of the metrics port, and waiting for a value."""
 
 import re
 import time

@@ -66,7 +66,7 @@ class Held(tuple[int, int, int, int]):
 
     @classmethod
     def of(cls, pid: int) -> "Held":
-        """What it has now."""
+        """The process's resources now."""
         process = psutil.Process(pid)
         children = process.children(recursive=True)
         links = []

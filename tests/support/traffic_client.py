@@ -17,7 +17,7 @@ _SERVICE = "/headrace.v1.TrafficService"
 
 
 class TrafficClient(ABC):
-    """What may be asked; methods raise the `ServerError` that came back."""
+    """Client of traffic control; methods raise the server's `ServerError`."""
 
     @abstractmethod
     def get(self, model: str) -> pb.ModelTrafficResponse:

@@ -59,7 +59,7 @@ async def statistics(server: ServerProcess, model: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the server's process holds at one moment."""
+    """Resources of the server's process at one moment."""
 
     files: int
     threads: int
@@ -67,7 +67,7 @@ class Resources:
 
     @classmethod
     def of(cls, pid: int) -> "Resources":
-        """What process `pid` holds now."""
+        """Resources of process `pid` now."""
         process = psutil.Process(pid)
         return cls(process.num_fds(), process.num_threads(), process.memory_info().rss)
 

@@ -22,13 +22,13 @@ class Tensor(BaseModel):
 
 
 class InferRequest(BaseModel):
-    """What a client asks."""
+    """Body of a request."""
 
     inputs: list[Tensor]
 
 
 class InferResponse(BaseModel):
-    """What it is answered."""
+    """Body of an answer."""
 
     name: str
     version: str

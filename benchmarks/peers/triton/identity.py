@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What Triton's Python backend loads."""
+    """The class that Triton's Python backend loads."""
 
     def execute(self, requests):
         """Answer each request with its own tensor."""

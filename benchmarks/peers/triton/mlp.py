@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What Triton's Python backend loads."""
+    """The class that Triton's Python backend loads."""
 
     def initialize(self, args):
         """Read the weights."""

@@ -144,7 +144,7 @@ class Lifecycle(Loads):
         return tuple(self._leaving)
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """See `Loads`; to cancel the wait for it cancels nothing else."""
+        """Begin to load a model; cancelling the future does not cancel the load."""
         model = self._models.get(source.name)
         if model is None:
             model = self.know(source)
@@ -165,7 +165,6 @@ class Lifecycle(Loads):
         return model
 
     def unload(self, name: str) -> "asyncio.Future[None]":
-        """See `Loads`."""
         model = self._models.get(name)
         leaving: list[asyncio.Task[None]] = []
         if model is not None:
@@ -181,7 +180,6 @@ class Lifecycle(Loads):
         return asyncio.shield(asyncio.get_running_loop().create_task(_all(leaving)))
 
     def stop(self) -> None:
-        """See `Loads`."""
         self._stopped = True
         self._threads.stop()
 

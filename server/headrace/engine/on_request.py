@@ -154,14 +154,12 @@ class OnRequest(Loads):
         self._sweeper: asyncio.TimerHandle | None = None
 
     def counts(self) -> MemoryCounts:
-        """See `Loads`."""
         loaded = sum(1 for model in self._models.values() if model.newest() is not None)
         return MemoryCounts(loaded, self._options.budget, self.evictions)
 
     # --- what is asked
 
     def offers(self, name: str, version: str = "") -> bool:
-        """See `Loads`."""
         model = self._models.get(name)
         if model is None or model.newest() is not None or self._entry(name).off:
             return False  # what is in memory has no other versions
@@ -220,13 +218,11 @@ class OnRequest(Loads):
             forget()
 
     def cold_start(self, engine: Entrance, name: str, version: str) -> "ColdStart | None":
-        """See `Loads`."""
         return ColdStart(engine, self, name, version) if self.offers(name, version) else None
 
     # --- what operators do, and files
 
     def at_start(self, name: str) -> bool:
-        """See `Loads`."""
         first = self._options.first
         return name in self._options.pinned or name in first or "*" in first
 
@@ -280,7 +276,6 @@ class OnRequest(Loads):
         return gone
 
     def start(self) -> None:
-        """See `Loads`."""
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP_SECS, self._sweep)
 

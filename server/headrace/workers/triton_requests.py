@@ -131,7 +131,7 @@ class Server(Protocol):
         """Run another model; see `InferenceRequest.exec`."""
 
     def async_exec(self, request: Any, decoupled: bool) -> Awaitable[Any]:
-        """See `InferenceRequest.async_exec`."""
+        """Run another model without blocking; see `InferenceRequest.async_exec`."""
 
     def control(self, document: Mapping[str, Any]) -> Any:
         """Call for something else of the server, and wait for the result."""

@@ -80,11 +80,9 @@ class InferCall(MessageCall):
     # --- for the transport
 
     def metadata(self) -> Mapping[str, str]:
-        """See `RpcContext`."""
         raise NotImplementedError
 
     def set_trailing(self, name: str, value: str) -> None:
-        """See `RpcContext`."""
         raise NotImplementedError
 
     def answer(self, message: Message, timing: bytes) -> None:

@@ -161,7 +161,6 @@ class FastProtocol(BoundedProtocol):
 
     @property
     def idle(self) -> bool:
-        """See `BoundedProtocol.idle`."""
         return not self._requests and super().idle
 
     def shutdown(self) -> None:

@@ -146,7 +146,7 @@ class Responses:
             self._charged = waiting
 
     def _restrain(self, final: bool) -> None:
-        """See to it that not too much waits, after more has come."""
+        """Hold the call, or give it up, when more waits than its limits allow."""
         self._charge()
         waiting = self._nbytes + self._pending
         if final:

@@ -126,7 +126,6 @@ class _Beside:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if path is not None or threading.get_ident() != self._thread:
             return None
         # All of it: a directory counts as a package only where nothing further on is one.
@@ -195,7 +194,6 @@ class LoadedInProcess(LoadedModel):
             raise LoadFailed(self._only_in_worker("a model with `async def execute`"))
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        """See `LoadedModel`."""
         return with_completion(config, self._completed)
 
     def kind(

@@ -445,7 +445,6 @@ class LocalPlacement(Placement):
         kind: InstanceKind | AutoChoice,
         place: Callable[[int], Array | None] | None = None,
     ) -> None:
-        """See `Placement`."""
         version = self._version
         instance = LocalInstance(
             name, model, kind, version.loop, place, limits=version.limits,
@@ -455,7 +454,6 @@ class LocalPlacement(Placement):
         version.scheduler.add_instance(instance)
 
     def remove(self, name: str) -> None:
-        """See `Placement`."""
         self._removed = [instance for instance in self._removed if not instance.released]
         if instance := next((i for i in self._instances if i.name == name), None):
             self._instances.remove(instance)
@@ -469,29 +467,24 @@ class LocalPlacement(Placement):
 
     @property
     def stalled(self) -> list[LocalInstance]:
-        """See `Placement`."""
         return [instance for instance in self._instances if instance.stalled]
 
     @property
     def given_up(self) -> bool:
-        """See `Placement`."""
         return not self._instances
 
     def waiting_error(self) -> ModelNotReady:
-        """See `Placement`."""
         return ModelNotReady(
             f"model '{self._version.signature.model}' is not ready: it has no instances",
             retry_after=1,
         )
 
     def leave(self, grace: float) -> None:
-        """See `Placement`."""
         for instance in (*self._instances, *self._removed):
             instance.leave(grace)
 
     def close(self) -> None:
-        """See `Placement`."""
+        """Nothing to close besides the instances."""
 
     async def closed(self) -> None:
-        """See `Placement`."""
         await asyncio.gather(*(i.closed() for i in (*self._instances, *self._removed)))

@@ -132,12 +132,10 @@ class RemoteBackend(Backend):
     def execution_problems(
         self, config: ModelConfig, wanted: str, in_process: bool
     ) -> Iterator[str]:
-        """See `Backend`."""
         if wanted != "auto":
             yield "the model runs on other servers"
 
     def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """See `Backend`."""
         from headrace.placement.upstream.options import idle_parameters
 
         return idle_parameters(parameters)

@@ -238,7 +238,6 @@ class GrpcStream(ChannelCall):
         begun: float,
         seconds: float,
     ) -> None:
-        """See `ChannelCall`."""
         super().__init__(head, own, begun, seconds, messages.options.largest_response)
         self._messages = messages
         self._message = message

@@ -242,12 +242,11 @@ class RemoteModel(LoadedModel):
         return [f"server {self.answered.name} has it otherwise: {one}" for one in self.drift]
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
-        """See `LoadedModel`; a Triton that this server starts does it itself, in each instance."""
+        """Warm the model up, unless a managed Triton does so in each of its instances."""
         if not self._managed:
             super().warm_up(signature, version, samples)
 
     def placement(self, name: str, version: Surroundings) -> Placement:
-        """See `LoadedModel`."""
         self.forwarding.traces = version.traces
         return self.make_pool(name, self, version)
 
@@ -279,7 +278,7 @@ class RemoteModel(LoadedModel):
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """See `LoadedModel`; raises `Contradiction` where the servers say something else."""
+        """Settle signature and form; raises `Contradiction` where the servers disagree."""
         problems = list(self._problems(config))
         if problems:
             raise Contradiction(problems)

@@ -92,7 +92,6 @@ class UpstreamPool(Placement):
 
     @property
     def obstacle(self) -> str:
-        """See `Placement`."""
         return "none of its servers can be reached"
 
     def __iter__(self) -> Iterator["UpstreamPool"]:

@@ -252,7 +252,6 @@ class Slot:
 
     @property
     def load(self) -> int:
-        """See `headrace.scheduling.batch.Instance`."""
         return self.owner.under_way
 
     def execute(self, batch: Batch, done: Done) -> None:

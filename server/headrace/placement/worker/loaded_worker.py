@@ -257,7 +257,6 @@ class LoadedWorker(LoadedModel):
         return self.options.quarantine_deaths
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        """See `LoadedModel`."""
         return with_completion(config, self._completed)
 
     def kind(
@@ -273,7 +272,7 @@ class LoadedWorker(LoadedModel):
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """See `LoadedModel`; `host` may also be asked in workers that are started later."""
+        """Start the first worker; workers that are started later call `host`, too."""
         self._host = host
         self._config = json.dumps(to_json(config))
         self._decoupled = config.model_transaction_policy.decoupled

@@ -50,7 +50,6 @@ class PythonBackend(Backend):
 
     @property
     def parameters(self) -> Set[str]:
-        """See `Backend`."""
         return PARAMETERS
 
     def reads_parameter(self, name: str) -> bool:
@@ -60,7 +59,6 @@ class PythonBackend(Backend):
     def execution_problems(
         self, config: ModelConfig, wanted: str, in_process: bool
     ) -> Iterator[str]:
-        """See `Backend`."""
         yield from super().execution_problems(config, wanted, in_process)
         if wanted in IN_PROCESS and not in_process:
             yield (

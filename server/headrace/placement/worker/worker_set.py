@@ -112,7 +112,6 @@ class WorkerSet(Placement):
 
     @property
     def obstacle(self) -> str:
-        """See `Placement`."""
         if self.stalled:
             return super().obstacle
         if any(worker.running for worker in self):
@@ -121,16 +120,14 @@ class WorkerSet(Placement):
 
     @property
     def given_up(self) -> bool:
-        """See `Placement`."""
         return all(worker.given_up for worker in self)
 
     @property
     def stalled(self) -> list[WorkerInstance]:
-        """See `Placement`."""
         return [worker for worker in self if worker.stalled]
 
     def waiting_error(self) -> ModelNotReady:
-        """See `Placement`; it names the time when the first worker is tried again."""
+        """The error while no worker runs, with the time until the next start."""
         tried = min((worker.tried_again for worker in self), default=0.0)
         seconds = max(ceil(tried - self._loop.time()), 1)
         return ModelNotReady(
@@ -141,12 +138,10 @@ class WorkerSet(Placement):
 
     @property
     def pids(self) -> dict[str, int]:
-        """See `Placement`."""
         return {worker.name: worker.pid if worker.running else 0 for worker in self}
 
     @property
     def workers(self) -> WorkerSeries:
-        """See `Placement`."""
         resident = {w.name: w.resident() for w in self if w.running}
         return WorkerSeries(
             len(self._serving), resident, self.counters, self._scheduler.quarantine.refused

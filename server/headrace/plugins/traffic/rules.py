@@ -92,7 +92,7 @@ class TrafficRules:
         return sorted(n for n, weight in self.split.items() if weight and n != self.baseline)
 
     def only(self, version: int) -> "TrafficRules":
-        """These rules with all requests for one version, which is the baseline then."""
+        """A copy that sends all requests to one version, as the baseline."""
         split = {**dict.fromkeys(self.split, 0.0), version: WHOLE}
         shadow = self.shadow
         if shadow is not None and shadow.version == version:
@@ -100,7 +100,7 @@ class TrafficRules:
         return replace(self, split=split, baseline=version, shadow=shadow)
 
     def without(self, version: int) -> "TrafficRules":
-        """These rules with the weight of one version given to the baseline."""
+        """A copy that gives the weight of one version to the baseline."""
         split = dict(self.split)
         split[self.baseline] = split.get(self.baseline, 0.0) + split.get(version, 0.0)
         split[version] = 0.0
