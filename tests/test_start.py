@@ -83,7 +83,7 @@ def test_the_command_line_needs_little() -> None:
 
 
 def test_commands_that_ask_for_json_need_little() -> None:
-    modules = imported_by("import headrace.cli.models")
+    modules = imported_by("import headrace.plugins.commands.models")
     assert among(modules, LIBRARIES) == []
 
 

@@ -20,6 +20,8 @@ ROOT = "headrace"
 COMPOSITION = {
     "app", "cli", "doors.server", "extending", "options", "settings", "triton", "__main__"
 }  # fmt: skip
+# Modules of plugins that declare commands, which nothing imports by a statement.
+COMMANDS = {"command", "commands"}
 FLOORS = {
     "workers": 0,
     "core": 1,
@@ -36,6 +38,7 @@ FLOORS = {
     "doors.grpc": 8,
     "doors.frontends": 9,
     "composition": 10,
+    "commands": 11,
 }
 # Which parts may import what, of the libraries that shape what imports them.
 LIBRARIES = {
@@ -70,6 +73,8 @@ def part_of(module: str) -> str | None:
     inner = module.removeprefix(ROOT).removeprefix(".")
     if inner in COMPOSITION or inner.partition(".")[0] in COMPOSITION:
         return "composition"
+    if inner.startswith("plugins.") and COMMANDS & set(inner.split(".")):
+        return "commands"
     found = [part for part in FLOORS if inner == part or inner.startswith(part + ".")]
     return found[0] if found else None
 
@@ -96,6 +101,7 @@ def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
 def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
     """What is wrong with the imports of one module, each with its line."""
     own = part_of(module_name(path, server))
+    parts = module_name(path, server).split(".")[1:]
     for line, name in imports(path, server):
         where = f"{path.relative_to(server)}:{line}: {name}"
         library = name.partition(".")[0]
@@ -108,7 +114,10 @@ def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
         if own is None and path.parent.name == ROOT and name.startswith(OFFERED):
             continue
         part = part_of(name)
-        if part is None:
+        plugin = name.split(".")[1:3]
+        if plugin[0] == "plugins" and parts[:2] not in (plugin, ["triton"]):
+            yield f"{where} is a plugin, which is found by its name"
+        elif part is None:
             yield f"{where} is not on a floor"
         elif own is None:
             yield f"{where}: what lies around the floors imports nothing"
@@ -213,6 +222,11 @@ def test_names_say_what_is_inside(path: Path) -> None:
         ("protocol/x.py", "from headrace import __version__", ""),
         ("__init__.py", "from headrace.workers import functions", ""),
         ("app.py", "import uvicorn, grpc", ""),
+        ("app.py", "import headrace.plugins.x.y", "is a plugin"),
+        ("plugins/y/x.py", "import headrace.plugins.x.y", "is a plugin"),
+        ("plugins/x/y.py", "import headrace.plugins.x.command", "is on floor 11"),
+        ("plugins/x/command.py", "from headrace.cli.command import Command", ""),
+        ("plugins/x/y.py", "from headrace.cli.command import Command", "is on floor 10"),
         ("cli.py", "from headrace.settings import Settings", ""),
         ("doors/grpc/x.py", "import grpc", ""),
         ("engine/x.py", "from headrace.repository import reading", ""),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.top_table import Scrape, activity, grown_counts, parse, quantile
+from headrace.plugins.commands.top_table import Scrape, activity, grown_counts, parse, quantile
 from tests.protocol.strategies import PROPERTY
 
 _BEFORE = """

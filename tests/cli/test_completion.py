@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.completion import SHELLS
+from headrace.plugins.commands.completion import SHELLS
 from tests.cli.conftest import Headrace
 from tests.support.server_process import ServerProcess
 

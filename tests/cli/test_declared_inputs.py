@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from headrace.cli.client.address import BadAnswer
-from headrace.cli.infer_inputs import Declared, fit, random, taken
 from headrace.core.datatypes import NUMPY, Datatype
+from headrace.plugins.commands.infer_inputs import Declared, fit, random, taken
 
 _METADATA = {
     "inputs": [

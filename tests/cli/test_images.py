@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.cli.infer_inputs import Declared, ImageOptions, read_image
 from headrace.cli.remote import CommandFailed
 from headrace.core.datatypes import Datatype
+from headrace.plugins.commands.infer_inputs import Declared, ImageOptions, read_image
 
 
 @pytest.fixture

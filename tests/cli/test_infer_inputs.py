@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.infer_inputs import Declared, Random, Reader
 from headrace.cli.remote import CommandFailed
 from headrace.core.datatypes import NUMPY, Datatype
+from headrace.plugins.commands.infer_inputs import Declared, Random, Reader
 from tests.protocol.strategies import PROPERTY
 
 INPUTS = {

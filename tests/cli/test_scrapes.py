@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from headrace.cli.top_table import Sample, parse
+from headrace.plugins.commands.top_table import Sample, parse
 from tests.protocol.strategies import PROPERTY
 
 _VALUES = st.text(st.characters(exclude_categories=["Cs"]))

@@ -21,7 +21,8 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from headrace.cli.top_table import (
+from headrace.core.datatypes import Datatype
+from headrace.plugins.commands.top_table import (
     AnswerRate,
     ServerActivity,
     VersionActivity,
@@ -31,7 +32,6 @@ from headrace.cli.top_table import (
     plain_lines,
     rich_lines,
 )
-from headrace.core.datatypes import Datatype
 from tests.cli.conftest import Headrace
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.http_socket import ask

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.triton import describes_pool, write_apart
+from headrace.plugins.triton.command import describes_pool, write_apart
 from tests.cli.conftest import Headrace
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
@@ -76,12 +76,12 @@ def test_files_that_cannot_be_served(
     assert ended.status == 2
     assert ended.err.startswith(f"headrace serve: {path} ")
     assert says in ended.err
-    assert "cli/triton.py" not in ended.err
+    assert "plugins/triton/" not in ended.err
     for words in (["triton", "drift"], ["models", "check"]):
         ended = headrace(*words, str(path))
         assert ended.status in (1, 2)
         assert says in ended.err
-        assert "cli/triton.py" not in ended.err
+        assert "plugins/triton/" not in ended.err
 
 
 def test_what_a_file_prints_is_no_option(tmp_path: Path) -> None:

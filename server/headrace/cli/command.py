@@ -11,9 +11,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
+from headrace.core import plugins
 from headrace.options import Option, SettingsError
 from headrace.settings import Settings, from_command_line, from_environment, unknown
 
@@ -109,6 +111,21 @@ def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> S
     except SettingsError as error:
         given.parser.exit(EXIT_USAGE, f"{given.parser.prog}: {error}\n")
     return Settings(**found)  # type: ignore[arg-type]  # parsed to their types
+
+
+def take_sources(
+    given: argparse.Namespace, files: Sequence[str], stack: ExitStack
+) -> tuple[list[str], list[str]]:
+    """The files that are models themselves, and repositories that plugins have made of the others.
+
+    A plugin of the group `headrace.sources` is a function like this one: it may add options that go
+    with its repositories to `given`, and has the `stack` remove them. Raises `SettingsError`.
+    """
+    rest, repositories = list(files), list[str]()
+    for take in plugins.load(plugins.SOURCES, lambda target: target).values() if files else ():
+        rest, written = take(given, rest, stack)
+        repositories += written
+    return rest, repositories
 
 
 class _Help(argparse.HelpFormatter):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from headrace.cli.command import EXIT_USAGE, Argument, Command, Group, option
-from headrace.cli.triton import take_pools
+from headrace.cli.command import EXIT_USAGE, Argument, Command, Group, option, take_sources
 from headrace.options import SettingsError, Value
 from headrace.placement.isolation import make_private
 from headrace.settings import (
@@ -123,9 +122,9 @@ def _serve(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         try:
             brought, without_effect = translate(options.triton_options or ())
-            options.files, repository = take_pools(options, options.files, stack)
-            if repository is not None:
-                options.model_repository = [*(options.model_repository or ()), str(repository)]
+            options.files, written = take_sources(options, options.files, stack)
+            if written:
+                options.model_repository = [*(options.model_repository or ()), *written]
             settings, limits = _settings(options, brought, options.memory())
             # Before there are threads, of which numeric libraries start some when they are
             # imported, as the check does.

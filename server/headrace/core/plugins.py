@@ -21,7 +21,8 @@ COMMANDS = "headrace.commands"  # a `headrace.cli.command.Command`, named like i
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options.UpstreamProtocol`
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
 SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.OwnServers`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS)
+SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -40,12 +41,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
     STAGES: {"traffic": "headrace.plugins.traffic.control:TrafficStage"},
     COMMANDS: {
         "serve": "headrace.cli.serve:SERVE",
-        "infer": "headrace.cli.infer:INFER",
-        "top": "headrace.cli.top:TOP",
-        "models": "headrace.cli.models:MODELS",
-        "environments": "headrace.cli.environments:ENVIRONMENTS",
-        "triton": "headrace.cli.triton:TRITON",
-        "completion": "headrace.cli.completion:COMPLETION",
+        "infer": "headrace.plugins.commands.infer:INFER",
+        "top": "headrace.plugins.commands.top:TOP",
+        "models": "headrace.plugins.commands.models:MODELS",
+        "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
+        "triton": "headrace.plugins.triton.command:TRITON",
+        "completion": "headrace.plugins.commands.completion:COMPLETION",
     },
     PROTOCOLS: {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -54,6 +55,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
     SERVERS: {"triton": "headrace.plugins.triton.servers:TritonServers"},
+    SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
 }
 _US = "headrace"
 

@@ -3,6 +3,10 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cli.command import (
     EXIT_FAILURE,
@@ -14,11 +18,15 @@ from headrace.cli.command import (
     shared_settings,
 )
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.observability.logs import Logs, LogSettings
+from headrace.placement.worker.environment import environment_of
 from headrace.plugins.environments.cache import Entry
 from headrace.plugins.environments.resolve import cache_of
 from headrace.settings import ENVIRONMENT_OPTIONS
+
+if TYPE_CHECKING:
+    from headrace.repository.layout import ModelSource
 
 _UNUSED_DAYS = 30
 _DAY = 24 * 60 * 60.0
@@ -31,10 +39,7 @@ def _run(given: argparse.Namespace) -> int:
     try:
         match given.action:
             case "build":
-                # Imported late: the others should not wait for ONNX Runtime.
-                from headrace.cli.offline import build_environments
-
-                return build_environments(given.paths, options)
+                return _build(given.paths, options)
             case "list":
                 return _list(options)
             case _:
@@ -44,6 +49,47 @@ def _run(given: argparse.Namespace) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:  # a build has been ended and removed
         return EXIT_INTERRUPTED
+
+
+def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
+    """Build what the models of repositories and files need; raises `RepositoryError`."""
+    # Imported late: the others should not wait for ONNX Runtime.
+    from headrace.repository.layout import find_sources
+
+    paths = [Path(path) for path in given]
+    files = [path for path in paths if path.is_file()]
+    sources, warnings = find_sources([path for path in paths if path not in files], files)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    failed = 0
+    for source in sources:
+        try:
+            for spec in _specs(source, options):
+                own = environment_of(spec).prefix
+                print(f"{spec.model} version {spec.version}: {own or 'needs none'}", flush=True)
+        except RepositoryError as error:
+            failed += 1
+            print(f"error: {source.name}: {error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _specs(source: "ModelSource", options: EnvironmentOptions) -> Iterator[LoadSpec]:
+    """One instance of each version that is served, if the model runs in processes of its own."""
+    from headrace.engine.opening import LoadOptions, open_model
+    from headrace.placement.backend import load_backends
+    from headrace.placement.local.instances import core_limit
+    from headrace.repository import completion, reading
+
+    opened = open_model(
+        source, load_backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
+    )
+    if not opened.backend.isolated:
+        return
+    config = completion.normalise(opened.config)
+    placement = reading.placements(config)[0]
+    for version in opened.versions:
+        spec = reading.load_spec(config, source.path, version, placement, 1)
+        yield replace(spec, path=source.file or spec.path, environments=options)
 
 
 def _list(options: EnvironmentOptions) -> int:

@@ -18,6 +18,7 @@ from headrace.cli.command import (
     option,
     settings_as_options,
     shared_settings,
+    take_sources,
 )
 from headrace.cli.remote import (
     CommandFailed,
@@ -30,10 +31,9 @@ from headrace.cli.remote import (
     remote_command,
 )
 from headrace.cli.text import duration, number, size, table
-from headrace.cli.traffic import TRAFFIC
-from headrace.cli.triton import take_pools
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.options import SettingsError
+from headrace.plugins.commands.traffic import TRAFFIC
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
 
 _CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
@@ -51,14 +51,13 @@ _CHECK_SETTINGS = (
 def _check(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         try:
-            options.paths, written = take_pools(options, options.paths, stack)
+            options.paths, written = take_sources(options, options.paths, stack)
         except SettingsError as error:
             options.parser.exit(EXIT_USAGE, f"headrace models check: {error}\n")
-        if written is not None:
-            options.paths.append(str(written))
+        options.paths += written
         settings = shared_settings(options, _CHECK_SETTINGS)
         # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
-        from headrace.cli.offline import check_models
+        from headrace.plugins.commands.check import check_models
 
         return check_models(options, settings)
 

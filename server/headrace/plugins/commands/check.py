@@ -1,13 +1,12 @@
-"""Models that are loaded without serving them: `headrace models check`, `environments build`."""
+"""`headrace models check`: models that are loaded without being served, and the report on them."""
 
 import argparse
 import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,7 +15,6 @@ import orjson
 from google.protobuf import text_format
 
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.engine.chain import load_stages
 from headrace.engine.loading import LoadedInstance, load
 from headrace.engine.opening import LoadOptions, open_model
@@ -24,9 +22,7 @@ from headrace.observability.logs import Logs, LogSettings
 from headrace.placement.backend import Backend, BackendContext, close_backends, load_backends
 from headrace.placement.choice import AutoChoice
 from headrace.placement.local.instances import core_limit
-from headrace.placement.worker.environment import environment_of
 from headrace.protocol.documents import to_json
-from headrace.repository import completion, reading
 from headrace.repository.layout import ModelSource, find_sources
 from headrace.settings import Settings
 
@@ -38,7 +34,9 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
     Logs(LogSettings(info=False))
     try:
-        sources, warnings = _sources(given.paths)
+        paths = [Path(path) for path in given.paths]
+        files = [path for path in paths if path.is_file()]
+        sources, warnings = find_sources([path for path in paths if path not in files], files)
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -52,7 +50,8 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
     context = BackendContext(trust_model_code=settings.trust_model_code, tritons=settings.tritons)
     with _running(load_backends(context)) as known:
         reports = [_check(source, known, options) for source in sources]
-    _print_warnings(warnings)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if given.json:
         print(orjson.dumps(reports, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -61,34 +60,6 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
         failed = sum(not report["ok"] for report in reports)
         print(f"{len(reports)} models, {failed} with errors")
     return 0 if reports and all(report["ok"] for report in reports) else 1
-
-
-def build_environments(paths: Sequence[str], options: EnvironmentOptions) -> int:
-    """Build what the models of repositories and files need; raises `RepositoryError`."""
-    sources, warnings = _sources(paths)
-    _print_warnings(warnings)
-    failed = 0
-    for source in sources:
-        try:
-            for spec in _specs(source, options):
-                own = environment_of(spec).prefix
-                print(f"{spec.model} version {spec.version}: {own or 'needs none'}", flush=True)
-        except RepositoryError as error:
-            failed += 1
-            print(f"error: {source.name}: {error}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _sources(given: Sequence[str]) -> tuple[list[ModelSource], list[str]]:
-    paths = [Path(path) for path in given]
-    return find_sources(
-        [path for path in paths if not path.is_file()], [path for path in paths if path.is_file()]
-    )
-
-
-def _print_warnings(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 @contextmanager
@@ -151,17 +122,3 @@ def _print(report: dict[str, Any], quiet: bool) -> None:
     text = report["error"] if not report["ok"] else "" if quiet else report["config_pbtxt"]
     for line in text.splitlines():
         print(f"      {line}")
-
-
-def _specs(source: ModelSource, options: EnvironmentOptions) -> Iterator[LoadSpec]:
-    """One instance of each version that is served, if the model runs in processes of its own."""
-    opened = open_model(
-        source, load_backends(), LoadOptions(core_limit(), environments=options, elsewhere=True)
-    )
-    if not opened.backend.isolated:
-        return
-    config = completion.normalise(opened.config)
-    placement = reading.placements(config)[0]
-    for version in opened.versions:
-        spec = reading.load_spec(config, source.path, version, placement, 1)
-        yield replace(spec, path=source.file or spec.path, environments=options)

@@ -22,15 +22,15 @@ from headrace.cli.command import EXIT_FAILURE, Command, option
 from headrace.cli.text import printable, table
 from headrace.core.errors import RepositoryError
 from headrace.options import SettingsError
+from headrace.plugins.triton.pools import Drift, Pool, drift_of
 from headrace.settings import OPTIONS
-from headrace.triton import Drift, Pool, drift_of
 
 if TYPE_CHECKING:
     from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 _MODULE = "headrace.triton"
 _MOST_LINES = 15  # of an error
-_RUN = "from headrace.cli.triton import main; main()"
+_RUN = "from headrace.plugins.triton.command import main; main()"
 
 
 def describes_pool(path: Path) -> bool:
@@ -53,15 +53,15 @@ def describes_pool(path: Path) -> bool:
 
 def take_pools(
     given: argparse.Namespace, files: Sequence[str], stack: ExitStack
-) -> tuple[list[str], Path | None]:
-    """The files that are for no pools, and a repository with the models of those that are.
+) -> tuple[list[str], list[str]]:
+    """Files that are for no pools, and a repository with the models of those that are.
 
     `given` gets the options that go with them, behind those of the command line. The `stack`
     removes the repository. Raises `SettingsError`.
     """
     pools = [file for file in files if describes_pool(Path(file))]
     if not pools:
-        return list(files), None
+        return list(files), []
     # Imported late: few have any.
     from tempfile import TemporaryDirectory
 
@@ -73,7 +73,7 @@ def take_pools(
             setting = by_flag[flag]
             if getattr(given, setting.field) is None:
                 setattr(given, setting.field, [value] if setting.kind is list else value)
-    return [file for file in files if file not in pools], directory
+    return [file for file in files if file not in pools], [str(directory)]
 
 
 def pools_of(path: Path) -> dict[str, Pool]:

@@ -24,7 +24,7 @@ from headrace.cli.remote import (
     parse_positive,
     remote_command,
 )
-from headrace.cli.top_table import (
+from headrace.plugins.commands.top_table import (
     KEYS,
     ORDERS,
     Scrape,

@@ -20,15 +20,6 @@ from headrace.cli.client.address import Refused
 from headrace.cli.client.inference import Question, divided, joined
 from headrace.cli.client.server import Document, Server
 from headrace.cli.command import Group, option
-from headrace.cli.infer_inputs import (
-    LAYOUTS,
-    Given,
-    ImageOptions,
-    Random,
-    Reader,
-    Taken,
-    taken,
-)
 from headrace.cli.remote import (
     CommandFailed,
     parse_model,
@@ -40,6 +31,15 @@ from headrace.cli.text import duration, printable, table
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, brackets
+from headrace.plugins.commands.infer_inputs import (
+    LAYOUTS,
+    Given,
+    ImageOptions,
+    Random,
+    Reader,
+    Taken,
+    taken,
+)
 
 _FLOATS = (Datatype.FP32, Datatype.FP64)
 
