@@ -11,21 +11,12 @@ from headrace.api.operations import Category
 from headrace.core.errors import InvalidRequest
 
 
-@pytest.mark.parametrize(
-    ("pattern", "name", "forwarded"),
-    [
-        ("tenant", "x-tenant-id", True),
-        ("tenant", "X-TENANT-ID", True),
-        ("X-Tenant", "x-tenant", True),
-        ("(?-i)X-Tenant", "x-tenant", False),
-        ("(?-i)X-Tenant", "X-Tenant-Id", True),
-        ("^tenant$", "x-tenant", False),
-        ("a|b", "c", False),
-        ("a|b", "cab", True),
-        ("x", "x" * 256, True),
-        ("x", "x" * 257, False),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "name", "forwarded"), [
+    ("tenant", "x-tenant-id", True), ("tenant", "X-TENANT-ID", True),
+    ("X-Tenant", "x-tenant", True), ("(?-i)X-Tenant", "x-tenant", False),
+    ("(?-i)X-Tenant", "X-Tenant-Id", True), ("^tenant$", "x-tenant", False), ("a|b", "c", False),
+    ("a|b", "cab", True), ("x", "x" * 256, True), ("x", "x" * 257, False),
+])  # fmt: skip
 def test_which_names_match(pattern: str, name: str, forwarded: bool) -> None:
     rules = HeaderPattern(pattern)
     for _ in range(2):  # the second time it is remembered
@@ -100,21 +91,17 @@ def test_names_that_metadata_cannot_have(name: str) -> None:
         HeaderRules(restricted_at_both=[f"health:{name}=v"]).keys()
 
 
-@pytest.mark.parametrize(
-    ("rules", "text"),
-    [
-        (["health"], "expected CATEGORIES:HEADER=VALUE"),
-        (["health:key"], "expected CATEGORIES:HEADER=VALUE"),
-        (["health:key="], "expected CATEGORIES:HEADER=VALUE"),
-        (["health:=value"], "expected CATEGORIES:HEADER=VALUE"),
-        (["health:a key=value"], "expected CATEGORIES:HEADER=VALUE"),
-        ([":key=value"], "unknown category ''"),
-        (["health,:key=value"], "unknown category ''"),
-        (["everything:key=value"], "unknown category 'everything', expected some of health, "),
-        (["health,health:key=value"], "health is restricted twice"),
-        (["health:key=value", "trace,health:other=value"], "health is restricted twice"),
-    ],
-)
+@pytest.mark.parametrize(("rules", "text"), [
+    (["health"], "expected CATEGORIES:HEADER=VALUE"),
+    (["health:key"], "expected CATEGORIES:HEADER=VALUE"),
+    (["health:key="], "expected CATEGORIES:HEADER=VALUE"),
+    (["health:=value"], "expected CATEGORIES:HEADER=VALUE"),
+    (["health:a key=value"], "expected CATEGORIES:HEADER=VALUE"),
+    ([":key=value"], "unknown category ''"), (["health,:key=value"], "unknown category ''"),
+    (["everything:key=value"], "unknown category 'everything', expected some of health, "),
+    (["health,health:key=value"], "health is restricted twice"),
+    (["health:key=value", "trace,health:other=value"], "health is restricted twice"),
+])  # fmt: skip
 def test_rules_that_cannot_be(rules: list[str], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         HeaderRules(restricted=rules).keys()

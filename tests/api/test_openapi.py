@@ -25,15 +25,10 @@ def described(*inputs: TensorSpec, decoupled: bool = False, config: Any = None) 
     return body["content"]["application/json"]["schema"]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "data"),
-    [
-        (Datatype.BOOL, [False, False]),
-        (Datatype.INT64, [0, 0]),
-        (Datatype.FP32, [0.0, 0.0]),
-        (Datatype.BYTES, ["", ""]),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "data"), [
+    (Datatype.BOOL, [False, False]), (Datatype.INT64, [0, 0]), (Datatype.FP32, [0.0, 0.0]),
+    (Datatype.BYTES, ["", ""]),
+])  # fmt: skip
 def test_an_example_has_one_row_of_zeros(datatype: Datatype, data: list[object]) -> None:
     schema = described(TensorSpec("x", datatype, (2, -1)))
     expected = {"name": "x", "datatype": str(datatype), "shape": [1, 2, 1], "data": data}

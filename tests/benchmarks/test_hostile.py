@@ -20,16 +20,12 @@ WELL = Seen(
 )
 
 
-@pytest.mark.parametrize(
-    ("seen", "missed"),
-    [
-        (WELL, []),
-        (Seen(0.101, 0, 0, 0.0, 1, 1, True), ["health"]),
-        (Seen(0.0, GROWTH + 1, 0, 0.0, 1, 1, True), ["memory"]),
-        (Seen(0.0, GROWTH + 1, 1, None, 1, 1, True), ["release"]),
-        (Seen(9.0, 0, 0, None, 1, 1, False), ["the server died", "health", "release"]),
-    ],
-)
+@pytest.mark.parametrize(("seen", "missed"), [
+    (WELL, []), (Seen(0.101, 0, 0, 0.0, 1, 1, True), ["health"]),
+    (Seen(0.0, GROWTH + 1, 0, 0.0, 1, 1, True), ["memory"]),
+    (Seen(0.0, GROWTH + 1, 1, None, 1, 1, True), ["release"]),
+    (Seen(9.0, 0, 0, None, 1, 1, False), ["the server died", "health", "release"]),
+])  # fmt: skip
 def test_bounds(seen: Seen, missed: list[str]) -> None:
     assert seen.missed(QUIET_MS) == missed
 

@@ -56,17 +56,11 @@ def test_nothing_before_the_last_byte(data: bytes) -> None:
     assert answers(data[:-1], 1, 1) == []
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 abc\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"x" * 70_000,
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"x" * 70_000,
+])  # fmt: skip
 def test_refuses(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         answers(data, 100_000, 1)

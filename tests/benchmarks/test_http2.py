@@ -153,15 +153,12 @@ def test_what_ends_a_connection(action: Callable[[Server], None]) -> None:
         client.receive(server.h2.data_to_send())
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        struct.pack(">BHBBI", 0, 4, 9, 4, 1) + b"\x88" * 4,  # CONTINUATION of nothing
-        struct.pack(">BHBBI", 0, 1, 1, 4, 1) + b"\x7f",  # a header block that is cut off
-        struct.pack(">BHBBI", 0, 2, 0, 8, 1) + b"\x05x",  # more padding than content
-        struct.pack(">BHBBI", 0, 3, 8, 0, 0) + b"abc",  # WINDOW_UPDATE of three bytes
-    ],
-)
+@pytest.mark.parametrize("frame", [
+    struct.pack(">BHBBI", 0, 4, 9, 4, 1) + b"\x88" * 4,  # CONTINUATION of nothing
+    struct.pack(">BHBBI", 0, 1, 1, 4, 1) + b"\x7f",  # a header block that is cut off
+    struct.pack(">BHBBI", 0, 2, 0, 8, 1) + b"\x05x",  # more padding than content
+    struct.pack(">BHBBI", 0, 3, 8, 0, 0) + b"abc",  # WINDOW_UPDATE of three bytes
+])  # fmt: skip
 def test_refuses(frame: bytes) -> None:
     client = wire()
     client.send(grpc_message(b"x"))

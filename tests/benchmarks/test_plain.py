@@ -38,21 +38,17 @@ def test_json_to_arrays(version: Version) -> None:
     assert np.array_equal(call.inputs["input"], np.full((2, 64), 0.5, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"name": "other"}, "unexpected inference input 'other'"),
-        ({"name": ["input"]}, r"unexpected inference input \['input'\]"),
-        ({"datatype": "FP64"}, "has datatype 'FP64', expected FP32"),
-        ({"shape": []}, r"expected 1 to 64 rows of \[64\]"),
-        ({"shape": [1, 32]}, r"expected 1 to 64 rows of \[64\]"),
-        ({"shape": [65, 64]}, r"expected 1 to 64 rows of \[64\]"),
-        ({"shape": [True, 64]}, r"expected 1 to 64 rows of \[64\]"),
-        ({"data": [0] * 63}, "are not 64 FP32"),
-        ({"data": ["0"] * 64}, "are not 64 FP32"),
-        ({"data": 0}, "are not 64 FP32"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"name": "other"}, "unexpected inference input 'other'"),
+    ({"name": ["input"]}, r"unexpected inference input \['input'\]"),
+    ({"datatype": "FP64"}, "has datatype 'FP64', expected FP32"),
+    ({"shape": []}, r"expected 1 to 64 rows of \[64\]"),
+    ({"shape": [1, 32]}, r"expected 1 to 64 rows of \[64\]"),
+    ({"shape": [65, 64]}, r"expected 1 to 64 rows of \[64\]"),
+    ({"shape": [True, 64]}, r"expected 1 to 64 rows of \[64\]"),
+    ({"data": [0] * 63}, "are not 64 FP32"), ({"data": ["0"] * 64}, "are not 64 FP32"),
+    ({"data": 0}, "are not 64 FP32"),
+])  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused(
     version: Version, change: dict[str, object], text: str
 ) -> None:
@@ -61,15 +57,10 @@ def test_tensors_that_do_not_fit_are_refused(
         decode_json(json.dumps({"inputs": [tensor]}).encode(), version, HttpCall())
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b"{", "failed to parse"),
-        (b"[]", "failed to parse"),
-        (b'{"inputs":[{}]}', "failed to parse"),
-        (b'{"inputs":[]}', "expected 1 inputs but got 0"),
-    ],
-)
+@pytest.mark.parametrize(("body", "text"), [
+    (b"{", "failed to parse"), (b"[]", "failed to parse"), (b'{"inputs":[{}]}', "failed to parse"),
+    (b'{"inputs":[]}', "expected 1 inputs but got 0"),
+])  # fmt: skip
 def test_documents_that_are_no_requests_are_refused(
     version: Version, body: bytes, text: str
 ) -> None:
@@ -97,16 +88,12 @@ def empty(request: pb.ModelInferRequest) -> None:
     request.ClearField("raw_input_contents")
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (rename, "unknown model 'other'"),
-        (cut, "unexpected size of the data of input 'input'"),
-        (widen, "unexpected shape of input 'input'"),
-        (retype, "unexpected inference input 'input' INT64"),
-        (empty, "expected 1 inputs with raw contents"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    (rename, "unknown model 'other'"), (cut, "unexpected size of the data of input 'input'"),
+    (widen, "unexpected shape of input 'input'"),
+    (retype, "unexpected inference input 'input' INT64"),
+    (empty, "expected 1 inputs with raw contents"),
+])  # fmt: skip
 def test_messages_that_do_not_fit_are_refused(
     version: Version, change: Callable[[pb.ModelInferRequest], None], text: str
 ) -> None:

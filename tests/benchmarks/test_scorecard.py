@@ -39,20 +39,17 @@ RESULTS: Results = {
 }
 
 
-@pytest.mark.parametrize(
-    ("claim", "measured", "holds"),
-    [
-        (Claim("", "json-16", RATE, 2.9, "bare_asgi"), 3.0, True),
-        (Claim("", "json-16", RATE, 3.1, "bare_asgi"), 3.0, False),
-        (Claim("", "json-16", RATE, 3.1, "bare_asgi", at_most=True), 3.0, True),
-        (Claim("", "json-16", RATE, 0.5, "headrace", "json-64"), 0.4, False),
-        (Claim("", "json-16", RATE, 30.0), 30.0, True),
-        (Claim("", "json-16", RATE, 12.0, "kserve"), None, None),
-        (Claim("", "json-16", RATE, 12.0, "mlserver"), None, None),
-        (Claim("", "json-16", Metric.P50, 12.0), None, None),
-        (Claim("", "json-64", RATE, 2.0, "bare_asgi"), 5.0, False),  # fast, but wrong
-    ],
-)
+@pytest.mark.parametrize(("claim", "measured", "holds"), [
+    (Claim("", "json-16", RATE, 2.9, "bare_asgi"), 3.0, True),
+    (Claim("", "json-16", RATE, 3.1, "bare_asgi"), 3.0, False),
+    (Claim("", "json-16", RATE, 3.1, "bare_asgi", at_most=True), 3.0, True),
+    (Claim("", "json-16", RATE, 0.5, "headrace", "json-64"), 0.4, False),
+    (Claim("", "json-16", RATE, 30.0), 30.0, True),
+    (Claim("", "json-16", RATE, 12.0, "kserve"), None, None),
+    (Claim("", "json-16", RATE, 12.0, "mlserver"), None, None),
+    (Claim("", "json-16", Metric.P50, 12.0), None, None),
+    (Claim("", "json-64", RATE, 2.0, "bare_asgi"), 5.0, False),  # fast, but wrong
+])  # fmt: skip
 def test_judge(claim: Claim, measured: float | None, holds: bool | None) -> None:
     verdict = judge(claim, RESULTS)
     assert verdict.measured == measured

@@ -5,20 +5,12 @@ import pytest
 from benchmarks.summary import Repetition, figures, percentile, ratio, spread
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [
-        ([], 0.5, 0.0),
-        ([7.0], 0.5, 7.0),
-        ([7.0], 0.99, 7.0),
-        ([1.0, 2.0, 3.0, 4.0], 0.0, 1.0),
-        ([1.0, 2.0, 3.0, 4.0], 0.5, 2.0),
-        ([1.0, 2.0, 3.0, 4.0], 0.51, 3.0),
-        ([1.0, 2.0, 3.0, 4.0], 1.0, 4.0),
-        ([float(n) for n in range(1, 101)], 0.99, 99.0),
-        ([float(n) for n in range(1, 102)], 0.99, 100.0),
-    ],
-)
+@pytest.mark.parametrize(("values", "share", "expected"), [
+    ([], 0.5, 0.0), ([7.0], 0.5, 7.0), ([7.0], 0.99, 7.0), ([1.0, 2.0, 3.0, 4.0], 0.0, 1.0),
+    ([1.0, 2.0, 3.0, 4.0], 0.5, 2.0), ([1.0, 2.0, 3.0, 4.0], 0.51, 3.0),
+    ([1.0, 2.0, 3.0, 4.0], 1.0, 4.0), ([float(n) for n in range(1, 101)], 0.99, 99.0),
+    ([float(n) for n in range(1, 102)], 0.99, 100.0),
+])  # fmt: skip
 def test_percentile(values: list[float], share: float, expected: float) -> None:
     assert percentile(values, share) == expected
 

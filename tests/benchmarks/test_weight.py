@@ -14,24 +14,14 @@ ROOT = Path(__file__).parents[2]
 DOOR = Door("a door", (), (), ())
 
 
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("", 0),
-        ("# only\n\n# comments\n", 0),
-        ('"""A docstring\n\nof a module."""\n', 0),
-        ("x = 1  # a comment behind code\n\ny = 2\n", 2),
-        ("f(\n    1,\n\n    # a comment\n    2,\n)\n", 4),
-        ('x = """a\n\nb"""\n', 2),
-        ('def f():\n    """A docstring."""\n    return "no docstring"\n', 2),
-        (
-            'class A:\n    """One."""\n\n    async def f():\n        """Another\n        one."""\n',
-            2,
-        ),
-        ('x = 1\n"no docstring"\n', 2),
-        ('def f():\n    "ä"\n    x = "ä" + f"{x}"\n', 2),
-    ],
-)
+@pytest.mark.parametrize(("source", "lines"), [
+    ("", 0), ("# only\n\n# comments\n", 0), ('"""A docstring\n\nof a module."""\n', 0),
+    ("x = 1  # a comment behind code\n\ny = 2\n", 2),
+    ("f(\n    1,\n\n    # a comment\n    2,\n)\n", 4), ('x = """a\n\nb"""\n', 2),
+    ('def f():\n    """A docstring."""\n    return "no docstring"\n', 2),
+    ('class A:\n    """One."""\n\n    async def f():\n        """Another\n        one."""\n', 2),
+    ('x = 1\n"no docstring"\n', 2), ('def f():\n    "ä"\n    x = "ä" + f"{x}"\n', 2),
+])  # fmt: skip
 def test_lines_of_code(source: str, lines: int) -> None:
     assert code_lines(source) == lines
 

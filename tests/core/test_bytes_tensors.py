@@ -26,18 +26,11 @@ ONE = b"\x03\0\0\0abc"
 EMPTY = b"\0\0\0\0"
 
 
-@pytest.mark.parametrize(
-    ("shape", "raw", "elements"),
-    [
-        ([], ONE, [b"abc"]),
-        ([1], ONE, [b"abc"]),
-        ([2, 1], ONE + EMPTY, [b"abc", b""]),
-        ([1, 3], EMPTY + EMPTY + EMPTY, [b"", b"", b""]),
-        ([0], b"", []),
-        ([3, 0], b"", []),
-        ([1], b"\x00\x01\0\0" + bytes(256), [bytes(256)]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "raw", "elements"), [
+    ([], ONE, [b"abc"]), ([1], ONE, [b"abc"]), ([2, 1], ONE + EMPTY, [b"abc", b""]),
+    ([1, 3], EMPTY + EMPTY + EMPTY, [b"", b"", b""]), ([0], b"", []), ([3, 0], b"", []),
+    ([1], b"\x00\x01\0\0" + bytes(256), [bytes(256)]),
+])  # fmt: skip
 def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
     tensor = Tensor.from_bytes("x", Datatype.BYTES, shape, raw)
     assert tensor.datatype is Datatype.BYTES
@@ -46,27 +39,20 @@ def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
     assert raw_bytes(tensor.array) == raw
 
 
-@pytest.mark.parametrize(
-    ("shape", "raw", "text"),
-    [
-        ([1], b"", "expected 1 string elements for inference input 'x', got fewer"),
-        ([2], ONE + b"\0", "incomplete string length indicator for inference input 'x'"),
-        ([2], b"\x04\0\0\0\0\0\0\0", "expected 2 string elements for inference input 'x', got 1"),
-        ([1], ONE[:-1], "incomplete string data for inference input 'x'"),
-        ([1], b"\xff\xff\xff\xff", "element 0 claims 4294967295 bytes, 0 are left"),
-        (
-            [1],
-            ONE + EMPTY,
-            "unexpected number of string elements 2 for inference input 'x', expecting 1",
-        ),
-        ([1], ONE + b"\0", "unexpected number of string elements 2"),
-        ([0], EMPTY, "unexpected number of string elements 1 for inference input 'x', expecting 0"),
-        ([-1], ONE, "not negative"),
-        ([2**58], ONE, "expected 288230376151711744 string elements"),
-        ([2**62, 4], ONE, "total element count to exceed maximum size of"),
-        ([0, 2**62], b"", "byte size overflow for input"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "raw", "text"), [
+    ([1], b"", "expected 1 string elements for inference input 'x', got fewer"),
+    ([2], ONE + b"\0", "incomplete string length indicator for inference input 'x'"),
+    ([2], b"\x04\0\0\0\0\0\0\0", "expected 2 string elements for inference input 'x', got 1"),
+    ([1], ONE[:-1], "incomplete string data for inference input 'x'"),
+    ([1], b"\xff\xff\xff\xff", "element 0 claims 4294967295 bytes, 0 are left"),
+    ([1], ONE + EMPTY,
+     "unexpected number of string elements 2 for inference input 'x', expecting 1"),
+    ([1], ONE + b"\0", "unexpected number of string elements 2"),
+    ([0], EMPTY, "unexpected number of string elements 1 for inference input 'x', expecting 0"),
+    ([-1], ONE, "not negative"), ([2**58], ONE, "expected 288230376151711744 string elements"),
+    ([2**62, 4], ONE, "total element count to exceed maximum size of"),
+    ([0, 2**62], b"", "byte size overflow for input"),
+])  # fmt: skip
 def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> None:
     tracemalloc.start()
     try:

@@ -48,14 +48,10 @@ def test_what_a_package_declares_comes_after_our_own(path: Path) -> None:
     assert plugins.load(plugins.BACKENDS, lambda target: target)["upper"] is plugin.load()
 
 
-@pytest.mark.parametrize(
-    ("target", "problem"),
-    [
-        ("no_such_module:Plugin", "No module named 'no_such_module'"),
-        ("collections:no_such_name", "has no attribute 'no_such_name'"),
-        ("exits:Plugin", "by now"),
-    ],
-)
+@pytest.mark.parametrize(("target", "problem"), [
+    ("no_such_module:Plugin", "No module named 'no_such_module'"),
+    ("collections:no_such_name", "has no attribute 'no_such_name'"), ("exits:Plugin", "by now"),
+])  # fmt: skip
 def test_what_cannot_be_loaded_is_named_and_left_out(
     path: Path, target: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:

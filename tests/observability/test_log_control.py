@@ -30,22 +30,19 @@ def test_nothing_is_changed_by_nulls() -> None:
     assert (applied, control.settings) == ([], LogSettings())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error", "text"),
-    [
-        ("log_file", "x", Unsupported, "log file location can not be updated through network"),
-        ("log_file", "", Unsupported, "log file location can not be updated through network"),
-        ("log_info", 1, InvalidRequest, "expect boolean for 'log_info'"),
-        ("log_error", "true", InvalidRequest, "expect boolean for 'log_error'"),
-        ("log_verbose_level", True, InvalidRequest, "expect int32 for 'log_verbose_level'"),
-        ("log_verbose_level", 1.0, InvalidRequest, "expect int32 for 'log_verbose_level'"),
-        ("log_verbose_level", -1, InvalidRequest, "must be from 0 to 4294967295, got -1"),
-        ("log_verbose_level", 2**32, InvalidRequest, "got 4294967296"),
-        ("log_format", 1, InvalidRequest, "expect string for 'log_format'"),
-        ("log_format", "xml", InvalidRequest, "invalid argument for log_format, got: xml"),
-        ("log_level", "INFO", InvalidRequest, "unknown log setting 'log_level', expected one of"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "error", "text"), [
+    ("log_file", "x", Unsupported, "log file location can not be updated through network"),
+    ("log_file", "", Unsupported, "log file location can not be updated through network"),
+    ("log_info", 1, InvalidRequest, "expect boolean for 'log_info'"),
+    ("log_error", "true", InvalidRequest, "expect boolean for 'log_error'"),
+    ("log_verbose_level", True, InvalidRequest, "expect int32 for 'log_verbose_level'"),
+    ("log_verbose_level", 1.0, InvalidRequest, "expect int32 for 'log_verbose_level'"),
+    ("log_verbose_level", -1, InvalidRequest, "must be from 0 to 4294967295, got -1"),
+    ("log_verbose_level", 2**32, InvalidRequest, "got 4294967296"),
+    ("log_format", 1, InvalidRequest, "expect string for 'log_format'"),
+    ("log_format", "xml", InvalidRequest, "invalid argument for log_format, got: xml"),
+    ("log_level", "INFO", InvalidRequest, "unknown log setting 'log_level', expected one of"),
+])  # fmt: skip
 def test_what_is_wrong_changes_nothing(
     name: str, value: object, error: type[ServerError], text: str
 ) -> None:

@@ -93,18 +93,12 @@ def test_a_request_id_cannot_forge_a_line() -> None:
     assert "[request id: 1]\\n12:00 ERROR root: fake]" in line
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("a\nb\r\tc", "a\\nb\\r\\tc"),
-        ("\x1b[2J\x9b1m\x7f", "\\x1b[2J\\x9b1m\\x7f"),
-        ("a\u2028b\x85c", "a\\u2028b\\x85c"),
-        ("\u202egnp", "\\u202egnp"),  # the rest of the line from right to left
-        ("\udcff", "\\udcff"),
-        ("\x00", "\\x00"),
-        ("größer 🙂 'a' \\n", "größer 🙂 'a' \\n"),
-    ],
-)
+@pytest.mark.parametrize(("text", "written"), [
+    ("a\nb\r\tc", "a\\nb\\r\\tc"), ("\x1b[2J\x9b1m\x7f", "\\x1b[2J\\x9b1m\\x7f"),
+    ("a\u2028b\x85c", "a\\u2028b\\x85c"),
+    ("\u202egnp", "\\u202egnp"),  # the rest of the line from right to left
+    ("\udcff", "\\udcff"), ("\x00", "\\x00"), ("größer 🙂 'a' \\n", "größer 🙂 'a' \\n"),
+])  # fmt: skip
 def test_what_would_not_print_is_escaped(text: str, written: str) -> None:
     line = TextFormatter(iso=True).format(record("%s!", text, request_id=text))
     assert line.endswith(f" headrace.engine: [request id: {written}] {written}!")

@@ -54,18 +54,12 @@ def test_real_processes() -> None:
     assert memory_of(process.pid) == 0
 
 
-@pytest.mark.parametrize(
-    ("files", "growth", "expected"),
-    [
-        (100 * MIB, 140 * MIB, 140 * MIB),
-        (100 * MIB, 20 * MIB, 100 * MIB + LEAST),  # in memory that was there already
-        (100 * MIB, 999 * MIB, 364 * MIB),  # requests that came meanwhile
-        (100 * MIB, None, 150 * MIB + LEAST),
-        (0, 30 * MIB, 30 * MIB),
-        (0, -MIB, 0),
-        (0, None, 0),
-    ],
-)
+@pytest.mark.parametrize(("files", "growth", "expected"), [
+    (100 * MIB, 140 * MIB, 140 * MIB),
+    (100 * MIB, 20 * MIB, 100 * MIB + LEAST),  # in memory that was there already
+    (100 * MIB, 999 * MIB, 364 * MIB),  # requests that came meanwhile
+    (100 * MIB, None, 150 * MIB + LEAST), (0, 30 * MIB, 30 * MIB), (0, -MIB, 0), (0, None, 0),
+])  # fmt: skip
 def test_growth_is_held_to_what_files_make_likely(
     files: int, growth: int | None, expected: int
 ) -> None:

@@ -17,19 +17,16 @@ def test_what_can_be_said() -> None:
     assert MetricsOptions.of(texts) == MetricsOptions(False, True, True, (0.5, 0.9, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("latencies=true", "expected NAME=VALUE with one of counter_latencies"),
-        ("counter_latencies", "expected NAME=VALUE with one of counter_latencies"),
-        ("counter_latencies=maybe", "counter_latencies must be true or false, got 'maybe'"),
-        ("summary_quantiles=0.5;0.9", "summary_quantiles must be numbers from 0 to 1"),
-        ("summary_quantiles=1.5", "summary_quantiles must be numbers from 0 to 1"),
-        ("summary_quantiles=nan", "summary_quantiles must be numbers from 0 to 1"),
-        ("summary_quantiles=0.5:x", "summary_quantiles must be numbers from 0 to 1"),
-        ("summary_quantiles=", "summary_quantiles must be numbers from 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    ("latencies=true", "expected NAME=VALUE with one of counter_latencies"),
+    ("counter_latencies", "expected NAME=VALUE with one of counter_latencies"),
+    ("counter_latencies=maybe", "counter_latencies must be true or false, got 'maybe'"),
+    ("summary_quantiles=0.5;0.9", "summary_quantiles must be numbers from 0 to 1"),
+    ("summary_quantiles=1.5", "summary_quantiles must be numbers from 0 to 1"),
+    ("summary_quantiles=nan", "summary_quantiles must be numbers from 0 to 1"),
+    ("summary_quantiles=0.5:x", "summary_quantiles must be numbers from 0 to 1"),
+    ("summary_quantiles=", "summary_quantiles must be numbers from 0 to 1"),
+])  # fmt: skip
 def test_what_cannot(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         MetricsOptions.of([text])

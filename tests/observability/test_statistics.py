@@ -67,17 +67,11 @@ def test_bounds_ascend_in_whole_nanoseconds() -> None:
     assert all(low < high for low, high in pairwise(LATENCY_BOUNDS))
 
 
-@pytest.mark.parametrize(
-    ("duration", "index"),
-    [
-        (0, 0),
-        (LATENCY_BOUNDS[0], 0),  # a bound is part of its bucket
-        (LATENCY_BOUNDS[0] + 1, 1),
-        (LATENCY_BOUNDS[3], 3),
-        (LATENCY_BOUNDS[-1], len(LATENCY_BOUNDS) - 1),
-        (LATENCY_BOUNDS[-1] + 1, len(LATENCY_BOUNDS)),
-    ],
-)
+@pytest.mark.parametrize(("duration", "index"), [
+    (0, 0), (LATENCY_BOUNDS[0], 0),  # a bound is part of its bucket
+    (LATENCY_BOUNDS[0] + 1, 1), (LATENCY_BOUNDS[3], 3),
+    (LATENCY_BOUNDS[-1], len(LATENCY_BOUNDS) - 1), (LATENCY_BOUNDS[-1] + 1, len(LATENCY_BOUNDS)),
+])  # fmt: skip
 def test_a_histogram_counts_by_upper_bounds(duration: int, index: int) -> None:
     histogram = Histogram()
     histogram.observe(duration)

@@ -74,23 +74,18 @@ def test_what_opentelemetrys_variables_say_counts_less_than_options() -> None:
     assert read_trace_config(["mode=opentelemetry"], variables).url == "https://d:2/x"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rate", "'rate': expected KEY=VALUE"),
-        ("rate=", "'rate=': expected KEY=VALUE"),
-        ("=1", "'=1': expected KEY=VALUE"),
-        ("rate=x", "Unable to parse 'trace_rate', got: x"),
-        ("count=-2", "Expecting value >= -1, got:-2"),
-        ("level=ALL", "unknown trace level 'ALL', expected OFF, or TIMESTAMPS, TENSORS or both"),
-        ("mode=jaeger", "mode='jaeger': expected triton or opentelemetry"),
-        ("file=x", "unknown setting 'file', expected level, rate, count, mode; what belongs to a"),
-        ("jaeger,file=x", "unknown mode 'jaeger', expected triton or opentelemetry"),
-        ("triton,url=x", "unknown setting 'url' of mode triton, expected file, log-frequency"),
-        ("opentelemetry,resource=x", "'x': expected KEY=VALUE"),
-        ("opentelemetry,bsp_max_queue_size=0", "expected a number from 1 to"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("rate", "'rate': expected KEY=VALUE"), ("rate=", "'rate=': expected KEY=VALUE"),
+    ("=1", "'=1': expected KEY=VALUE"), ("rate=x", "Unable to parse 'trace_rate', got: x"),
+    ("count=-2", "Expecting value >= -1, got:-2"),
+    ("level=ALL", "unknown trace level 'ALL', expected OFF, or TIMESTAMPS, TENSORS or both"),
+    ("mode=jaeger", "mode='jaeger': expected triton or opentelemetry"),
+    ("file=x", "unknown setting 'file', expected level, rate, count, mode; what belongs to a"),
+    ("jaeger,file=x", "unknown mode 'jaeger', expected triton or opentelemetry"),
+    ("triton,url=x", "unknown setting 'url' of mode triton, expected file, log-frequency"),
+    ("opentelemetry,resource=x", "'x': expected KEY=VALUE"),
+    ("opentelemetry,bsp_max_queue_size=0", "expected a number from 1 to"),
+])  # fmt: skip
 def test_what_is_wrong_is_said(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_trace_config(["mode=opentelemetry", text])

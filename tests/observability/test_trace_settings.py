@@ -90,17 +90,13 @@ def test_samplers_that_are_replaced_are_retired() -> None:
     assert not made.sampler("m").retired
 
 
-@pytest.mark.parametrize(
-    ("config", "settings", "problem"),
-    [
-        (TraceConfig(file="f"), ON, ""),
-        (TraceConfig(), TraceSettings(), ""),
-        (TraceConfig(), ON, "trace file name is not given"),
-        (TraceConfig(file="f"), TraceSettings(True, rate=0), "sample rate must be non-zero"),
-        (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, rate=0), ""),
-        (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, True), "TENSORS is not for mode"),
-    ],
-)
+@pytest.mark.parametrize(("config", "settings", "problem"), [
+    (TraceConfig(file="f"), ON, ""), (TraceConfig(), TraceSettings(), ""),
+    (TraceConfig(), ON, "trace file name is not given"),
+    (TraceConfig(file="f"), TraceSettings(True, rate=0), "sample rate must be non-zero"),
+    (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, rate=0), ""),
+    (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, True), "TENSORS is not for mode"),
+])  # fmt: skip
 def test_settings_by_which_nothing_could_be_traced(
     config: TraceConfig, settings: TraceSettings, problem: str
 ) -> None:
@@ -119,27 +115,24 @@ def test_such_a_change_is_refused_as_a_whole() -> None:
     assert (made.sampler("m"), made.sampler()) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "error", "text"),
-    [
-        ("trace_file", ["x"], Unsupported, "trace file location can not be updated through net"),
-        ("trace_file", None, Unsupported, "trace file location can not be updated through net"),
-        ("trace_mode", ["triton"], Unsupported, "trace mode can not be updated"),
-        ("trace_level", ["OFF", "TENSORS"], InvalidRequest, "Expect only one trace level 'OFF'"),
-        ("trace_level", ["timestamps"], InvalidRequest, "unknown trace level 'timestamps'"),
-        ("trace_level", [1], InvalidRequest, "unknown trace level '1'"),
-        ("trace_rate", ["x"], InvalidRequest, "Unable to parse 'trace_rate', got: x"),
-        ("trace_rate", ["1.5"], InvalidRequest, "Unable to parse 'trace_rate', got: 1.5"),
-        ("trace_rate", [5], InvalidRequest, "'trace_rate' must be a string that holds a number"),
-        ("trace_rate", ["1", "2"], InvalidRequest, "expect only 1 value for 'trace_rate'"),
-        ("trace_rate", ["-1"], InvalidRequest, "out of range \\[ 0, 4294967295 \\], got: -1"),
-        ("trace_count", ["-2"], InvalidRequest, "Expecting value >= -1, got:-2"),
-        ("trace_count", ["10000000000"], InvalidRequest, "out of range \\[ -1, 2147483647 \\]"),
-        ("log_frequency", ["10000000000"], InvalidRequest, "'log_frequency', value is out of"),
-        ("log_frequency", ["9" * 5_000], InvalidRequest, "Unable to parse 'log_frequency'"),
-        ("trace_levle", ["OFF"], InvalidRequest, "unknown trace setting 'trace_levle'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "values", "error", "text"), [
+    ("trace_file", ["x"], Unsupported, "trace file location can not be updated through net"),
+    ("trace_file", None, Unsupported, "trace file location can not be updated through net"),
+    ("trace_mode", ["triton"], Unsupported, "trace mode can not be updated"),
+    ("trace_level", ["OFF", "TENSORS"], InvalidRequest, "Expect only one trace level 'OFF'"),
+    ("trace_level", ["timestamps"], InvalidRequest, "unknown trace level 'timestamps'"),
+    ("trace_level", [1], InvalidRequest, "unknown trace level '1'"),
+    ("trace_rate", ["x"], InvalidRequest, "Unable to parse 'trace_rate', got: x"),
+    ("trace_rate", ["1.5"], InvalidRequest, "Unable to parse 'trace_rate', got: 1.5"),
+    ("trace_rate", [5], InvalidRequest, "'trace_rate' must be a string that holds a number"),
+    ("trace_rate", ["1", "2"], InvalidRequest, "expect only 1 value for 'trace_rate'"),
+    ("trace_rate", ["-1"], InvalidRequest, "out of range \\[ 0, 4294967295 \\], got: -1"),
+    ("trace_count", ["-2"], InvalidRequest, "Expecting value >= -1, got:-2"),
+    ("trace_count", ["10000000000"], InvalidRequest, "out of range \\[ -1, 2147483647 \\]"),
+    ("log_frequency", ["10000000000"], InvalidRequest, "'log_frequency', value is out of"),
+    ("log_frequency", ["9" * 5_000], InvalidRequest, "Unable to parse 'log_frequency'"),
+    ("trace_levle", ["OFF"], InvalidRequest, "unknown trace setting 'trace_levle'"),
+])  # fmt: skip
 def test_what_cannot_be_set(
     name: str, values: list[object] | None, error: type[ServerError], text: str
 ) -> None:

@@ -114,15 +114,11 @@ json.dump(list(unknown(json.load(sys.stdin), sys.argv[1], [])), sys.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("manifest", "model", "expected"),
-    [
-        (RUNTIME, "V1alpha1ClusterServingRuntime", []),
-        (INFERENCE_SERVICE, "V1beta1InferenceService", []),
-        (RUNTIME | {"spec": {"formats": []}}, "V1alpha1ClusterServingRuntime", ["spec.formats"]),
-    ],
-    ids=["runtime", "inference service", "misspelt"],
-)
+@pytest.mark.parametrize(("manifest", "model", "expected"), [
+    (RUNTIME, "V1alpha1ClusterServingRuntime", []),
+    (INFERENCE_SERVICE, "V1beta1InferenceService", []),
+    (RUNTIME | {"spec": {"formats": []}}, "V1alpha1ClusterServingRuntime", ["spec.formats"]),
+], ids=["runtime", "inference service", "misspelt"])  # fmt: skip
 def test_kserve_knows_every_member(manifest: Manifest, model: str, expected: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNKNOWN_MEMBERS, model],
@@ -190,22 +186,18 @@ def test_models_are_mounted_read_only_where_the_server_looks() -> None:
     assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
 
 
-@pytest.mark.parametrize(
-    ("container", "grace"),
-    [(CONTAINER, POD["terminationGracePeriodSeconds"]), (KSERVE_CONTAINER, KSERVE_GRACE_SECS)],
-    ids=["kubernetes", "kserve"],
-)
+@pytest.mark.parametrize(("container", "grace"), [
+    (CONTAINER, POD["terminationGracePeriodSeconds"]), (KSERVE_CONTAINER, KSERVE_GRACE_SECS),
+], ids=["kubernetes", "kserve"])  # fmt: skip
 def test_pod_outlives_the_servers_own_shutdown(container: Manifest, grace: int) -> None:
     given = DEFAULTS | options(container)
     shutdown = int(given["shutdown-delay-secs"]) + int(given["exit-timeout-secs"])
     assert shutdown + EXIT_SECS <= grace
 
 
-@pytest.mark.parametrize(
-    ("container", "volumes"),
-    [(CONTAINER, POD["volumes"]), (KSERVE_CONTAINER, RUNTIME["spec"]["volumes"])],
-    ids=["kubernetes", "kserve"],
-)
+@pytest.mark.parametrize(("container", "volumes"), [
+    (CONTAINER, POD["volumes"]), (KSERVE_CONTAINER, RUNTIME["spec"]["volumes"]),
+], ids=["kubernetes", "kserve"])  # fmt: skip
 def test_environments_have_a_place(container: Manifest, volumes: list[Manifest]) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     cache = options(container)["environment-cache"]

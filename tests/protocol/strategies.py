@@ -1,15 +1,20 @@
-"""What the property tests of this folder draw from, and how they compare tensors."""
+"""Strategies, builders and checks that the codec tests share."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
-from headrace.core.errors import ServerError
+from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Array, Tensor
 
 T = TypeVar("T")
@@ -28,6 +33,31 @@ def object_array(elements: Sequence[bytes], shape: Sequence[int]) -> Array:
     array = np.empty(len(elements), object)
     array[:] = elements
     return array.reshape(shape)
+
+
+def fp32(*values: float, name: str = "y") -> Tensor:
+    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
+
+
+def response(*outputs: Tensor, id: str = "", **members: Any) -> InferResponse:
+    """An answer of version 1 of the model `m`."""
+    return InferResponse("m", "1", id, list(outputs), Timing(0, 0, 1), **members)
+
+
+def refused(part: str) -> AbstractContextManager[pytest.ExceptionInfo[InvalidRequest]]:
+    """Expect an `InvalidRequest` with `part` in its text."""
+    return pytest.raises(InvalidRequest, match=re.escape(part))
+
+
+@contextmanager
+def memory_within(nbytes: int) -> Iterator[None]:
+    """Assert that the block allocates less than `nbytes` at its peak."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < nbytes
+    finally:
+        tracemalloc.stop()
 
 
 @st.composite

@@ -21,26 +21,22 @@ def tensor(values: Any, datatype: Datatype = Datatype.FP32, name: str = "y") -> 
     return Tensor(name, datatype, np.array(values, NUMPY[datatype]))
 
 
-@pytest.mark.parametrize(
-    ("given", "count", "labels", "batches", "classes"),
-    [
-        (tensor([0.5, 2, -1]), 2, [], False, ["2.000000:1", "0.500000:0"]),
-        (tensor([0.5, 2, -1]), 9, [], False, ["2.000000:1", "0.500000:0", "-1.000000:2"]),
-        (tensor([3, 7], Datatype.INT8), 1, [], False, ["7:1"]),
-        (tensor([2**64 - 1], Datatype.UINT64), 1, [], False, ["18446744073709551615:0"]),
-        (tensor([1, 2, 3]), 2, ["a", "b"], False, ["3.000000:2", "2.000000:1:b"]),
-        (tensor([4, 4, 4]), 2, [], False, ["4.000000:0", "4.000000:1"]),  # first of equals
-        (tensor([[1, 2], [4, 3]]), 1, [], True, [["2.000000:1"], ["4.000000:0"]]),
-        (tensor([[1, 2], [4, 3]]), 1, [], False, ["4.000000:2"]),  # one row
-        (tensor([[[1, 2], [4, 3]]]), 1, [], True, [["4.000000:2"]]),
-        (tensor(5.0), 1, [], False, ["5.000000:0"]),
-        (tensor([5.0, 6.0]), 1, [], True, [["5.000000:0"], ["6.000000:0"]]),
-        (tensor([float("-inf"), float("inf")]), 2, [], False, ["inf:1", "-inf:0"]),
-        (tensor([]), 1, [], False, []),
-        (tensor([[], []]), 1, [], True, [[], []]),
-        (tensor(np.zeros((0, 3))), 1, [], True, np.zeros((0, 1)).tolist()),
-    ],
-)
+@pytest.mark.parametrize(("given", "count", "labels", "batches", "classes"), [
+    (tensor([0.5, 2, -1]), 2, [], False, ["2.000000:1", "0.500000:0"]),
+    (tensor([0.5, 2, -1]), 9, [], False, ["2.000000:1", "0.500000:0", "-1.000000:2"]),
+    (tensor([3, 7], Datatype.INT8), 1, [], False, ["7:1"]),
+    (tensor([2**64 - 1], Datatype.UINT64), 1, [], False, ["18446744073709551615:0"]),
+    (tensor([1, 2, 3]), 2, ["a", "b"], False, ["3.000000:2", "2.000000:1:b"]),
+    (tensor([4, 4, 4]), 2, [], False, ["4.000000:0", "4.000000:1"]),  # first of equals
+    (tensor([[1, 2], [4, 3]]), 1, [], True, [["2.000000:1"], ["4.000000:0"]]),
+    (tensor([[1, 2], [4, 3]]), 1, [], False, ["4.000000:2"]),  # one row
+    (tensor([[[1, 2], [4, 3]]]), 1, [], True, [["4.000000:2"]]),
+    (tensor(5.0), 1, [], False, ["5.000000:0"]),
+    (tensor([5.0, 6.0]), 1, [], True, [["5.000000:0"], ["6.000000:0"]]),
+    (tensor([float("-inf"), float("inf")]), 2, [], False, ["inf:1", "-inf:0"]),
+    (tensor([]), 1, [], False, []), (tensor([[], []]), 1, [], True, [[], []]),
+    (tensor(np.zeros((0, 3))), 1, [], True, np.zeros((0, 1)).tolist()),
+])  # fmt: skip
 def test_classes(
     given: Tensor, count: int, labels: Sequence[str], batches: bool, classes: list[Any]
 ) -> None:
@@ -54,15 +50,10 @@ def test_empty_rows_stay_rows() -> None:
     assert classify(tensor(np.zeros((0, 4))), 3, [], batches=True).array.shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        tensor([1], Datatype.FP16),
-        tensor([1], Datatype.BF16),
-        tensor([True], Datatype.BOOL),
-        Tensor("y", Datatype.BYTES, object_array([b"a"], [1])),
-    ],
-)
+@pytest.mark.parametrize("given", [
+    tensor([1], Datatype.FP16), tensor([1], Datatype.BF16), tensor([True], Datatype.BOOL),
+    Tensor("y", Datatype.BYTES, object_array([b"a"], [1])),
+])  # fmt: skip
 def test_datatypes_without_classes(given: Tensor) -> None:
     text = f"class result not available for output 'y' due to unsupported type '{given.datatype}'"
     with pytest.raises(InvalidRequest, match=text):

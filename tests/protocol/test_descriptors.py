@@ -237,14 +237,10 @@ assert theirs.ModelInferRequest.FromString(request.SerializeToString()).model_na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours first", "theirs first"])
-@pytest.mark.parametrize(
-    ("package", "theirs"),
-    [
-        ("tritonclient", "import tritonclient.grpc; from tritonclient.grpc import service_pb2"),
-        ("kserve", "import kserve; from kserve.protocol.grpc import grpc_predict_v2_pb2"),
-    ],
-    ids=["tritonclient", "kserve"],
-)
+@pytest.mark.parametrize(("package", "theirs"), [
+    ("tritonclient", "import tritonclient.grpc; from tritonclient.grpc import service_pb2"),
+    ("kserve", "import kserve; from kserve.protocol.grpc import grpc_predict_v2_pb2"),
+], ids=["tritonclient", "kserve"])  # fmt: skip
 def test_imports_beside_a_client_in_either_order(
     package: str, theirs: str, ours_first: bool
 ) -> None:

@@ -24,67 +24,40 @@ from tests.protocol.strategies import (
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.mark.parametrize(
-    ("datatype", "data", "values"),
-    [
-        ("BOOL", [True, False], [True, False]),
-        ("UINT8", [0, 255], [0, 255]),
-        ("UINT16", [65535], [65535]),
-        ("UINT32", [2**32 - 1], [2**32 - 1]),
-        ("UINT64", [2**64 - 1], [2**64 - 1]),
-        ("INT8", [-128, 127], [-128, 127]),
-        ("INT16", [-32768], [-32768]),
-        ("INT32", [-(2**31)], [-(2**31)]),
-        ("INT64", [-(2**63), 2**63 - 1], [-(2**63), 2**63 - 1]),
-        ("FP32", [1, 0.5, -2], [1.0, 0.5, -2.0]),
-        ("FP32", [INF, -INF], [INF, -INF]),
-        ("FP32", [1e-300], [0.0]),
-        ("FP64", [0.1, 2**63], [0.1, 2.0**63]),
-        ("BYTES", ["a", "", "é", "\0"], [b"a", b"", "é".encode(), b"\0"]),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "data", "values"), [
+    ("BOOL", [True, False], [True, False]), ("UINT8", [0, 255], [0, 255]),
+    ("UINT16", [65535], [65535]), ("UINT32", [2**32 - 1], [2**32 - 1]),
+    ("UINT64", [2**64 - 1], [2**64 - 1]), ("INT8", [-128, 127], [-128, 127]),
+    ("INT16", [-32768], [-32768]), ("INT32", [-(2**31)], [-(2**31)]),
+    ("INT64", [-(2**63), 2**63 - 1], [-(2**63), 2**63 - 1]),
+    ("FP32", [1, 0.5, -2], [1.0, 0.5, -2.0]), ("FP32", [INF, -INF], [INF, -INF]),
+    ("FP32", [1e-300], [0.0]), ("FP64", [0.1, 2**63], [0.1, 2.0**63]),
+    ("BYTES", ["a", "", "é", "\0"], [b"a", b"", "é".encode(), b"\0"]),
+])  # fmt: skip
 def test_elements(datatype: str, data: list[Any], values: list[Any]) -> None:
     tensor = tensor_from_json("x", Datatype(datatype), [len(data)], data)
     assert tensor.array.dtype == NUMPY[Datatype(datatype)]
     assert tensor.array.tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("datatype", "element", "parts"),
-    [
-        ("BOOL", 1, ["takes true or false", "an integer", "non-boolean as boolean"]),
-        ("BOOL", "true", ["takes true or false", "a string"]),
-        ("UINT8", True, ["takes integers", "a boolean"]),
-        ("INT32", 1.0, ["takes integers", "a number with a fraction or exponent"]),
-        ("INT32", "1", ["takes integers", "a string"]),
-        ("INT64", NAN, ["takes integers"]),
-        ("FP32", "1", ["takes numbers", "a string"]),
-        ("FP32", True, ["takes numbers", "a boolean"]),
-        ("FP32", None, ["takes numbers", "null"]),
-        ("FP64", {}, ["takes numbers", "an object"]),
-        ("BYTES", 1, ["takes strings", "an integer", "non-string as string"]),
-        ("BYTES", None, ["takes strings", "null"]),
-        ("UINT8", -1, ["out of the range of UINT8"]),
-        ("UINT8", 256, ["out of the range of UINT8"]),
-        ("UINT64", -1, ["out of the range of UINT64"]),
-        ("UINT64", 2**64, ["out of the range of UINT64"]),
-        ("INT8", 128, ["out of the range of INT8"]),
-        ("INT64", 2**63, ["out of the range of INT64"]),
-        ("FP32", 1e39, ["out of the range of FP32"]),
-        ("FP32", 10**300, ["out of the range of FP32"]),
-        ("FP64", 10**400, ["out of the range of FP64"]),
-        (
-            "FP16",
-            1,
-            ["receiving FP16 data via JSON is not supported", "use the binary data format"],
-        ),
-        (
-            "BF16",
-            1,
-            ["receiving BF16 data via JSON is not supported", "use the binary data format"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "element", "parts"), [
+    ("BOOL", 1, ["takes true or false", "an integer", "non-boolean as boolean"]),
+    ("BOOL", "true", ["takes true or false", "a string"]),
+    ("UINT8", True, ["takes integers", "a boolean"]),
+    ("INT32", 1.0, ["takes integers", "a number with a fraction or exponent"]),
+    ("INT32", "1", ["takes integers", "a string"]), ("INT64", NAN, ["takes integers"]),
+    ("FP32", "1", ["takes numbers", "a string"]), ("FP32", True, ["takes numbers", "a boolean"]),
+    ("FP32", None, ["takes numbers", "null"]), ("FP64", {}, ["takes numbers", "an object"]),
+    ("BYTES", 1, ["takes strings", "an integer", "non-string as string"]),
+    ("BYTES", None, ["takes strings", "null"]), ("UINT8", -1, ["out of the range of UINT8"]),
+    ("UINT8", 256, ["out of the range of UINT8"]), ("UINT64", -1, ["out of the range of UINT64"]),
+    ("UINT64", 2**64, ["out of the range of UINT64"]), ("INT8", 128, ["out of the range of INT8"]),
+    ("INT64", 2**63, ["out of the range of INT64"]), ("FP32", 1e39, ["out of the range of FP32"]),
+    ("FP32", 10**300, ["out of the range of FP32"]),
+    ("FP64", 10**400, ["out of the range of FP64"]),
+    ("FP16", 1, ["receiving FP16 data via JSON is not supported", "use the binary data format"]),
+    ("BF16", 1, ["receiving BF16 data via JSON is not supported", "use the binary data format"]),
+])  # fmt: skip
 def test_elements_that_do_not_fit(datatype: str, element: Any, parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         tensor_from_json("x", Datatype(datatype), [1], [element])
@@ -92,40 +65,28 @@ def test_elements_that_do_not_fit(datatype: str, element: Any, parts: list[str])
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("shape", "data", "values"),
-    [
-        ([], [7], [7]),
-        ([2, 2], [1, 2, 3, 4], [1, 2, 3, 4]),
-        ([2, 2], [[1, 2], [3, 4]], [1, 2, 3, 4]),
-        ([4], [[1, 2], [3, 4]], [1, 2, 3, 4]),  # nesting is not held against the shape
-        ([2, 2], [[1], [2, 3, 4]], [1, 2, 3, 4]),
-        ([0], [], []),
-        ([2, 0], [[], []], []),
-        ([3, 0, 5], [], []),
-        ([1], json.loads("[" * 99 + "7" + "]" * 99), [7]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "data", "values"), [
+    ([], [7], [7]), ([2, 2], [1, 2, 3, 4], [1, 2, 3, 4]), ([2, 2], [[1, 2], [3, 4]], [1, 2, 3, 4]),
+    ([4], [[1, 2], [3, 4]], [1, 2, 3, 4]),  # nesting is not held against the shape
+    ([2, 2], [[1], [2, 3, 4]], [1, 2, 3, 4]), ([0], [], []), ([2, 0], [[], []], []),
+    ([3, 0, 5], [], []), ([1], json.loads("[" * 99 + "7" + "]" * 99), [7]),
+])  # fmt: skip
 def test_nesting(shape: list[int], data: list[Any], values: list[int]) -> None:
     tensor = tensor_from_json("x", Datatype.INT32, shape, data)
     assert tensor.array.shape == tuple(shape)
     assert tensor.array.ravel().tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("shape", "data", "text"),
-    [
-        ([3], [1, 2], "Failed to parse 'data' field: shape does not match true shape"),
-        ([], [], "Failed to parse 'data' field: shape does not match true shape"),
-        ([2**50], [1], "Failed to parse 'data' field: shape does not match true shape"),
-        ([1], [1, 2], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ([0], [1], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ([2**62, 4], [1], "causes total element count to exceed maximum size of"),
-        ([-1], [1], "not negative"),
-        ([2], [1, [2]], "elements and arrays are mixed at depth 1"),
-        ([2], [[1, [2]]], "elements and arrays are mixed at depth 2"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "data", "text"), [
+    ([3], [1, 2], "Failed to parse 'data' field: shape does not match true shape"),
+    ([], [], "Failed to parse 'data' field: shape does not match true shape"),
+    ([2**50], [1], "Failed to parse 'data' field: shape does not match true shape"),
+    ([1], [1, 2], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    ([0], [1], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    ([2**62, 4], [1], "causes total element count to exceed maximum size of"),
+    ([-1], [1], "not negative"), ([2], [1, [2]], "elements and arrays are mixed at depth 1"),
+    ([2], [[1, [2]]], "elements and arrays are mixed at depth 2"),
+])  # fmt: skip
 def test_data_that_does_not_fit_the_shape(shape: list[int], data: list[Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         tensor_from_json("x", Datatype.INT32, shape, data)
@@ -142,21 +103,16 @@ def test_nesting_too_deep(depth: int) -> None:
         tensor_from_json("x", Datatype.INT32, [0], data)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "values", "text"),
-    [
-        ("BOOL", [True, False], "[true,false]"),
-        ("INT8", [-128, 0], "[-128,0]"),
-        ("UINT64", [2**64 - 1], "[18446744073709551615]"),
-        ("FP32", [1.0, 0.1, -0.0], "[1.0,0.1,-0.0]"),  # in the tensor's own precision
-        ("FP64", [0.1], "[0.1]"),
-        ("FP32", [NAN, 0.1, INF, -INF, 0.1], "[NaN,0.1,Infinity,-Infinity,0.1]"),
-        ("FP64", [NAN], "[NaN]"),
-        ("FP32", [], "[]"),
-        ("FP32", [[1.0, 2.0], [3.0, 4.0]], "[1.0,2.0,3.0,4.0]"),  # always flat
-        ("FP32", 5.0, "[5.0]"),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "values", "text"), [
+    ("BOOL", [True, False], "[true,false]"), ("INT8", [-128, 0], "[-128,0]"),
+    ("UINT64", [2**64 - 1], "[18446744073709551615]"),
+    ("FP32", [1.0, 0.1, -0.0], "[1.0,0.1,-0.0]"),  # in the tensor's own precision
+    ("FP64", [0.1], "[0.1]"),
+    ("FP32", [NAN, 0.1, INF, -INF, 0.1], "[NaN,0.1,Infinity,-Infinity,0.1]"),
+    ("FP64", [NAN], "[NaN]"), ("FP32", [], "[]"),
+    ("FP32", [[1.0, 2.0], [3.0, 4.0]], "[1.0,2.0,3.0,4.0]"),  # always flat
+    ("FP32", 5.0, "[5.0]"),
+])  # fmt: skip
 def test_json_of_numbers(datatype: str, values: Any, text: str) -> None:
     array = np.array(values, NUMPY[Datatype(datatype)])
     assert json_elements(Tensor("y", Datatype(datatype), array)) == text.encode()

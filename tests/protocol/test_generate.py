@@ -135,26 +135,15 @@ def test_members_for_the_server_and_those_that_are_read() -> None:
     assert request.parameters == {"headrace_timing": True, "user": "ada"}
 
 
-@pytest.mark.parametrize(
-    ("dims", "batch", "value", "shape"),
-    [
-        ((1,), 8, 1, (1, 1)),
-        ((1,), 8, [1], (1, 1)),
-        ((1,), 8, [1, 2, 3], (3, 1)),  # rows
-        ((-1,), 8, [1, 2, 3], (1, 3)),  # the innermost open size
-        ((-1, -1), 8, [1, 2, 3], (1, 1, 3)),
-        ((2, -1), 8, [1, 2, 3, 4], (1, 2, 2)),
-        ((-1, 2), 8, [1, 2, 3, 4], (1, 2, 2)),
-        ((2, 2), 8, [1, 2, 3, 4, 5, 6, 7, 8], (2, 2, 2)),
-        ((-1,), 8, [], (1, 0)),
-        ((4,), 0, [1, 2, 3, 4], (4,)),
-        ((2, 2), 0, [1, 2, 3, 4], (2, 2)),
-        ((-1,), 0, 7, (1,)),
-        ((), 0, 7, ()),
-        ((), 8, [7, 8], (2,)),
-        ((-1,), 8, [[1], [2]], (1, 2)),  # nesting is not looked at, as in infer requests
-    ],
-)
+@pytest.mark.parametrize(("dims", "batch", "value", "shape"), [
+    ((1,), 8, 1, (1, 1)), ((1,), 8, [1], (1, 1)), ((1,), 8, [1, 2, 3], (3, 1)),  # rows
+    ((-1,), 8, [1, 2, 3], (1, 3)),  # the innermost open size
+    ((-1, -1), 8, [1, 2, 3], (1, 1, 3)), ((2, -1), 8, [1, 2, 3, 4], (1, 2, 2)),
+    ((-1, 2), 8, [1, 2, 3, 4], (1, 2, 2)), ((2, 2), 8, [1, 2, 3, 4, 5, 6, 7, 8], (2, 2, 2)),
+    ((-1,), 8, [], (1, 0)), ((4,), 0, [1, 2, 3, 4], (4,)), ((2, 2), 0, [1, 2, 3, 4], (2, 2)),
+    ((-1,), 0, 7, (1,)), ((), 0, 7, ()), ((), 8, [7, 8], (2,)),
+    ((-1,), 8, [[1], [2]], (1, 2)),  # nesting is not looked at, as in infer requests
+])  # fmt: skip
 def test_shapes(dims: tuple[int, ...], batch: int, value: object, shape: tuple[int, ...]) -> None:
     request = decode({"x": value}, shaped(dims, batch))
     assert request.inputs["x"].array.shape == shape
@@ -179,86 +168,61 @@ def test_a_missing_value_of_a_column() -> None:
     assert table.check(request) == 1
 
 
-@pytest.mark.parametrize(
-    ("dims", "batch", "value"),
-    [
-        ((3,), 8, [1, 2]),
-        ((3,), 8, 1),
-        ((4,), 0, [1, 2]),
-        ((), 0, [1, 2]),
-        ((), 0, []),
-        ((2,), 0, []),
-        ((2, -1), 8, [1, 2, 3]),
-    ],
-)
+@pytest.mark.parametrize(("dims", "batch", "value"), [
+    ((3,), 8, [1, 2]), ((3,), 8, 1), ((4,), 0, [1, 2]), ((), 0, [1, 2]), ((), 0, []), ((2,), 0, []),
+    ((2, -1), 8, [1, 2, 3]),
+])  # fmt: skip
 def test_values_that_fit_no_shape(dims: tuple[int, ...], batch: int, value: object) -> None:
     text = "^The schema can not convert input 'x' to tensor with proper shape"
     with pytest.raises(InvalidRequest, match=text):
         decode({"x": value}, shaped(dims, batch))
 
 
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        ([], "the request must be a JSON object, got an array"),
-        ("text", "the request must be a JSON object, got a string"),
-        ({"id": 5}, "Unable to parse 'id': expected a string, got an integer"),
-        ({"text_input": 5}, "input 'text_input' of datatype BYTES takes strings"),
-        (
-            {"text_input": None},
-            r"its data holds null \(attempt to access JSON non-string as string\)$",
-        ),
-        ({"max_tokens": None}, "its data holds null; it is optional, and can be left out"),
-        ({"stop": [["a", "b"], ["c"]]}, "^input 'stop': a value is one element or a flat array"),
-        ({"text_input": [["a"], "b"]}, "^input 'text_input': a value is one element or a flat"),
-        ({"text_input": {"a": 1}}, "its data holds an object"),
-        ({"max_tokens": 1.5}, "INT32 takes integers, but its data holds a number with a fraction"),
-        ({"max_tokens": "1"}, "its data holds a string"),
-        ({"max_tokens": 2**40}, "out of the range of INT32"),
-        ({"sampled": 1}, "BOOL takes true or false"),
-        ({"text_input": list("abcdefghi")}, "batch-size must be <= 8"),
-        ({"a": [1]}, "^parameter 'a' has invalid type. It should be either"),
-        ({"a": {}}, "^parameter 'a' has invalid type"),
-        ({"a": None}, "^parameter 'a' has invalid type"),
-        ({"triton_x": 1}, "parameter keys starting with 'triton_' are reserved"),
-        ({"timeout": "1"}, "invalid value type for 'timeout' parameter"),
-        ({"parameters": 5}, "^Expected JSON object for keyword: 'parameters'"),
-        ({"parameters": [1]}, "^Expected JSON object for keyword: 'parameters'"),
-        ({"parameters": ""}, "^Expected JSON object for keyword: 'parameters'"),
-        (
-            {"parameters": {"a": {"b": 1}}},
-            "^Converting keyword: 'parameters': parameter 'a' has invalid type. It should be",
-        ),
-        (
-            {"parameters": {"parameters": {}}},
-            "^Converting keyword: 'parameters': parameter 'parameters' has invalid type",
-        ),
-        (
-            {"parameters": {"text_input": 5}},
-            "^Converting keyword: 'parameters': input 'text_input' of datatype BYTES",
-        ),
-        (
-            {"text_input": "x", "parameters": {"text_input": "y"}},
-            "input 'text_input' already exists in request",
-        ),
-        (dict.fromkeys(map(str, range(MAX_TENSORS + 1)), 1), "may have 4096 members, got 4097"),
-    ],
-)
+@pytest.mark.parametrize(("document", "text"), [
+    ([], "the request must be a JSON object, got an array"),
+    ("text", "the request must be a JSON object, got a string"),
+    ({"id": 5}, "Unable to parse 'id': expected a string, got an integer"),
+    ({"text_input": 5}, "input 'text_input' of datatype BYTES takes strings"),
+    ({"text_input": None}, r"its data holds null \(attempt to access JSON non-string as string\)$"),
+    ({"max_tokens": None}, "its data holds null; it is optional, and can be left out"),
+    ({"stop": [["a", "b"], ["c"]]}, "^input 'stop': a value is one element or a flat array"),
+    ({"text_input": [["a"], "b"]}, "^input 'text_input': a value is one element or a flat"),
+    ({"text_input": {"a": 1}}, "its data holds an object"),
+    ({"max_tokens": 1.5}, "INT32 takes integers, but its data holds a number with a fraction"),
+    ({"max_tokens": "1"}, "its data holds a string"),
+    ({"max_tokens": 2**40}, "out of the range of INT32"),
+    ({"sampled": 1}, "BOOL takes true or false"),
+    ({"text_input": list("abcdefghi")}, "batch-size must be <= 8"),
+    ({"a": [1]}, "^parameter 'a' has invalid type. It should be either"),
+    ({"a": {}}, "^parameter 'a' has invalid type"),
+    ({"a": None}, "^parameter 'a' has invalid type"),
+    ({"triton_x": 1}, "parameter keys starting with 'triton_' are reserved"),
+    ({"timeout": "1"}, "invalid value type for 'timeout' parameter"),
+    ({"parameters": 5}, "^Expected JSON object for keyword: 'parameters'"),
+    ({"parameters": [1]}, "^Expected JSON object for keyword: 'parameters'"),
+    ({"parameters": ""}, "^Expected JSON object for keyword: 'parameters'"),
+    ({"parameters": {"a": {"b": 1}}},
+     "^Converting keyword: 'parameters': parameter 'a' has invalid type. It should be"),
+    ({"parameters": {"parameters": {}}},
+     "^Converting keyword: 'parameters': parameter 'parameters' has invalid type"),
+    ({"parameters": {"text_input": 5}},
+     "^Converting keyword: 'parameters': input 'text_input' of datatype BYTES"),
+    ({"text_input": "x", "parameters": {"text_input": "y"}},
+     "input 'text_input' already exists in request"),
+    (dict.fromkeys(map(str, range(MAX_TENSORS + 1)), 1), "may have 4096 members, got 4097"),
+])  # fmt: skip
 def test_what_is_refused(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         decode(document)
 
 
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        ({"max_tokens": "1", "a": []}, "input 'max_tokens'"),
-        ({"a": [], "max_tokens": "1"}, "parameter 'a'"),
-        ({"parameters": {"a": []}, "max_tokens": "1"}, "Converting keyword"),
-        ({"max_tokens": "1", "parameters": {"a": []}}, "^input 'max_tokens'"),
-        ({"max_tokens": "1", "id": 5}, "^input 'max_tokens'"),
-    ],
-)
+@pytest.mark.parametrize(("document", "text"), [
+    ({"max_tokens": "1", "a": []}, "input 'max_tokens'"),
+    ({"a": [], "max_tokens": "1"}, "parameter 'a'"),
+    ({"parameters": {"a": []}, "max_tokens": "1"}, "Converting keyword"),
+    ({"max_tokens": "1", "parameters": {"a": []}}, "^input 'max_tokens'"),
+    ({"max_tokens": "1", "id": 5}, "^input 'max_tokens'"),
+])  # fmt: skip
 def test_the_order_of_members_decides_which_error_is_told(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         decode(document)

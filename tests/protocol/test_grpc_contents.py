@@ -102,40 +102,32 @@ def read(datatype: Datatype, shape: list[int], data: bytes, charge: Any = unchar
     return tensor_from_contents("x", datatype, shape, data, [(0, len(data))], "m", "", charge)
 
 
-@pytest.mark.parametrize(
-    ("datatype", "field", "packed", "values"),
-    [
-        ("INT64", 3, b"\x01" * 3, [1, 1, 1]),
-        ("INT64", 3, b"\xff" * 9 + b"\x01", [-1]),
-        ("INT32", 2, b"\xff" * 9 + b"\x01\x00", [-1, 0]),
-        ("INT32", 2, b"\x80\x80\x80\x80\x10\x05", [0, 5]),  # of 64 bits, of which 32 count
-        ("UINT64", 5, b"\xff" * 9 + b"\x01", [2**64 - 1]),
-        ("BOOL", 1, b"\x00\x01\x02\x80\x01", [False, True, True, True]),
-        ("UINT8", 4, b"\xff\x01\x00", [255, 0]),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "field", "packed", "values"), [
+    ("INT64", 3, b"\x01" * 3, [1, 1, 1]), ("INT64", 3, b"\xff" * 9 + b"\x01", [-1]),
+    ("INT32", 2, b"\xff" * 9 + b"\x01\x00", [-1, 0]),
+    ("INT32", 2, b"\x80\x80\x80\x80\x10\x05", [0, 5]),  # of 64 bits, of which 32 count
+    ("UINT64", 5, b"\xff" * 9 + b"\x01", [2**64 - 1]),
+    ("BOOL", 1, b"\x00\x01\x02\x80\x01", [False, True, True, True]),
+    ("UINT8", 4, b"\xff\x01\x00", [255, 0]),
+])  # fmt: skip
 def test_packed_numbers(datatype: str, field: int, packed: bytes, values: list[Any]) -> None:
     found = read(Datatype(datatype), [len(values)], contents(field, packed))
     assert found.array.tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("datatype", "data", "text"),
-    [
-        ("INT64", contents(3, b"\x01\x80"), "a number without its end"),
-        ("INT64", contents(3, b"\x80" * 10 + b"\x01"), "a number of too many bytes"),
-        ("INT64", b"\x18\x01", "not packed"),
-        ("FP32", contents(6, b"\x00" * 5), "packed numbers of a wrong size"),
-        ("FP32", contents(3, b"\x00" * 4), "expected fp32_contents, got int64_contents"),
-        ("INT8", contents(2, b"\x80\x01"), "out of the range of INT8"),
-        ("INT64", contents(3, b"\x01\x01"), "Expected 8, got 16"),
-        ("FP32", contents(6, b"\x00" * 8), "Expected 4, got 8"),
-        ("BYTES", b"\x42\x00\x42\x00", "expected 1 string elements .* got more"),
-        ("BYTES", b"\x42\x05a", "expected bytes_contents"),
-        ("BYTES", b"", "cannot hold them"),
-        ("FP16", b"", "no typed contents"),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "data", "text"), [
+    ("INT64", contents(3, b"\x01\x80"), "a number without its end"),
+    ("INT64", contents(3, b"\x80" * 10 + b"\x01"), "a number of too many bytes"),
+    ("INT64", b"\x18\x01", "not packed"),
+    ("FP32", contents(6, b"\x00" * 5), "packed numbers of a wrong size"),
+    ("FP32", contents(3, b"\x00" * 4), "expected fp32_contents, got int64_contents"),
+    ("INT8", contents(2, b"\x80\x01"), "out of the range of INT8"),
+    ("INT64", contents(3, b"\x01\x01"), "Expected 8, got 16"),
+    ("FP32", contents(6, b"\x00" * 8), "Expected 4, got 8"),
+    ("BYTES", b"\x42\x00\x42\x00", "expected 1 string elements .* got more"),
+    ("BYTES", b"\x42\x05a", "expected bytes_contents"), ("BYTES", b"", "cannot hold them"),
+    ("FP16", b"", "no typed contents"),
+])  # fmt: skip
 def test_wrong_contents(datatype: str, data: bytes, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read(Datatype(datatype), [1], data)

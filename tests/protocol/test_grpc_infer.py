@@ -128,130 +128,89 @@ def test_a_request_with_everything() -> None:
     assert request.nbytes == len(given.SerializeToString())
 
 
-@pytest.mark.parametrize(
-    ("item", "values"),
-    [
-        (an_input("x", "BOOL", 2, bool_contents=[True, False]), [True, False]),
-        (an_input("x", "UINT8", 1, uint_contents=[255]), [255]),
-        (an_input("x", "UINT16", 1, uint_contents=[65535]), [65535]),
-        (an_input("x", "UINT32", 1, uint_contents=[2**32 - 1]), [2**32 - 1]),
-        (an_input("x", "UINT64", 1, uint64_contents=[2**64 - 1]), [2**64 - 1]),
-        (an_input("x", "INT8", 1, int_contents=[-128]), [-128]),
-        (an_input("x", "INT16", 1, int_contents=[-32768]), [-32768]),
-        (an_input("x", "INT32", 1, int_contents=[-(2**31)]), [-(2**31)]),
-        (an_input("x", "INT64", 1, int64_contents=[-(2**63)]), [-(2**63)]),
-        (an_input("x", "FP32", 2, fp32_contents=[0.5, float("inf")]), [0.5, float("inf")]),
-        (an_input("x", "FP64", 1, fp64_contents=[1e300]), [1e300]),
-        (an_input("x", "BYTES", 2, bytes_contents=[b"\xff", b""]), [b"\xff", b""]),
-        (an_input("x", "FP32", 2, 1, fp32_contents=[1, 2]), [[1.0], [2.0]]),
-        (an_input("x", "FP32", fp32_contents=[1]), 1.0),
-        (an_input("x", "FP32", 0), []),
-        (an_input("x", "BYTES", 0), []),
-    ],
-)
+@pytest.mark.parametrize(("item", "values"), [
+    (an_input("x", "BOOL", 2, bool_contents=[True, False]), [True, False]),
+    (an_input("x", "UINT8", 1, uint_contents=[255]), [255]),
+    (an_input("x", "UINT16", 1, uint_contents=[65535]), [65535]),
+    (an_input("x", "UINT32", 1, uint_contents=[2**32 - 1]), [2**32 - 1]),
+    (an_input("x", "UINT64", 1, uint64_contents=[2**64 - 1]), [2**64 - 1]),
+    (an_input("x", "INT8", 1, int_contents=[-128]), [-128]),
+    (an_input("x", "INT16", 1, int_contents=[-32768]), [-32768]),
+    (an_input("x", "INT32", 1, int_contents=[-(2**31)]), [-(2**31)]),
+    (an_input("x", "INT64", 1, int64_contents=[-(2**63)]), [-(2**63)]),
+    (an_input("x", "FP32", 2, fp32_contents=[0.5, float("inf")]), [0.5, float("inf")]),
+    (an_input("x", "FP64", 1, fp64_contents=[1e300]), [1e300]),
+    (an_input("x", "BYTES", 2, bytes_contents=[b"\xff", b""]), [b"\xff", b""]),
+    (an_input("x", "FP32", 2, 1, fp32_contents=[1, 2]), [[1.0], [2.0]]),
+    (an_input("x", "FP32", fp32_contents=[1]), 1.0), (an_input("x", "FP32", 0), []),
+    (an_input("x", "BYTES", 0), []),
+])  # fmt: skip
 def test_typed_contents(item: Input, values: Any) -> None:
     tensor = over_the_wire(message(item)).inputs["x"]
     assert str(tensor.datatype) == item.datatype
     assert tensor.array.tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("given", "part"),
-    [
-        (
-            message(an_input(), an_input(), raw=[bytes(4)] * 2),
-            "input 'x' already exists in request",
-        ),
-        (message(outputs=[Output(name="y")] * 2), "output 'y' already exists in request"),
-        (message(an_input("x", "FLOAT", 1)), "unknown datatype 'FLOAT'"),
-        (message(an_input("x", "", 1)), "unknown datatype ''"),
-        # raw_input_contents
-        (
-            message(an_input("x", "FP32", 1, fp32_contents=[1]), raw=[bytes(4)]),
-            "contents field must not be specified when using raw_input_contents for 'x'"
-            " for model 'm'",
-        ),
-        (
-            message(an_input("x", "FP32", 1), an_input("y", "FP32", 1), raw=[bytes(4)]),
-            "unable to find data for input tensor 'y' for model 'm' in request.",
-        ),
-        (
-            message(an_input("x", "FP32", 2), raw=[bytes(7)]),
-            "input byte size mismatch for input 'x'",
-        ),
-        (message(an_input("x", "FP32", 2), raw=[bytes(9)]), "Expected 8, got 9"),
-        (message(an_input("x", "FP32", -1), raw=[bytes(4)]), "every dimension must be given"),
-        (message(an_input("x", "FP32", -1, -4), raw=[bytes(16)]), "every dimension must be given"),
-        (message(an_input("x", "FP32", 2**62, 4), raw=[b""]), "exceed maximum size of"),
-        (message(an_input("x", "FP32", 0, 2**62), raw=[b""]), "byte size overflow for input"),
-        (message(an_input("x", "FP32", 2**40), raw=[b""]), "Expected 4398046511104, got 0"),
-        (message(an_input("x", "FP32", *[1] * 33), raw=[bytes(4)]), "33 dimensions"),
-        (
-            message(an_input("x", "BYTES", 2), raw=[bytes(4)]),
-            "expected 2 string elements for inference input 'x'",
-        ),
-        (
-            message(an_input("x", "BYTES", 1), raw=[bytes(8)]),
-            "unexpected number of string elements 2 for inference input 'x', expecting 1",
-        ),
-        # typed contents
-        (
-            message(an_input("x", "FP32", 1, int_contents=[1])),
-            "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'FP32',"
-            " expected fp32_contents, got int_contents",
-        ),
-        (
-            message(an_input("x", "FP32", 1, fp32_contents=[1], int_contents=[1])),
-            "unexpected explicit tensor data for input tensor 'x' for model 'm'",
-        ),
-        (message(an_input("x", "FP16", 1, fp32_contents=[1])), "FP16 data has no typed contents"),
-        (message(an_input("x", "BF16", 0)), "BF16 data has no typed contents"),
-        (
-            message(an_input("x", "INT16", 3, int_contents=[1])),
-            "input byte size mismatch for input 'x' for model 'm'. Expected 6, got 2",
-        ),
-        (message(an_input("x", "FP32", 1)), "Expected 4, got 0"),
-        (message(an_input("x", "FP32", fp32_contents=[1, 2])), "Expected 4, got 8"),
-        (message(an_input("x", "FP32", 2**40, fp32_contents=[1])), "Expected 4398046511104, got 4"),
-        (message(an_input("x", "FP32", 2**62, 4, fp32_contents=[1])), "exceed maximum size of"),
-        (message(an_input("x", "FP32", -1, fp32_contents=[1])), "every dimension must be given"),
-        (
-            message(an_input("x", "BYTES", 2, bytes_contents=[b"a"])),
-            "expected 2 string elements for inference input 'x' for model 'm', got 1",
-        ),
-        (message(an_input("x", "UINT8", 1, uint_contents=[256])), "out of the range of UINT8"),
-        (message(an_input("x", "INT8", 1, int_contents=[-129])), "out of the range of INT8"),
-        # parameters
-        (
-            with_parameter("mine", uint64_param=1),
-            "invalid value type for 'mine' parameter, expected int64_param",
-        ),
-        (with_parameter("mine"), "invalid value type for 'mine' parameter"),
-        (with_parameter("triton_x", int64_param=1), "keys starting with 'triton_' are reserved"),
-        (
-            with_parameter("triton_enable_empty_final_response", int64_param=1),
-            "invalid value type for 'triton_enable_empty_final_response' parameter",
-        ),
-        (with_parameter("sequence_id", bool_param=True), "invalid value type for 'sequence_id'"),
-        (with_parameter("sequence_id", uint64_param=1), "invalid value type for 'sequence_id'"),
-        (
-            with_parameter("sequence_start", int64_param=1),
-            "invalid value type for 'sequence_start'",
-        ),
-        (with_parameter("sequence_end", string_param=""), "invalid value type for 'sequence_end'"),
-        (with_parameter("priority", int64_param=-1), "invalid value type for 'priority'"),
-        (with_parameter("timeout", string_param="1"), "invalid value type for 'timeout'"),
-        # more than any model has
-        (
-            message(*[an_input(str(n)) for n in range(MAX_TENSORS + 1)]),
-            f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}",
-        ),
-        (
-            message(outputs=[Output(name=str(n)) for n in range(MAX_TENSORS + 1)]),
-            f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "part"), [
+    (message(an_input(), an_input(), raw=[bytes(4)] * 2), "input 'x' already exists in request"),
+    (message(outputs=[Output(name="y")] * 2), "output 'y' already exists in request"),
+    (message(an_input("x", "FLOAT", 1)), "unknown datatype 'FLOAT'"),
+    (message(an_input("x", "", 1)), "unknown datatype ''"),
+    # raw_input_contents
+    (message(an_input("x", "FP32", 1, fp32_contents=[1]), raw=[bytes(4)]),
+     "contents field must not be specified when using raw_input_contents for 'x' for model 'm'"),
+    (message(an_input("x", "FP32", 1), an_input("y", "FP32", 1), raw=[bytes(4)]),
+     "unable to find data for input tensor 'y' for model 'm' in request."),
+    (message(an_input("x", "FP32", 2), raw=[bytes(7)]), "input byte size mismatch for input 'x'"),
+    (message(an_input("x", "FP32", 2), raw=[bytes(9)]), "Expected 8, got 9"),
+    (message(an_input("x", "FP32", -1), raw=[bytes(4)]), "every dimension must be given"),
+    (message(an_input("x", "FP32", -1, -4), raw=[bytes(16)]), "every dimension must be given"),
+    (message(an_input("x", "FP32", 2**62, 4), raw=[b""]), "exceed maximum size of"),
+    (message(an_input("x", "FP32", 0, 2**62), raw=[b""]), "byte size overflow for input"),
+    (message(an_input("x", "FP32", 2**40), raw=[b""]), "Expected 4398046511104, got 0"),
+    (message(an_input("x", "FP32", *[1] * 33), raw=[bytes(4)]), "33 dimensions"),
+    (message(an_input("x", "BYTES", 2), raw=[bytes(4)]),
+     "expected 2 string elements for inference input 'x'"),
+    (message(an_input("x", "BYTES", 1), raw=[bytes(8)]),
+     "unexpected number of string elements 2 for inference input 'x', expecting 1"),
+    # typed contents
+    (message(an_input("x", "FP32", 1, int_contents=[1])),
+     "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'FP32',"
+     " expected fp32_contents, got int_contents"),
+    (message(an_input("x", "FP32", 1, fp32_contents=[1], int_contents=[1])),
+     "unexpected explicit tensor data for input tensor 'x' for model 'm'"),
+    (message(an_input("x", "FP16", 1, fp32_contents=[1])), "FP16 data has no typed contents"),
+    (message(an_input("x", "BF16", 0)), "BF16 data has no typed contents"),
+    (message(an_input("x", "INT16", 3, int_contents=[1])),
+     "input byte size mismatch for input 'x' for model 'm'. Expected 6, got 2"),
+    (message(an_input("x", "FP32", 1)), "Expected 4, got 0"),
+    (message(an_input("x", "FP32", fp32_contents=[1, 2])), "Expected 4, got 8"),
+    (message(an_input("x", "FP32", 2**40, fp32_contents=[1])), "Expected 4398046511104, got 4"),
+    (message(an_input("x", "FP32", 2**62, 4, fp32_contents=[1])), "exceed maximum size of"),
+    (message(an_input("x", "FP32", -1, fp32_contents=[1])), "every dimension must be given"),
+    (message(an_input("x", "BYTES", 2, bytes_contents=[b"a"])),
+     "expected 2 string elements for inference input 'x' for model 'm', got 1"),
+    (message(an_input("x", "UINT8", 1, uint_contents=[256])), "out of the range of UINT8"),
+    (message(an_input("x", "INT8", 1, int_contents=[-129])), "out of the range of INT8"),
+    # parameters
+    (with_parameter("mine", uint64_param=1),
+     "invalid value type for 'mine' parameter, expected int64_param"),
+    (with_parameter("mine"), "invalid value type for 'mine' parameter"),
+    (with_parameter("triton_x", int64_param=1), "keys starting with 'triton_' are reserved"),
+    (with_parameter("triton_enable_empty_final_response", int64_param=1),
+     "invalid value type for 'triton_enable_empty_final_response' parameter"),
+    (with_parameter("sequence_id", bool_param=True), "invalid value type for 'sequence_id'"),
+    (with_parameter("sequence_id", uint64_param=1), "invalid value type for 'sequence_id'"),
+    (with_parameter("sequence_start", int64_param=1), "invalid value type for 'sequence_start'"),
+    (with_parameter("sequence_end", string_param=""), "invalid value type for 'sequence_end'"),
+    (with_parameter("priority", int64_param=-1), "invalid value type for 'priority'"),
+    (with_parameter("timeout", string_param="1"), "invalid value type for 'timeout'"),
+    # more than any model has
+    (message(*[an_input(str(n)) for n in range(MAX_TENSORS + 1)]),
+     f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}"),
+    (message(outputs=[Output(name=str(n)) for n in range(MAX_TENSORS + 1)]),
+     f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}"),
+])  # fmt: skip
 def test_requests_that_break_the_protocol(given: pb.ModelInferRequest, part: str) -> None:
     tracemalloc.start()
     try:
@@ -315,19 +274,16 @@ def test_typed_contents_beside_shared_memory() -> None:
     assert list(request.shared.inputs) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("name", "choice", "part"),
-    [
-        ("shared_memory_region", {"int64_param": 1}, "of input 'x' must be a region's name"),
-        ("shared_memory_offset", {"string_param": "0"}, "must be a non-negative integer"),
-        ("shared_memory_offset", {"uint64_param": 0}, "invalid value type for 'shared_memory_off"),
-        ("shared_memory_byte_size", {"bool_param": True}, "must be a non-negative integer"),
-        ("shared_memory_byte_size", {"int64_param": -8}, "Invalid offset + byte size for shared"),
-        ("shared_memory_byte_size", {"int64_param": 12}, "input byte size mismatch for input 'x'"),
-        ("shared_memory_offset", {"int64_param": -1}, "Invalid offset for shared memory region"),
-        ("shared_memory_offset", {"int64_param": 2**63 - 8}, "Invalid offset + byte size"),
-    ],
-)
+@pytest.mark.parametrize(("name", "choice", "part"), [
+    ("shared_memory_region", {"int64_param": 1}, "of input 'x' must be a region's name"),
+    ("shared_memory_offset", {"string_param": "0"}, "must be a non-negative integer"),
+    ("shared_memory_offset", {"uint64_param": 0}, "invalid value type for 'shared_memory_off"),
+    ("shared_memory_byte_size", {"bool_param": True}, "must be a non-negative integer"),
+    ("shared_memory_byte_size", {"int64_param": -8}, "Invalid offset + byte size for shared"),
+    ("shared_memory_byte_size", {"int64_param": 12}, "input byte size mismatch for input 'x'"),
+    ("shared_memory_offset", {"int64_param": -1}, "Invalid offset for shared memory region"),
+    ("shared_memory_offset", {"int64_param": 2**63 - 8}, "Invalid offset + byte size"),
+])  # fmt: skip
 def test_inputs_in_no_place(name: str, choice: dict[str, Any], part: str) -> None:
     given = message()
     item = put_in_region(given.inputs.add(name="x", datatype="FP32", shape=[2]))

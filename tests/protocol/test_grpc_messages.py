@@ -243,14 +243,10 @@ def test_messages_that_ask_for_more_than_outputs_are_not_plain() -> None:
         assert reader.read(data).alike is None
 
 
-@pytest.mark.parametrize(
-    ("data", "head", "raw"),
-    [
-        (b"\x0a\x01m\x3a\x02ab\x3a\x00", b"\x0a\x01m", [b"ab", b""]),
-        (b"\x3a\x02ab\x0a\x01m\x1a\x01i", b"\x0a\x01m", [b"ab"]),
-        (b"\x3a\x82\x80\x00ab", b"", [b"ab"]),
-    ],
-)
+@pytest.mark.parametrize(("data", "head", "raw"), [
+    (b"\x0a\x01m\x3a\x02ab\x3a\x00", b"\x0a\x01m", [b"ab", b""]),
+    (b"\x3a\x02ab\x0a\x01m\x1a\x01i", b"\x0a\x01m", [b"ab"]), (b"\x3a\x82\x80\x00ab", b"", [b"ab"]),
+])  # fmt: skip
 def test_walk(data: bytes, head: bytes, raw: Sequence[bytes]) -> None:
     fields = walk(data)
     assert fields is not None

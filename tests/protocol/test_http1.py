@@ -103,22 +103,19 @@ def test_a_large_body_stays_where_it_was_received() -> None:
     assert bytes(response.body) == b"x" * size
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * LARGEST_HEAD, "a head of more than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "a body of more than"),
-        (CHUNKS + b"65\r\n" + b"x" * 101, "a body of more than"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, "a body of more than"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "the transfer encoding"),
-        (b"HTTP/1.1 101 OK\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n", "a switch"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "not HTTP/1.1"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1.1"),
-        (b"HTTP/1.1 102 Processing\r\n\r\n" * 33 + PLAIN, "more than 32 heads"),
-        (CHUNKS + b"0\r\nX: " + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
-        (CHUNKS + b"1;" + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "text"), [
+    (b"HTTP/1.1 200 OK\r\nX: " + b"y" * LARGEST_HEAD, "a head of more than"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "a body of more than"),
+    (CHUNKS + b"65\r\n" + b"x" * 101, "a body of more than"),
+    (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, "a body of more than"),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "the transfer encoding"),
+    (b"HTTP/1.1 101 OK\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n", "a switch"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "not HTTP/1.1"),
+    (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1.1"),
+    (b"HTTP/1.1 102 Processing\r\n\r\n" * 33 + PLAIN, "more than 32 heads"),
+    (CHUNKS + b"0\r\nX: " + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
+    (CHUNKS + b"1;" + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
+])  # fmt: skip
 def test_refusals(answer: bytes, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         feed(ResponseReader(100), [answer])

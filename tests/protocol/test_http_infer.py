@@ -1,8 +1,8 @@
 """HTTP inference bodies: the rules of the protocol as tables, then what holds for any body."""
 
 import json
-import tracemalloc
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import (
-    MAX_TENSORS,
-    Call,
-    InferResponse,
-    RegionSlice,
-    SharedInput,
-    Timing,
-)
+from headrace.core.call import MAX_TENSORS, Call, RegionSlice, SharedInput
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.signature import Signature, TensorSpec
@@ -37,14 +30,19 @@ from tests.protocol.strategies import (
     PROPERTY,
     any_text,
     assert_same,
+    fp32,
+    memory_within,
     mutations,
     object_array,
     outcome,
+    refused,
+    response,
     tensors,
 )
 
 Json = dict[str, Any]
 NAN = float("nan")
+NO_JSON = "failed to parse the request JSON buffer"
 
 
 def an_input(**changes: Any) -> Json:
@@ -61,26 +59,17 @@ def document(*inputs: Any, **members: Any) -> Json:
     return {"inputs": list(inputs) or [an_input()]} | members
 
 
+def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> Json:
+    """The parameters of a tensor in shared memory."""
+    place = {"shared_memory_offset": offset, "shared_memory_byte_size": size}
+    return {"shared_memory_region": region} | place | more
+
+
 def decode(request: Any, tail: bytes | None = None) -> tuple[Call, ResponseForm]:
     head = json.dumps(request).encode()  # not orjson: it would not write NaN
     if tail is None:
         return decode_infer("m", "3", head, None)
     return decode_infer("m", "3", head + tail, len(head))
-
-
-def response(*outputs: Tensor, **members: Any) -> InferResponse:
-    return InferResponse(
-        members.pop("model_name", "m"),
-        members.pop("model_version", "1"),
-        members.pop("id", ""),
-        list(outputs),
-        Timing(0, 0, 1),
-        **members,
-    )
-
-
-def fp32(*values: float, name: str = "y") -> Tensor:
-    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
 
 
 # Requests in JSON
@@ -90,25 +79,21 @@ def test_the_smallest_request() -> None:
     request, form = decode({"inputs": []})
     assert (request.model_name, request.model_version, request.id) == ("m", "3", "")
     assert (request.inputs, request.outputs, request.parameters) == ({}, (), {})
+    assert request.classes is None
     assert form == ResponseForm(binary=False, named={})
 
 
 def test_a_request_with_everything() -> None:
+    parameters = {
+        "sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 2,
+        "timeout": 1000, "binary_data_output": True, "temperature": 0.5, "mode": "fast",
+    }  # fmt: skip
     given = document(
         an_input(parameters={"content_type": "np"}),
         an_input(name="s", datatype="BYTES", shape=[1, 1], data=[["é"]]),
         id="42",
         outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}],
-        parameters={
-            "sequence_id": 7,
-            "sequence_start": True,
-            "sequence_end": False,
-            "priority": 2,
-            "timeout": 1000,
-            "binary_data_output": True,
-            "temperature": 0.5,
-            "mode": "fast",
-        },
+        parameters=parameters,
         unknown={"members": "are ignored"},
     )
     request, form = decode(given)
@@ -125,6 +110,10 @@ def test_a_request_with_everything() -> None:
     assert form == ResponseForm(binary=True, named={"y": False, "z": True})
 
 
+FIELDS = "Input must set only one of the following fields"
+SHAPE = "Unable to parse 'shape' of input 'x'"
+
+
 @pytest.mark.parametrize(
     ("request_", "part"),
     [
@@ -136,78 +125,53 @@ def test_a_request_with_everything() -> None:
         ({"inputs": [1]}, "Unable to parse 'inputs': expected an object, got an integer"),
         (document(id=1), "Unable to parse 'id': expected a string, got an integer"),
         (document(parameters=[]), "Unable to parse 'parameters': expected an object"),
-        (document(parameters={"priority": "1"}), "invalid value type for 'priority' parameter"),
-        (document(parameters={"mine": []}), "parameter 'mine' has invalid type"),
         (document(parameters={"triton_x": 1}), "keys starting with 'triton_' are reserved"),
-        (
-            document(parameters={"triton_enable_empty_final_response": True}),
-            "keys starting with 'triton_' are reserved",
-        ),
-        (
-            document(parameters={"binary_data_output": 1}),
-            "parameter 'binary_data_output' must be a boolean, got an integer",
-        ),
+        (document(parameters={"triton_enable_empty_final_response": True}), "are reserved"),
+        (document(parameters={"binary_data_output": 1}),
+         "parameter 'binary_data_output' must be a boolean, got an integer"),
         (document(an_input(), an_input()), "input 'x' already exists in request"),
         (document(an_input(name=1)), "Unable to parse 'name': expected a string"),
-        (document(an_input(name="x", shape=False)), "Unable to parse 'shape': expected an array"),
-        (document(an_input(shape=[2.0])), "Unable to parse 'shape' of input 'x'"),
-        (document(an_input(shape=["2"])), "Unable to parse 'shape' of input 'x'"),
-        (document(an_input(shape=[True])), "Unable to parse 'shape' of input 'x'"),
-        (document(an_input(shape=[-2])), "Unable to parse 'shape' of input 'x'"),
+        (document(an_input(shape=False)), "Unable to parse 'shape': expected an array"),
+        (document(an_input(shape=[2.0])), SHAPE), (document(an_input(shape=["2"])), SHAPE),
+        (document(an_input(shape=[True])), SHAPE), (document(an_input(shape=[-2])), SHAPE),
         (document(an_input(shape=[2**62, 4])), "causes total element count to exceed maximum"),
         (document(an_input(shape=[1] * 33)), "33 dimensions"),
-        (document(an_input(datatype="FLOAT")), "unknown datatype 'FLOAT'"),
         (document(an_input(datatype="fp32")), "unknown datatype 'fp32'"),
         (document(an_input(datatype=7)), "Unable to parse 'datatype': expected a string"),
         (document(an_input(parameters=[])), "Unable to parse 'parameters'"),
-        (document(an_input(data=None)), "Input must set only one of the following fields"),
-        (
-            document(an_input(parameters={"binary_data_size": 8})),
-            "Input must set only one of the following fields",
-        ),
-        (
-            document(an_input(parameters={"shared_memory_region": "r"})),
-            "Input must set only one of the following fields",
-        ),
+        (document(an_input(data=None)), FIELDS),
+        (document(an_input(parameters={"binary_data_size": 8})), FIELDS),
+        (document(an_input(parameters={"shared_memory_region": "r"})), FIELDS),
+        (document(an_input(parameters=in_region())), FIELDS),
+        (document(an_input(data=None, parameters=in_region(binary_data_size=8))), FIELDS),
         (document(an_input(data={})), "Unable to parse 'data': expected an array, got an object"),
         (document(an_input(data=1)), "Unable to parse 'data': expected an array, got an integer"),
         (document(an_input(data=[1])), "shape does not match true shape"),
-        (
-            document(an_input(data=[1, 2, 3])),
-            "Unable to parse 'data': Shape does not match true shape of 'data' field",
-        ),
+        (document(an_input(data=[1, 2, 3])), "Shape does not match true shape of 'data' field"),
         (document(an_input(datatype="FP16")), "receiving FP16 data via JSON is not supported"),
         (document(outputs={}), "Unable to parse 'outputs': expected an array, got an object"),
         (document(outputs=["y"]), "Unable to parse 'outputs': expected an object, got a string"),
         (document(outputs=[{}]), "Unable to parse 'name'"),
         (document(outputs=[{"name": "y"}] * 2), "output 'y' already exists in request"),
-        (
-            document(outputs=[{"name": "y", "parameters": {"binary_data": 1}}]),
-            "'binary_data' of output 'y' must be a boolean, got an integer",
-        ),
-        (
-            document(*[an_input(name=str(n)) for n in range(MAX_TENSORS + 1)]),
-            f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}",
-        ),
-        (
-            document(outputs=[{"name": str(n)} for n in range(MAX_TENSORS + 1)]),
-            f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}",
-        ),
+        (document(outputs=[{"name": "y", "parameters": {"binary_data": 1}}]),
+         "'binary_data' of output 'y' must be a boolean, got an integer"),
+        (document(outputs=[{"name": "y", "parameters": {"classification": -1}}]),
+         "'classification' of output 'y' must be a positive"),
+        (document(outputs=[{"name": "y", "parameters": {"classification": None}}]),
+         "'classification' of output 'y' must be a positive"),
+        (document(outputs=[{"name": "y", "parameters": in_region(binary_data=True)}]),
+         "output 'y': 'binary_data' can not be true with"),
+        (document(outputs=[{"name": "y", "parameters": in_region(-1)}]),
+         "Invalid offset for shared memory region: 'r'. Output 'y' asks for -1"),
+        (document(*[an_input(name=str(n)) for n in range(MAX_TENSORS + 1)]),
+         f"a request may have {MAX_TENSORS} inputs, got {MAX_TENSORS + 1}"),
+        (document(outputs=[{"name": str(n)} for n in range(MAX_TENSORS + 1)]),
+         f"a request may name {MAX_TENSORS} outputs, got {MAX_TENSORS + 1}"),
     ],
-)
+)  # fmt: skip
 def test_requests_that_break_the_protocol(request_: Any, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
+    with refused(part):
         decode(request_)
-    assert part in str(raised.value)
-
-
-def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> Json:
-    """The parameters of a tensor in shared memory."""
-    return {
-        "shared_memory_region": region,
-        "shared_memory_offset": offset,
-        "shared_memory_byte_size": size,
-    } | more
 
 
 def test_inputs_in_shared_memory() -> None:
@@ -228,6 +192,10 @@ def test_inputs_in_shared_memory() -> None:
     }
     assert request.shared.outputs == {}
     assert form == ResponseForm()
+    shared = an_input(data=None, parameters=in_region())
+    for pair in ((shared, shared), (shared, an_input()), (an_input(), shared)):
+        with refused("input 'x' already exists in request"):
+            decode(document(*pair))
 
 
 def test_outputs_in_shared_memory() -> None:
@@ -259,156 +227,64 @@ def test_inputs_and_outputs_in_shared_memory() -> None:
     assert type(form) is ResponseForm
 
 
-@pytest.mark.parametrize(
-    ("parameters", "part"),
-    [
-        (in_region(region=7), "'shared_memory_region' of input 'x' must be a region's name"),
-        (in_region(region=""), "'shared_memory_region' of input 'x' must be a region's name"),
-        (in_region(size=None), "has a 'shared_memory_region' and no 'shared_memory_byte_size'"),
-        (in_region(size="8"), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
-        (in_region(size=True), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
-        (in_region(offset=1.0), "'shared_memory_offset' of input 'x' must be a non-negative int"),
-        (in_region(-1), "Invalid offset for shared memory region: 'r'. Input 'x' asks for -1"),
-        (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
-        (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
-        (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
-        (
-            in_region(size=12),
-            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got",
-        ),
-        (in_region(binary_data_size=8), "Input must set only one of the following fields"),
-    ],
-)
-def test_inputs_in_no_place(parameters: Json, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode(document(an_input(data=None, parameters=parameters)), bytes(8))
-    assert part in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("item", "part"),
-    [
-        (an_input(parameters=in_region()), "Input must set only one of the following fields"),
-        (
-            an_input(data=None, datatype="BYTES", parameters=in_region(size=7)),
-            "expected 2 string elements for inference input 'x', got fewer: 7 bytes",
-        ),
-        (
-            an_input(data=None, shape=[2**40, 2**40], parameters=in_region()),
-            "causes total element count to exceed",
-        ),
-    ],
-)
-def test_inputs_that_do_not_fit_their_place(item: Json, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode(document(item))
-    assert part in str(raised.value)
-
-
-def test_two_inputs_of_a_name_in_shared_memory() -> None:
-    shared = an_input(data=None, parameters=in_region())
-    for pair in ((shared, shared), (shared, an_input()), (an_input(), shared)):
-        with pytest.raises(InvalidRequest, match="input 'x' already exists in request"):
-            decode(document(*pair))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "part"),
-    [
-        (in_region(binary_data=True), "output 'y': 'binary_data' can not be true with"),
-        (in_region(classification=2), "output 'y': 'classification' can not be had in shared"),
-        (in_region(size=None), "output 'y' has a 'shared_memory_region' and no"),
-        (in_region(-1), "Invalid offset for shared memory region: 'r'. Output 'y' asks for -1"),
-    ],
-)
-def test_outputs_in_no_place(parameters: Json, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode(document(outputs=[{"name": "y", "parameters": parameters}]))
-    assert part in str(raised.value)
-
-
 def test_classification() -> None:
-    wanted = [
-        {"name": "y", "parameters": {"classification": 3}},
-        {"name": "z", "parameters": {"classification": 0}},  # off
-    ]
+    off = {"name": "z", "parameters": {"classification": 0}}
+    wanted = [{"name": "y", "parameters": {"classification": 3}}, off]
     request, _ = decode(document(outputs=wanted))
     assert request.outputs == ("y", "z")
     assert request.classes == {"y": 3}
-    assert decode(document())[0].classes is None
-
-
-@pytest.mark.parametrize("count", [-1, 1.5, True, "3", [], None])
-def test_classification_counts_that_are_none(count: Any) -> None:
-    wanted = [{"name": "y", "parameters": {"classification": count}}]
-    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be a positive"):
-        decode(document(outputs=wanted))
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"nonsense",
-        b'{"inputs": [}',
-        b'{"inputs": []} {}',
-        b"\xff",
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"[" * 100_000 + b"NaN" + b"]" * 100_000,
-        b'{"inputs": [NaN}',
-        b'{"inputs": [xInf]}',
-        b'{"inputs": [], "NaN": -}',
-        b'{"id": "NaN\xff", "inputs": []}',
+        b"", b"{", b"nonsense", b'{"inputs": [}', b'{"inputs": []} {}', b"\xff", b"[" * 100_000,
+        b'{"a":' * 100_000, b"[" * 100_000 + b"NaN" + b"]" * 100_000, b'{"inputs": [NaN}',
+        b'{"inputs": [xInf]}', b'{"inputs": [], "NaN": -}', b'{"id": "NaN\xff", "inputs": []}',
         b'\xef\xbb\xbf{"inputs": [NaN',
         b'{"inputs": NaN "' + b'\\"' * 100_000,  # a string that never ends, full of quotes
         b'{"inputs": NaN, "a": ' + b"9" * 5000 + b"}",
     ],
-)
+    ids=lambda body: body[:20],
+)  # fmt: skip
 def test_bodies_that_are_no_json(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="failed to parse the request JSON buffer"):
+    with refused(NO_JSON):
         decode_infer("m", "", body, None)
 
 
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("NaN, 1", [NAN, 1.0]),
-        ("Infinity, -Infinity", [float("inf"), -float("inf")]),
-        ("Inf,-Inf", [float("inf"), -float("inf")]),
-        ("[Inf], [2.5e0]", [float("inf"), 2.5]),
+        ("NaN, 1", [NAN, 1.0]), ("Infinity, -Infinity", [float("inf"), -float("inf")]),
+        ("Inf,-Inf", [float("inf"), -float("inf")]), ("[Inf], [2.5e0]", [float("inf"), 2.5]),
     ],
-)
-@pytest.mark.parametrize("name", ["x", "NaN Inf", '\\"Inf', "\\\\"])
-def test_numbers_that_json_lacks(text: str, values: list[float], name: str) -> None:
-    body = (
-        f'{{"id": "Inf", "inputs": [{{"name": "{name}", "shape": [2], "datatype": "FP32",'
-        f' "data": [{text}]}}]}}'
-    )
-    request, _ = decode_infer("m", "", body.encode(), None)
-    assert request.id == "Inf"
-    assert np.array_equal(request.inputs[json.loads(f'"{name}"')].array, values, equal_nan=True)
+)  # fmt: skip
+def test_numbers_that_json_lacks(text: str, values: list[float]) -> None:
+    for name in ("x", "NaN Inf", '\\"Inf', "\\\\"):
+        item = f'{{"name": "{name}", "shape": [2], "datatype": "FP32", "data": [{text}]}}'
+        body = f'{{"id": "Inf", "inputs": [{item}]}}'
+        request, _ = decode_infer("m", "", body.encode(), None)
+        assert request.id == "Inf"
+        found = request.inputs[json.loads(f'"{name}"')].array
+        assert np.array_equal(found, values, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_half_surrogates_and_endless_integers_are_no_json() -> None:
+    """Beside a NaN too, where a parser reads the body that would let them through."""
+    nan = an_input(data=[NAN, 1])
+    for wrong in (
         document(an_input(name="\ud800")),
         document(an_input(datatype="BYTES", shape=[1], data=["\ud800"])),
         document(id="\udfff"),
         document(parameters={"\ud800": 1}),
-        document(an_input(data=[NAN, 1]), id="\ud800"),
-        document(an_input(data=[NAN, 1]), an_input(name="\ud800")),
-        document(an_input(data=[NAN, 1]), parameters={"mine": "\ud800"}),
-        document(an_input(data=[NAN, 1]), an_input(datatype="BYTES", data=["\ud800", ""])),
-        document(an_input(data=[NAN, 1]), parameters={"mine": 10**30}),
-    ],
-)
-def test_half_surrogates_and_endless_integers_are_no_json(request_: Json) -> None:
-    """Beside a NaN too, where a parser reads the body that would let them through."""
-    with pytest.raises(InvalidRequest, match="failed to parse the request JSON buffer"):
-        decode(request_)
+        document(nan, id="\ud800"),
+        document(nan, an_input(name="\ud800")),
+        document(nan, parameters={"mine": "\ud800"}),
+        document(nan, an_input(datatype="BYTES", data=["\ud800", ""])),
+        document(nan, parameters={"mine": 10**30}),
+    ):
+        with refused(NO_JSON):
+            decode(wrong)
 
 
 # Requests with binary tensors
@@ -437,83 +313,47 @@ def test_binary_tensors_are_views_into_the_body() -> None:
     assert not np.asarray(array).flags.writeable
 
 
+SIZE = "'binary_data_size' of input 'x' must be a non-negative"
+
+
 @pytest.mark.parametrize(
-    ("request_", "tail", "part"),
+    ("item", "size", "part"),
     [
-        (document(binary(8)), bytes(7), "unexpected size for input 'x', expecting 1 additional"),
-        (document(binary(8)), bytes(9), "unexpected additional input data for model 'm'"),
-        (document(), bytes(1), "unexpected additional input data for model 'm'"),
-        (document(binary(7)), bytes(7), "Expected 8, got 7"),
-        (
-            document(binary(8, shape=[3]), id="seven"),
-            bytes(8),
-            "[request id: seven] input byte size mismatch for input 'x' for model 'm'. Expected 12,"
-            " got 8",
-        ),
-        (document(binary(8, shape=[2**40])), bytes(8), "Expected 4398046511104, got 8"),
-        (document(binary(8, shape=[2**32, 2**32])), bytes(8), "exceed maximum size of"),
-        (document(binary(2**70)), bytes(8), "'binary_data_size' of input 'x' must be a non-neg"),
-        (document(binary(2**63)), bytes(8), "unexpected size for input 'x'"),
-        (document(binary(-8)), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
-        (document(binary("8")), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
-        (document(binary(8.0)), bytes(8), "'binary_data_size' of input 'x' must be a non-negative"),
-        (document(binary(True)), bytes(1), "'binary_data_size' of input 'x' must be a non-neg"),
-        (
-            document(binary(8, datatype="BYTES", shape=[3])),
-            bytes(8),
-            "expected 3 string elements for inference input 'x'",
-        ),
-        (
-            document(binary(8, datatype="BYTES", shape=[1])),
-            bytes(8),
-            "unexpected number of string elements 2 for inference input 'x'",
-        ),
+        (binary(8), 7, "unexpected size for input 'x', expecting 1 additional"),
+        (binary(8), 9, "unexpected additional input data for model 'm'"),
+        (an_input(), 1, "unexpected additional input data for model 'm'"),
+        (binary(7), 7, "Expected 8, got 7"),
+        (binary(8, shape=[3]), 8, "[request id: seven] input byte size mismatch for input 'x' for"
+         " model 'm'. Expected 12, got 8"),
+        (binary(8, shape=[2**40]), 8, "Expected 4398046511104, got 8"),
+        (binary(8, shape=[2**32, 2**32]), 8, "exceed maximum size of"),
+        (binary(2**70), 8, SIZE), (binary(-8), 8, SIZE), (binary("8"), 8, SIZE),
+        (binary(8.0), 8, SIZE), (binary(True), 1, SIZE),
+        (binary(2**63), 8, "unexpected size for input 'x'"),
+        (binary(8, datatype="BYTES", shape=[3]), 8, "expected 3 string elements for inference"),
+        (binary(8, datatype="BYTES", shape=[1]), 8, "unexpected number of string elements 2"),
     ],
-)
-def test_binary_data_that_does_not_fit(request_: Json, tail: bytes, part: str) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidRequest) as raised:
-            decode(request_, tail)
-        assert tracemalloc.get_traced_memory()[1] < 200_000
-    finally:
-        tracemalloc.stop()
-    assert part in str(raised.value)
+)  # fmt: skip
+def test_binary_data_that_does_not_fit(item: Json, size: int, part: str) -> None:
+    with memory_within(200_000), refused(part):
+        decode(document(item, id="seven"), bytes(size))
 
 
 def test_binary_data_without_the_header() -> None:
-    with pytest.raises(InvalidRequest, match="expecting 8 additional bytes"):
+    with refused("expecting 8 additional bytes"):
         decode(document(binary(8)))
 
 
-@pytest.mark.parametrize(
-    ("header", "size"), [(None, None), ("0", 0), ("7", 7), ("10", 10), ("007", 7)]
-)
-def test_json_size(header: str | None, size: int | None) -> None:
-    assert parse_json_size(header, 10) == size
-
-
-@pytest.mark.parametrize(
-    ("header", "part"),
-    [
-        ("11", "inference header size should be in range (0, 10), got: 11"),
-        ("-1", "inference header size should be in range (0, 10), got: -1"),
-        ("", "Unable to parse Inference-Header-Content-Length"),
-        ("ten", "Unable to parse Inference-Header-Content-Length, got: ten"),
-        ("1.0", "Unable to parse Inference-Header-Content-Length"),
-        ("0x7", "Unable to parse Inference-Header-Content-Length"),
-        ("1_0", "Unable to parse Inference-Header-Content-Length"),
-        ("+7", "Unable to parse Inference-Header-Content-Length"),
-        ("7, 7", "Unable to parse Inference-Header-Content-Length"),
-        ("\u0667", "Unable to parse Inference-Header-Content-Length"),
-        ("9" * 5000, "Unable to parse Inference-Header-Content-Length"),
-    ],
-)
-def test_json_sizes_that_are_none(header: str, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        parse_json_size(header, 10)
-    assert part in str(raised.value)
-    assert len(str(raised.value)) < 200
+def test_json_size() -> None:
+    for header, size in ((None, None), ("0", 0), ("7", 7), ("10", 10), ("007", 7)):
+        assert parse_json_size(header, 10) == size
+    for header in ("11", "-1"):
+        with refused(f"inference header size should be in range (0, 10), got: {header}"):
+            parse_json_size(header, 10)
+    for header in ("", "ten", "1.0", "0x7", "1_0", "+7", "7, 7", "\u0667", "9" * 5000):
+        with refused("Unable to parse Inference-Header-Content-Length") as caught:
+            parse_json_size(header, 10)
+        assert len(str(caught.value)) < 200
 
 
 # Raw requests: the body is the only input
@@ -527,21 +367,22 @@ def spec(*dims: int, datatype: Datatype = Datatype.FP32) -> TensorSpec:
     return TensorSpec("x", datatype, dims)
 
 
+BF16, BYTES = Datatype.BF16, Datatype.BYTES
+
+
 @pytest.mark.parametrize(
     ("signature", "body", "shape"),
     [
-        (model(spec(2)), bytes(8), (2,)),
-        (model(spec()), bytes(4), ()),
+        (model(spec(2)), bytes(8), (2,)), (model(spec()), bytes(4), ()),
         (model(spec(2), rows=8), bytes(8), (1, 2)),  # one row
         (model(spec(-1)), bytes(12), (3,)),  # found from the number of bytes
-        (model(spec(-1)), b"", (0,)),
-        (model(spec(2, -1, 3), rows=8), bytes(48), (1, 2, 2, 3)),
-        (model(spec(-1, datatype=Datatype.BF16)), bytes(6), (3,)),
-        (model(spec(1, datatype=Datatype.BYTES)), b"\0any", (1,)),
-        (model(spec(1, datatype=Datatype.BYTES), rows=8), b"", (1, 1)),
-        (model(spec(datatype=Datatype.BYTES)), b"any", ()),
+        (model(spec(-1)), b"", (0,)), (model(spec(2, -1, 3), rows=8), bytes(48), (1, 2, 2, 3)),
+        (model(spec(-1, datatype=BF16)), bytes(6), (3,)),
+        (model(spec(1, datatype=BYTES)), b"\0any", (1,)),
+        (model(spec(1, datatype=BYTES), rows=8), b"", (1, 1)),
+        (model(spec(datatype=BYTES)), b"any", ()),
     ],
-)
+)  # fmt: skip
 def test_raw(signature: Signature, body: bytes, shape: tuple[int, ...]) -> None:
     request, form = decode_raw(signature, "m", "3", body)
     tensor = request.inputs["x"]
@@ -557,131 +398,91 @@ def test_raw(signature: Signature, body: bytes, shape: tuple[int, ...]) -> None:
     assert signature.check(request) == 1
 
 
+ONE_INPUT = "Raw request must only have 1 input (found 1) to be deduced but got "
+
+
 @pytest.mark.parametrize(
-    ("signature", "body", "part"),
+    ("signature", "size", "part"),
     [
-        (
-            model(spec(1), TensorSpec("b", Datatype.FP32, (1,))),
-            bytes(8),
-            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm'"
-            " model configuration",
-        ),
-        (model(), b"", "Raw request must only have 1 input (found 1) to be deduced but got 0"),
-        (
-            model(spec(-1, -1)),
-            bytes(8),
-            "can not be deduced because there are more than one variable-sized dimension",
-        ),
-        (
-            model(spec(-1, datatype=Datatype.BYTES)),
-            b"any",
-            "For BYTE datatype raw input 'x', the model must have input shape [1], not [-1]",
-        ),
-        (
-            model(spec(2, datatype=Datatype.BYTES)),
-            b"any",
-            "For BYTE datatype raw input 'x', the model must have input shape [1]",
-        ),
-        (model(spec(2)), bytes(7), "Expected 8, got 7"),
-        (model(spec(-1, 3)), bytes(13), "Expected 12, got 13"),
-        (model(spec(2**40, 2**40)), bytes(7), "exceed maximum size of"),
-        (model(spec(2**40, -1)), bytes(7), "Expected 0, got 7"),
+        (model(spec(1), TensorSpec("b", Datatype.FP32, (1,))), 8,
+         ONE_INPUT + "2 inputs in 'm' model configuration"),
+        (model(), 0, ONE_INPUT + "0"),
+        (model(spec(-1, -1)), 8, "deduced because there are more than one variable-sized dim"),
+        (model(spec(-1, datatype=BYTES)), 3,
+         "For BYTE datatype raw input 'x', the model must have input shape [1], not [-1]"),
+        (model(spec(2, datatype=BYTES)), 3, "the model must have input shape [1]"),
+        (model(spec(2)), 7, "Expected 8, got 7"), (model(spec(-1, 3)), 13, "Expected 12, got 13"),
+        (model(spec(2**40, 2**40)), 7, "exceed maximum size of"),
+        (model(spec(2**40, -1)), 7, "Expected 0, got 7"),
     ],
-)
-def test_raw_bodies_that_do_not_fit(signature: Signature, body: bytes, part: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        decode_raw(signature, "m", "", body)
-    assert part in str(raised.value)
+)  # fmt: skip
+def test_raw_bodies_that_do_not_fit(signature: Signature, size: int, part: str) -> None:
+    with refused(part):
+        decode_raw(signature, "m", "", bytes(size))
 
 
 # Responses
 
 
+def written(form: ResponseForm, *outputs: Tensor, **members: Any) -> bytes:
+    """The whole body of an answer."""
+    return b"".join(form.encode(response(*outputs, **members))[0])
+
+
 def test_a_json_response() -> None:
-    buffers, json_size = ResponseForm().encode(
-        response(
-            fp32(1, 0.5),
-            Tensor("b", Datatype.BOOL, np.array([[True], [False]])),
-            id="42",
-            parameters={"final": True, "score": 0.5, "n": 2**63, "s": "é"},
-        )
-    )
-    assert json_size is None
-    assert b"".join(buffers).decode() == (
+    outputs = fp32(1, 0.5), Tensor("b", Datatype.BOOL, np.array([[True], [False]]))
+    parameters = {"final": True, "score": 0.5, "n": 2**63, "s": "é"}
+    assert written(ResponseForm(), *outputs, id="42", parameters=parameters).decode() == (
         '{"id":"42","model_name":"m","model_version":"1",'
         '"parameters":{"final":true,"score":0.5,"n":9223372036854775808,"s":"é"},'
         '"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1.0,0.5]},'
         '{"name":"b","datatype":"BOOL","shape":[2,1],"data":[true,false]}]}'
     )
-
-
-def test_a_response_has_no_member_without_need() -> None:
-    buffers, _ = ResponseForm().encode(response())
-    assert buffers == [b'{"model_name":"m","model_version":"1","outputs":[]}']
-
-
-def test_nan_in_a_response() -> None:
-    buffers, _ = ResponseForm().encode(response(fp32(NAN, 1)))
-    assert bytes(buffers[0]).endswith(b'"data":[NaN,1.0]}]}')
+    assert written(ResponseForm()) == b'{"model_name":"m","model_version":"1","outputs":[]}'
+    assert written(ResponseForm(), fp32(NAN, 1)).endswith(b'"data":[NaN,1.0]}]}')
+    assert ResponseForm().encode(response(*outputs))[1] is None
 
 
 def test_a_binary_response() -> None:
-    outputs = [
-        fp32(1, 2),
-        fp32(name="empty"),
-        fp32(3, name="json"),
-        Tensor("s", Datatype.BYTES, object_array([b"\xff", b""], [2])),
-    ]
+    text = Tensor("s", Datatype.BYTES, object_array([b"\xff", b""], [2]))
+    outputs = [fp32(1, 2), fp32(name="empty"), fp32(3, name="json"), text]
     form = ResponseForm(binary=True, named={"json": False})
     buffers, json_size = form.encode(response(*outputs))
     assert json_size == len(buffers[0])
     assert buffers[1:] == [np.array([1, 2], "<f4").tobytes(), b"\1\0\0\0\xff\0\0\0\0"]
+
+    def sized(name: str, datatype: str, shape: list[int], nbytes: int) -> Json:
+        parameters = {"binary_data_size": nbytes}
+        return {"name": name, "datatype": datatype, "shape": shape, "parameters": parameters}
+
     assert orjson.loads(bytes(buffers[0]))["outputs"] == [
-        {
-            "name": "y",
-            "datatype": "FP32",
-            "shape": [2],
-            "parameters": {"binary_data_size": 8},
-        },
-        {
-            "name": "empty",
-            "datatype": "FP32",
-            "shape": [0],
-            "parameters": {"binary_data_size": 0},
-        },
+        sized("y", "FP32", [2], 8),
+        sized("empty", "FP32", [0], 0),
         {"name": "json", "datatype": "FP32", "shape": [1], "data": [3.0]},
-        {
-            "name": "s",
-            "datatype": "BYTES",
-            "shape": [2],
-            "parameters": {"binary_data_size": 9},
-        },
+        sized("s", "BYTES", [2], 9),
     ]
 
 
-@pytest.mark.parametrize(
-    ("form", "is_binary"),
-    [
+def test_which_outputs_are_binary() -> None:
+    for form, is_binary in (
         (ResponseForm(), False),
         (ResponseForm(binary=True), True),
         (ResponseForm(named={"y": True}), True),
         (ResponseForm(binary=True, named={"y": False}), False),  # as the output itself asked
-    ],
-)
-def test_which_outputs_are_binary(form: ResponseForm, is_binary: bool) -> None:
-    assert (form.encode(response(fp32(1)))[1] is not None) is is_binary
+    ):
+        assert (form.encode(response(fp32(1)))[1] is not None) is is_binary
+    # Empty ones alone need no header.
+    buffers, json_size = ResponseForm(binary=True).encode(response(fp32()))
+    assert json_size is None
+    assert b'"binary_data_size":0' in b"".join(buffers)
 
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_outputs_without_data(binary: bool) -> None:
-    form = ResponseForm(
-        named={"y": binary, "there": False, "s": False}, shared=frozenset(("there", "s"))
-    )
-    outputs = [
-        elsewhere("there", Datatype.FP16, (2, 3)),
-        fp32(1, 2),
-        elsewhere("s", Datatype.BYTES, (1,)),
-    ]
+    shared = frozenset(("there", "s"))
+    form = ResponseForm(named={"y": binary, "there": False, "s": False}, shared=shared)
+    there = elsewhere("there", Datatype.FP16, (2, 3))
+    outputs = [there, fp32(1, 2), elsewhere("s", Datatype.BYTES, (1,))]
     buffers, json_size = form.encode(response(*outputs))
     assert json_size == (len(buffers[0]) if binary else None)
     assert len(buffers) == 1 + binary
@@ -691,42 +492,27 @@ def test_outputs_without_data(binary: bool) -> None:
         {"name": "there", "datatype": "FP16", "shape": [2, 3]},
         {"name": "s", "datatype": "BYTES", "shape": [1]},
     ]
-    buffers, json_size = form.encode(response(outputs[0]))
+    buffers, json_size = form.encode(response(there))
     assert json_size is None
     assert orjson.loads(bytes(buffers[0]))["outputs"] == others[:1]
-    assert orjson.loads(bytes(form.encode(response())[0][0]))["outputs"] == []
+    assert orjson.loads(written(form))["outputs"] == []
 
 
-def test_only_empty_binary_outputs_need_no_header() -> None:
-    buffers, json_size = ResponseForm(binary=True).encode(response(fp32()))
-    assert json_size is None
-    assert b'"binary_data_size":0' in b"".join(buffers)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
+def test_outputs_that_have_no_json_form() -> None:
+    for tensor in (
         Tensor("y", Datatype.FP16, np.zeros(1, np.float16)),
         Tensor("y", Datatype.BF16, np.zeros(1, NUMPY[Datatype.BF16])),
         Tensor("y", Datatype.BYTES, object_array([b"\xff"], [1])),
-    ],
-)
-def test_outputs_that_have_no_json_form(tensor: Tensor) -> None:
-    with pytest.raises(InvalidRequest, match="use the binary data format for"):
-        ResponseForm().encode(response(tensor))
-    assert ResponseForm(binary=True).encode(response(tensor))[1] is not None
+    ):
+        with refused("use the binary data format for"):
+            ResponseForm().encode(response(tensor))
+        assert ResponseForm(binary=True).encode(response(tensor))[1] is not None
 
 
-@pytest.mark.parametrize(
-    ("text", "body"),
-    [
-        ("no model 'é'", '{"error":"no model \'é\'"}'),
-        ('"\n', '{"error":"\\"\\n"}'),
-        ("\ud800", '{"error":"?"}'),  # as in names of files that are not UTF-8
-    ],
-)
-def test_error_body(text: str, body: str) -> None:
-    assert error_body(text) == body.encode()
+def test_error_body() -> None:
+    assert error_body("no model 'é'") == '{"error":"no model \'é\'"}'.encode()
+    assert error_body('"\n') == b'{"error":"\\"\\n"}'
+    assert error_body("\ud800") == b'{"error":"?"}'  # as in names of files that are not UTF-8
 
 
 # What holds for any body
@@ -812,18 +598,13 @@ anything = st.recursive(
 sizes = st.integers(-1, 8) | st.sampled_from([2**31, 2**63, 2**64, 10**40]) | scalars
 parameters = st.fixed_dictionaries(
     {},
-    optional={
-        "binary_data_size": sizes,
-        "binary_data": st.booleans() | scalars,
-        "binary_data_output": st.booleans() | scalars,
-        "classification": st.integers(0, 1) | anything,
-        "shared_memory_region": st.just("r") | anything,
-        "shared_memory_offset": sizes,
-        "shared_memory_byte_size": sizes,
-        "sequence_id": st.integers() | anything,
-        "priority": st.integers() | anything,
-        "mine": anything,
-    },
+    optional=dict.fromkeys(
+        ("binary_data_size", "shared_memory_offset", "shared_memory_byte_size"), sizes
+    )
+    | dict.fromkeys(("binary_data", "binary_data_output"), st.booleans() | scalars)
+    | dict.fromkeys(("sequence_id", "priority"), st.integers() | anything)
+    | {"classification": st.integers(0, 1) | anything, "mine": anything}
+    | {"shared_memory_region": st.just("r") | anything},
 )
 inputs = st.fixed_dictionaries(
     {"name": st.sampled_from("ab") | anything, "shape": st.lists(sizes, max_size=3) | anything},
@@ -870,62 +651,42 @@ def test_raw_bodies(spec: TensorSpec, rows: int, body: bytes) -> None:
 # Shapes that are none
 
 
+@pytest.mark.parametrize("place", ["data", "binary", "raw", "shared"])
 @pytest.mark.parametrize(
     "shape",
     [
-        ["AAAAAAAA", 250_000_000],
-        [250_000_000, "AAAAAAAA"],
-        [[0], 250_000_000],
-        [[[1, 2]], 100_000, 1_000],
-        [{}, 1],
-        [None],
-        [True],
-        [1.0],
-        [-1],
-        [2, -1],
-        [10**19],
-        [2**62, 0],
-        [1] * 33,
-        ["A" * 64] * 10_000,
+        ["AAAAAAAA", 250_000_000], [250_000_000, "AAAAAAAA"], [[0], 250_000_000],
+        [[[1, 2]], 100_000, 1_000], [{}, 1], [None], [True], [1.0], [-1], [2, -1], [10**19],
+        [2**62, 0], [1] * 33, ["A" * 64] * 10_000,
     ],
     ids=lambda shape: str(shape)[:20],
-)
-@pytest.mark.parametrize("data", [[1], []], ids=["one", "none"])
-@pytest.mark.parametrize("long", [False, True], ids=["quick", "long"])
-@pytest.mark.parametrize("place", ["data", "binary", "raw", "shared"])
-def test_a_shape_is_looked_at_before_it_is_counted_with(
-    shape: Any, data: list[int], long: bool, place: str
-) -> None:
+)  # fmt: skip
+def test_a_shape_is_looked_at_before_it_is_counted_with(shape: Any, place: str) -> None:
     """Multiplied, a string or an array becomes as much memory as the client likes."""
-    parameters: Json | None = None
-    if place == "binary":
-        parameters = {"binary_data_size": 4 * len(data)}
-    elif place == "shared":
-        parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 4 * len(data)}
-    given = None if parameters else data
-    request = document(an_input(shape=shape, data=given, parameters=parameters))
-    if long:
-        request["parameters"] = {"flag": True}  # the quick look is for texts without booleans
-    tail = bytes(4 * len(data)) if place == "binary" else b"" if place == "raw" else None
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidRequest) as refused:
+    for data, long in product(([1], []), (False, True)):
+        parameters: Json | None = None
+        if place == "binary":
+            parameters = {"binary_data_size": 4 * len(data)}
+        elif place == "shared":
+            parameters = in_region(size=4 * len(data))
+        given = None if parameters else data
+        request = document(an_input(shape=shape, data=given, parameters=parameters))
+        if long:
+            request["parameters"] = {"flag": True}  # the quick look is for texts without booleans
+        tail = bytes(4 * len(data)) if place == "binary" else b"" if place == "raw" else None
+        with memory_within(16 << 20), pytest.raises(InvalidRequest) as caught:
             decode(request, tail)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
-    assert len(str(refused.value)) < 1000
+        assert len(str(caught.value)) < 1000
 
 
 # Long data
 
 
-def long_body(datatype: str, data: str, count: int, **members: Any) -> bytes:
+def long_body(datatype: str, data: str, count: int) -> bytes:
     """A request whose JSON is too long to be parsed at once."""
     filling = json.dumps("f" * (1 << 20))
-    given = an_input(datatype=datatype, shape=[count], data=None) | members
-    text = json.dumps(given)[:-1] + f',"data":[{data}]}}'
-    return f'{{"filling":{filling},"inputs":[{text}]}}'.encode()
+    text = json.dumps(an_input(datatype=datatype, shape=[count], data=None))[:-1]
+    return f'{{"filling":{filling},"inputs":[{text},"data":[{data}]}}]}}'.encode()
 
 
 def decode_long(body: bytes, charge: Any = uncharged) -> Tensor:
@@ -936,17 +697,12 @@ def decode_long(body: bytes, charge: Any = uncharged) -> Tensor:
 @pytest.mark.parametrize(
     ("datatype", "element", "value"),
     [
-        ("FP32", "0.5", 0.5),
-        ("FP64", "1e3", 1000.0),
-        ("FP32", "[1]", 1.0),
-        ("INT64", "-7", -7),
-        ("UINT64", str(2**64 - 1), 2**64 - 1),
-        ("BOOL", "true", True),
-        ("BYTES", r'"a,\"]\u00e9"', 'a,"]é'.encode()),
-        ("FP32", " 2 ", 2.0),
+        ("FP32", "0.5", 0.5), ("FP64", "1e3", 1000.0), ("FP32", "[1]", 1.0), ("INT64", "-7", -7),
+        ("UINT64", str(2**64 - 1), 2**64 - 1), ("BOOL", "true", True),
+        ("BYTES", r'"a,\"]\u00e9"', 'a,"]é'.encode()), ("FP32", " 2 ", 2.0),
         ("FP32", "-Infinity", -np.inf),
     ],
-)
+)  # fmt: skip
 def test_long_data(datatype: str, element: str, value: object) -> None:
     count = 100_000
     found = decode_long(long_body(datatype, ",".join([element] * count), count))
@@ -960,19 +716,16 @@ def test_long_data(datatype: str, element: str, value: object) -> None:
     [
         ("FP32", "null", 0, "takes numbers, but its data holds null"),
         ("FP32", "true", 0, "takes numbers, but its data holds a boolean"),
-        ("FP32", '"1"', 0, "takes numbers, but its data holds a string"),
         ("INT32", "1.5", 0, "takes integers, but its data holds a number with a fraction"),
         ("INT8", "128", 0, "out of the range of INT8"),
         ("FP32", "[1]", 0, "elements and arrays are mixed at depth 1"),
-        ("FP32", "1,", 0, "failed to parse the request JSON buffer"),
-        ("FP32", ",1", 0, "failed to parse the request JSON buffer"),
-        ("FP32", "1x", 0, "failed to parse the request JSON buffer"),
+        ("FP32", "1,", 0, NO_JSON), ("FP32", ",1", 0, NO_JSON), ("FP32", "1x", 0, NO_JSON),
         ("FP32", "1", 1, "Failed to parse 'data' field: .* got 100000"),
         ("FP32", "1", -1, "Unable to parse 'data': .* got at least 100000"),
         ("FP32", "1", 2**40, "Failed to parse 'data' field: .* got 100000"),
         ("FP16", "1", 0, "receiving FP16 data via JSON is not supported"),
     ],
-)
+)  # fmt: skip
 def test_wrong_long_data(datatype: str, last: str, count: int, text: str) -> None:
     """What is wrong comes at the end, behind pieces that are right."""
     data = ",".join(["1"] * 99_999 + [last])
@@ -984,13 +737,9 @@ def test_long_data_is_charged_before_it_is_taken() -> None:
     charged: list[int] = []
     count = 1_000_000
     body = long_body("FP64", ",".join(["0"] * count), count)
-    tracemalloc.start()
-    try:
+    with memory_within(len(body) + 8 * count + (8 << 20)):
         decode_long(body, charged.append)
-        assert charged == [8 * count]
-        assert tracemalloc.get_traced_memory()[1] < len(body) + 8 * count + (8 << 20)
-    finally:
-        tracemalloc.stop()
+    assert charged == [8 * count]
 
     def refuse(nbytes: int) -> None:
         raise Overloaded("as asked")
@@ -1001,37 +750,28 @@ def test_long_data_is_charged_before_it_is_taken() -> None:
 
 def test_long_data_is_limited() -> None:
     count = MAX_DECODED // 8 + 1
-    body = long_body("FP64", ",".join(["0"] * count), count)
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_DECODED} are allowed"):
-        decode_long(body)
+    with refused(f"at most {MAX_DECODED} are allowed"):
+        decode_long(long_body("FP64", ",".join(["0"] * count), count))
 
 
 def test_long_data_is_held_against_the_signature_first() -> None:
-    signature = Signature("m", 0, (TensorSpec("x", Datatype.BYTES, (-1,)),), ())
     body = long_body("FP32", ",".join(["nonsense"] * 1000), 1000)
-    with pytest.raises(InvalidRequest, match="data-type is 'FP32'"):
-        decode_infer("m", "", body, None, signature)
+    with refused("data-type is 'FP32'"):
+        decode_infer("m", "", body, None, model(spec(-1, datatype=BYTES)))
 
 
-@pytest.mark.parametrize(
-    ("json_size", "head", "long"),
-    [
+def test_what_takes_long_to_decode() -> None:
+    for json_size, head, long in (
         (None, b"", True),
         ("70000", b"", True),
         ("40", b'{"inputs":[{"datatype":"FP32"}]}        ', False),
         ("40", b'{"inputs":[{"datatype":"BYTES"}]}       ', True),
         ("40", b'{"inputs":[{"datatype":"BYTE\\u0053"}]}', True),
         ("0", b"", False),
-    ],
-)
-def test_what_takes_long_to_decode(json_size: str | None, head: bytes, long: bool) -> None:
-    assert takes_long(head + bytes(100_000), json_size, None) is long
-
-
-def test_raw_strings_take_long_to_decode() -> None:
+    ):
+        assert takes_long(head + bytes(100_000), json_size, None) is long
     for datatype, long in ((Datatype.BYTES, True), (Datatype.FP32, False)):
-        signature = Signature("m", 0, (TensorSpec("x", datatype, (-1,)),), ())
-        assert takes_long(bytes(100_000), "0", signature) is long
+        assert takes_long(bytes(100_000), "0", model(spec(-1, datatype=datatype))) is long
 
 
 @pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not Datatype.BOOL])
@@ -1042,6 +782,5 @@ def test_long_answers(datatype: Datatype) -> None:
         given = object_array([b"a,]"] * count, (count,))
     else:
         given = np.arange(count).astype(NUMPY[datatype])
-    [text], _ = ResponseForm().encode(response(Tensor("y", datatype, given)))
-    data = orjson.loads(bytes(text))["outputs"][0]["data"]
+    data = orjson.loads(written(ResponseForm(), Tensor("y", datatype, given)))["outputs"][0]["data"]
     assert data == [v.decode() if isinstance(v, bytes) else v for v in given.tolist()]

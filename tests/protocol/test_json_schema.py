@@ -35,17 +35,11 @@ model_stats { name: "m" inference_stats { success { count: 1 ns: 2 } }
 """
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        ModelConfig(),
-        text_format.Parse(CONFIG, ModelConfig()),
-        pb.ModelStatisticsResponse(),
-        text_format.Parse(STATISTICS, pb.ModelStatisticsResponse()),
-        ModelTrafficResponse(),
-        text_format.Parse(TRAFFIC, ModelTrafficResponse()),
-    ],
-)
+@pytest.mark.parametrize("message", [
+    ModelConfig(), text_format.Parse(CONFIG, ModelConfig()), pb.ModelStatisticsResponse(),
+    text_format.Parse(STATISTICS, pb.ModelStatisticsResponse()), ModelTrafficResponse(),
+    text_format.Parse(TRAFFIC, ModelTrafficResponse()),
+])  # fmt: skip
 def test_documents_fit_their_schemas(message: Message) -> None:
     validator = pytest.importorskip("jsonschema").Draft202012Validator
     descriptor: Any = message.DESCRIPTOR

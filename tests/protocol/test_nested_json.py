@@ -36,22 +36,13 @@ def test_what_is_no_number_is_a_bare_word() -> None:
     assert nested_json(Datatype.FP64, np.array(np.nan)) == b"NaN"
 
 
-@pytest.mark.parametrize(
-    ("datatype", "value"),
-    [
-        (Datatype.INT32, [[1], [2, 3]]),
-        (Datatype.INT32, [[1, 2], [3], [4, 5, 6]]),
-        (Datatype.INT32, [1, [2]]),
-        (Datatype.INT32, [1.5]),
-        (Datatype.INT32, {"a": 1}),
-        (Datatype.UINT8, [256]),
-        (Datatype.FP32, ["1"]),
-        (Datatype.BYTES, [1]),
-        (Datatype.BYTES, [{"b64": "?"}]),
-        (Datatype.BYTES, [{"b64": "YQ==", "more": 1}]),
-        (Datatype.BOOL, [1]),
-    ],
-)
+@pytest.mark.parametrize(("datatype", "value"), [
+    (Datatype.INT32, [[1], [2, 3]]), (Datatype.INT32, [[1, 2], [3], [4, 5, 6]]),
+    (Datatype.INT32, [1, [2]]), (Datatype.INT32, [1.5]), (Datatype.INT32, {"a": 1}),
+    (Datatype.UINT8, [256]), (Datatype.FP32, ["1"]), (Datatype.BYTES, [1]),
+    (Datatype.BYTES, [{"b64": "?"}]), (Datatype.BYTES, [{"b64": "YQ==", "more": 1}]),
+    (Datatype.BOOL, [1]),
+])  # fmt: skip
 def test_what_is_no_tensor(datatype: Datatype, value: object) -> None:
     with pytest.raises(InvalidRequest):
         array_of_nested("A", datatype, value)

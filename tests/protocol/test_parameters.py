@@ -15,40 +15,26 @@ TRANSPORT = frozenset({"binary_data_output", "triton_of_this_transport"})
 MAX = 2**64 - 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("sequence_id", 0),
-        ("sequence_id", MAX),
-        ("sequence_id", "a sequence"),
-        ("sequence_start", True),
-        ("sequence_end", False),
-        ("priority", 3),
-        ("priority", MAX),
-        ("timeout", 1_000_000),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("sequence_id", 0), ("sequence_id", MAX), ("sequence_id", "a sequence"),
+    ("sequence_start", True), ("sequence_end", False), ("priority", 3), ("priority", MAX),
+    ("timeout", 1_000_000),
+])  # fmt: skip
 def test_reserved(name: str, value: int | str | bool) -> None:
     assert split_parameters({name: value}, TRANSPORT) == ({name: value}, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("sequence_id", True, "an unsigned integer or a string"),
-        ("sequence_id", -1, "an unsigned integer or a string"),
-        ("sequence_id", MAX + 1, "an unsigned integer or a string"),
-        ("sequence_id", 1.0, "an unsigned integer or a string"),
-        ("sequence_start", 1, "a boolean"),
-        ("sequence_end", "true", "a boolean"),
-        ("priority", -1, "an unsigned integer"),
-        ("priority", "1", "an unsigned integer"),
-        ("priority", True, "an unsigned integer"),
-        ("timeout", 0.5, "an unsigned integer of microseconds"),
-        ("timeout", None, "an unsigned integer of microseconds"),
-        ("timeout", [1], "an unsigned integer of microseconds"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("sequence_id", True, "an unsigned integer or a string"),
+    ("sequence_id", -1, "an unsigned integer or a string"),
+    ("sequence_id", MAX + 1, "an unsigned integer or a string"),
+    ("sequence_id", 1.0, "an unsigned integer or a string"), ("sequence_start", 1, "a boolean"),
+    ("sequence_end", "true", "a boolean"), ("priority", -1, "an unsigned integer"),
+    ("priority", "1", "an unsigned integer"), ("priority", True, "an unsigned integer"),
+    ("timeout", 0.5, "an unsigned integer of microseconds"),
+    ("timeout", None, "an unsigned integer of microseconds"),
+    ("timeout", [1], "an unsigned integer of microseconds"),
+])  # fmt: skip
 def test_reserved_with_a_wrong_value(name: str, value: Any, expected: str) -> None:
     text = f"invalid value type for '{name}' parameter, expected {expected}"
     with pytest.raises(InvalidRequest, match=text):
@@ -101,18 +87,10 @@ def test_whatever_is_given_is_split_or_refused(given: dict[str, Any]) -> None:
     assert reserved.keys() | custom.keys() == given.keys() - TRANSPORT
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (float("nan"), b"NaN"),
-        (float("inf"), b"Infinity"),
-        (float("-inf"), b"-Infinity"),
-        (0.5, b"0.5"),
-        (MAX, b"18446744073709551615"),
-        (True, b"true"),
-        ("null", b'"null"'),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (float("nan"), b"NaN"), (float("inf"), b"Infinity"), (float("-inf"), b"-Infinity"),
+    (0.5, b"0.5"), (MAX, b"18446744073709551615"), (True, b"true"), ("null", b'"null"'),
+])  # fmt: skip
 def test_values_in_json(value: Parameter, text: bytes) -> None:
     assert json_parameter(value) == text
     assert (

@@ -88,38 +88,18 @@ def test_null_is_no_number() -> None:
         array_of_json("A", Datatype.INT32, [1], [None])
 
 
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        ([], "not an inference response"),
-        ({"outputs": {}}, "expected an array, got an object"),
-        ({"outputs": [{}]}, "the answer has no member 'name'"),
-        (
-            {"outputs": [{"name": "A", "datatype": "FP8", "shape": []}]},
-            "the unknown datatype 'FP8'",
-        ),
-        ({"outputs": [{"name": "A", "datatype": ["FP32"], "shape": []}]}, "expected a string"),
-        ({"outputs": [{"name": "A", "datatype": "FP32"}]}, "no member 'shape'"),
-        ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, "no member 'data'"),
-        (
-            {"outputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": [1, 2]}]},
-            "needs 1 elements",
-        ),
-        (
-            {
-                "outputs": [
-                    {
-                        "name": "A",
-                        "datatype": "FP32",
-                        "shape": [1],
-                        "parameters": {"binary_data_size": 4},
-                    }
-                ]
-            },
-            "expecting 4 additional bytes",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("document", "text"), [
+    ([], "not an inference response"), ({"outputs": {}}, "expected an array, got an object"),
+    ({"outputs": [{}]}, "the answer has no member 'name'"),
+    ({"outputs": [{"name": "A", "datatype": "FP8", "shape": []}]}, "the unknown datatype 'FP8'"),
+    ({"outputs": [{"name": "A", "datatype": ["FP32"], "shape": []}]}, "expected a string"),
+    ({"outputs": [{"name": "A", "datatype": "FP32"}]}, "no member 'shape'"),
+    ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1]}]}, "no member 'data'"),
+    ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": [1, 2]}]},
+     "needs 1 elements"),
+    ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1],
+     "parameters": {"binary_data_size": 4}}]}, "expecting 4 additional bytes"),
+])  # fmt: skip
 def test_answers_that_make_no_sense(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_answer(orjson.dumps(document), None)
@@ -152,17 +132,10 @@ def test_any_document_is_an_answer_or_refused(first: object, second: object, thi
                 read(body)
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b'{"error": "why"}', "why"),
-        (b'{"code": 404, "type": "ModelNotFoundException", "message": "why"}', "why"),
-        (b'{"message": "why"}', ""),
-        (b'{"error": 1}', ""),
-        (b"[]", ""),
-        (b"<html>", ""),
-        (b"", ""),
-    ],
-)
+@pytest.mark.parametrize(("body", "text"), [
+    (b'{"error": "why"}', "why"),
+    (b'{"code": 404, "type": "ModelNotFoundException", "message": "why"}', "why"),
+    (b'{"message": "why"}', ""), (b'{"error": 1}', ""), (b"[]", ""), (b"<html>", ""), (b"", ""),
+])  # fmt: skip
 def test_errors(body: bytes, text: str) -> None:
     assert error_text(body) == text

@@ -74,11 +74,9 @@ def test_an_output_is_where_it_was_to_be_put_or_in_the_answer() -> None:
     assert reader.read(answer([0], b""), shared).outputs["Y"].shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [answer([9], b""), answer([4], b"abc"), answer([1], b"", "BYTES")],
-    ids=["too large", "neither", "of no fixed size"],
-)
+@pytest.mark.parametrize("data", [
+    answer([9], b""), answer([4], b"abc"), answer([1], b"", "BYTES"),
+], ids=["too large", "neither", "of no fixed size"])  # fmt: skip
 def test_an_answer_that_cannot_be(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         AnswerReader().read(data, {"Y": memoryview(bytearray(32))})

@@ -25,25 +25,15 @@ def test_every_error_has_a_row() -> None:
     assert set(classes(ServerError)) == set(STATUS)
 
 
-@pytest.mark.parametrize(
-    ("name", "http", "grpc"),
-    [
-        ("InvalidRequest", 400, INVALID_ARGUMENT),
-        ("PayloadTooLarge", 413, RESOURCE_EXHAUSTED),
-        ("NotFound", 404, NOT_FOUND),
-        ("Unavailable", 503, UNAVAILABLE),
-        ("ModelNotReady", 503, UNAVAILABLE),
-        ("QueueFull", 503, UNAVAILABLE),
-        ("QueueTimeout", 503, UNAVAILABLE),
-        ("Overloaded", 503, UNAVAILABLE),
-        ("ServerExiting", 503, UNAVAILABLE),
-        ("Unsupported", 501, UNIMPLEMENTED),
-        ("Cancelled", 499, CANCELLED),
-        ("ExecutionFailed", 500, INTERNAL_ERROR),
-        ("WorkerDied", 500, INTERNAL_ERROR),
-        ("Quarantined", 422, FAILED_PRECONDITION),
-    ],
-)
+@pytest.mark.parametrize(("name", "http", "grpc"), [
+    ("InvalidRequest", 400, INVALID_ARGUMENT), ("PayloadTooLarge", 413, RESOURCE_EXHAUSTED),
+    ("NotFound", 404, NOT_FOUND), ("Unavailable", 503, UNAVAILABLE),
+    ("ModelNotReady", 503, UNAVAILABLE), ("QueueFull", 503, UNAVAILABLE),
+    ("QueueTimeout", 503, UNAVAILABLE), ("Overloaded", 503, UNAVAILABLE),
+    ("ServerExiting", 503, UNAVAILABLE), ("Unsupported", 501, UNIMPLEMENTED),
+    ("Cancelled", 499, CANCELLED), ("ExecutionFailed", 500, INTERNAL_ERROR),
+    ("WorkerDied", 500, INTERNAL_ERROR), ("Quarantined", 422, FAILED_PRECONDITION),
+])  # fmt: skip
 def test_status(name: str, http: int, grpc: int) -> None:
     status = STATUS[vars(errors)[name]]
     assert (status.http, status.grpc) == (http, grpc)

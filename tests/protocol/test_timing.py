@@ -19,21 +19,12 @@ def test_what_grpc_writes(text: str, seconds: float | None) -> None:
     assert parse_grpc_timeout(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("grpc", "envoy", "microseconds"),
-    [
-        (None, None, 0),
-        ("50m", None, 50_000),
-        (" 50m ", None, 50_000),
-        ("1n", None, 1),  # over, but not without a limit
-        ("0S", None, 1),
-        (None, "15000", 15_000_000),
-        (None, "0", 0),  # Envoy never gives up
-        ("50m", "0", 50_000),
-        ("50m", "20", 20_000),
-        ("50m", "80", 50_000),
-    ],
-)
+@pytest.mark.parametrize(("grpc", "envoy", "microseconds"), [
+    (None, None, 0), ("50m", None, 50_000), (" 50m ", None, 50_000),
+    ("1n", None, 1),  # over, but not without a limit
+    ("0S", None, 1), (None, "15000", 15_000_000), (None, "0", 0),  # Envoy never gives up
+    ("50m", "0", 50_000), ("50m", "20", 20_000), ("50m", "80", 50_000),
+])  # fmt: skip
 def test_the_shortest_counts(grpc: str | None, envoy: str | None, microseconds: int) -> None:
     given = {b"grpc-timeout": grpc, b"x-envoy-expected-rq-timeout-ms": envoy}
     assert timeout_of({name: text for name, text in given.items() if text is not None}) == (

@@ -53,29 +53,20 @@ def file_of(text: str) -> ConfigFile:
 # --- backend and file name
 
 
-@pytest.mark.parametrize(
-    ("text", "model", "filenames", "backend", "filename"),
-    [
-        ("", "m", ["model.onnx"], "onnxruntime", "model.onnx"),
-        ("", "m", ["model.py"], "python", "model.py"),
-        ("", "m", ["model.onnx", "model.py"], "onnxruntime", "model.onnx"),
-        ("", "m", ["resnet.onnx", "labels.txt"], "onnxruntime", "resnet.onnx"),
-        ("", "m.onnx", [], "onnxruntime", "model.onnx"),
-        ("", "m.python", [], "python", "model.py"),
-        ("", "m.onnxruntime", [], "onnxruntime", "model.onnx"),
-        ('backend: "python"', "m", ["model.onnx"], "python", "model.py"),
-        ('platform: "onnxruntime_onnx"', "m", ["model.py"], "onnxruntime", "model.onnx"),
-        ('default_model_filename: "x.onnx"', "m", ["a.py"], "onnxruntime", "x.onnx"),
-        (
-            'backend: "onnxruntime" default_model_filename: "a.onnx"',
-            "m",
-            ["model.onnx"],
-            "onnxruntime",
-            "a.onnx",
-        ),
-        ('backend: "onnxruntime"', "m", ["a.onnx", "b.onnx"], "onnxruntime", "model.onnx"),
-    ],
-)
+@pytest.mark.parametrize(("text", "model", "filenames", "backend", "filename"), [
+    ("", "m", ["model.onnx"], "onnxruntime", "model.onnx"),
+    ("", "m", ["model.py"], "python", "model.py"),
+    ("", "m", ["model.onnx", "model.py"], "onnxruntime", "model.onnx"),
+    ("", "m", ["resnet.onnx", "labels.txt"], "onnxruntime", "resnet.onnx"),
+    ("", "m.onnx", [], "onnxruntime", "model.onnx"), ("", "m.python", [], "python", "model.py"),
+    ("", "m.onnxruntime", [], "onnxruntime", "model.onnx"),
+    ('backend: "python"', "m", ["model.onnx"], "python", "model.py"),
+    ('platform: "onnxruntime_onnx"', "m", ["model.py"], "onnxruntime", "model.onnx"),
+    ('default_model_filename: "x.onnx"', "m", ["a.py"], "onnxruntime", "x.onnx"),
+    ('backend: "onnxruntime" default_model_filename: "a.onnx"', "m", ["model.onnx"], "onnxruntime",
+     "a.onnx"),
+    ('backend: "onnxruntime"', "m", ["a.onnx", "b.onnx"], "onnxruntime", "model.onnx"),
+])  # fmt: skip
 def test_backend_and_file_name(
     text: str, model: str, filenames: list[str], backend: str, filename: str
 ) -> None:
@@ -89,22 +80,18 @@ MANY = BACKENDS | {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "filenames", "backend", "filename"),
-    [
-        ("", ["model.old"], "many", "model.old"),
-        ("", ["model.old", "model.new"], "many", "model.new"),
-        ("", ["inner", "notes.txt"], "many", "inner/MODEL"),
-        ("", ["mine.new", "notes.txt"], "many", "mine.new"),
-        # A suffix that others use as well speaks for a backend only where it is alone.
-        ("", ["mine.old"], "many", "mine.old"),
-        ('backend: "many"', ["mine.old", "notes.txt"], "many", "model.new"),
-        ('default_model_filename: "mine.old"', ["mine.old", "notes.txt"], "many", "mine.old"),
-        # A name that is known comes before any suffix.
-        ("", ["model.old", "prepare.py"], "many", "model.old"),
-        ("", ["model.old", "model.py"], "python", "model.py"),
-    ],
-)
+@pytest.mark.parametrize(("text", "filenames", "backend", "filename"), [
+    ("", ["model.old"], "many", "model.old"), ("", ["model.old", "model.new"], "many", "model.new"),
+    ("", ["inner", "notes.txt"], "many", "inner/MODEL"),
+    ("", ["mine.new", "notes.txt"], "many", "mine.new"),
+    # A suffix that others use as well speaks for a backend only where it is alone.
+    ("", ["mine.old"], "many", "mine.old"),
+    ('backend: "many"', ["mine.old", "notes.txt"], "many", "model.new"),
+    ('default_model_filename: "mine.old"', ["mine.old", "notes.txt"], "many", "mine.old"),
+    # A name that is known comes before any suffix.
+    ("", ["model.old", "prepare.py"], "many", "model.old"),
+    ("", ["model.old", "model.py"], "python", "model.py"),
+])  # fmt: skip
 def test_a_backend_with_several_file_names(
     text: str, filenames: list[str], backend: str, filename: str
 ) -> None:
@@ -132,27 +119,16 @@ def test_what_was_read_is_not_changed() -> None:
     assert file.config == ModelConfig()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (
-            "",
-            "m/config.pbtxt: no backend or platform is named, and no file tells: expected"
-            " model.onnx or model.py, found model.plan;"
-            " backends of this server: onnxruntime, python",
-        ),
-        (
-            'name: "m"\nbackend: "tensorrt"',
-            "m/config.pbtxt:2: backend: 'tensorrt' is not a backend of this server,"
-            " which has the backends: onnxruntime, python",
-        ),
-        (
-            '\nplatform: "tensorflow_graphdef"',
-            "m/config.pbtxt:2: platform: 'tensorflow_graphdef' is not a platform of this server,"
-            " which has the backends: onnxruntime, python",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "m/config.pbtxt: no backend or platform is named, and no file tells: expected"
+     " model.onnx or model.py, found model.plan; backends of this server: onnxruntime, python"),
+    ('name: "m"\nbackend: "tensorrt"',
+     "m/config.pbtxt:2: backend: 'tensorrt' is not a backend of this server,"
+     " which has the backends: onnxruntime, python"),
+    ('\nplatform: "tensorflow_graphdef"',
+     "m/config.pbtxt:2: platform: 'tensorflow_graphdef' is not a platform of this server,"
+     " which has the backends: onnxruntime, python"),
+])  # fmt: skip
 def test_an_unknown_backend_is_named_with_its_line(text: str, says: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         complete_backend(file_of(text), "m", ["model.plan"], BACKENDS)
@@ -202,19 +178,13 @@ def test_a_model_with_a_fixed_first_dimension_does_not(output: TensorInfo) -> No
     assert not config.output[0].HasField("reshape")
 
 
-@pytest.mark.parametrize(
-    ("text", "default", "max_batch_size"),
-    [
-        ("", 4, 4),
-        ("", 0, 0),
-        ("max_batch_size: 0", 4, 0),  # written out, so it stays
-        ("max_batch_size: 16", 4, 16),
-        ('input { name: "x" dims: [ -1, 3 ] }', 4, 0),  # the rows are spelled out
-        ('input { name: "x" dims: 3 }', 4, 4),
-        ('input { name: "x" }', 4, 4),
-        ('output { name: "y" dims: 1 reshape { shape: [ ] } }', 4, 4),
-    ],
-)
+@pytest.mark.parametrize(("text", "default", "max_batch_size"), [
+    ("", 4, 4), ("", 0, 0), ("max_batch_size: 0", 4, 0),  # written out, so it stays
+    ("max_batch_size: 16", 4, 16),
+    ('input { name: "x" dims: [ -1, 3 ] }', 4, 0),  # the rows are spelled out
+    ('input { name: "x" dims: 3 }', 4, 4), ('input { name: "x" }', 4, 4),
+    ('output { name: "y" dims: 1 reshape { shape: [ ] } }', 4, 4),
+])  # fmt: skip
 def test_the_largest_batch(text: str, default: int, max_batch_size: int) -> None:
     assert completed(text, [X], [Y], default).max_batch_size == max_batch_size
 
@@ -297,29 +267,18 @@ def test_instance_groups_get_names_counts_and_kinds() -> None:
     assert groups == [("m_0", 1, "KIND_GPU"), ("m_1", 2, "KIND_CPU"), ("m_2", 1, "KIND_GPU")]
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("", False),
-        ("max_batch_size: 1", True),
-        ("max_batch_size: 4 dynamic_batching { }", True),
-        ("max_batch_size: 4 sequence_batching { }", False),
-        ("max_batch_size: 4 ensemble_scheduling { }", False),
-        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "on" } }', True),
-        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', False),
-        (
-            'backend: "triton" max_batch_size: 4'
-            ' parameters { key: "forward" value { string_value: "transparent" } }',
-            False,
-        ),
-        (
-            'backend: "python" max_batch_size: 4'
-            ' parameters { key: "forward" value { string_value: "transparent" } }',
-            True,
-        ),
-        ("dynamic_batching { }", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), [
+    ("", False), ("max_batch_size: 1", True), ("max_batch_size: 4 dynamic_batching { }", True),
+    ("max_batch_size: 4 sequence_batching { }", False),
+    ("max_batch_size: 4 ensemble_scheduling { }", False),
+    ('max_batch_size: 4 parameters { key: "batching" value { string_value: "on" } }', True),
+    ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', False),
+    ('backend: "triton" max_batch_size: 4'
+     ' parameters { key: "forward" value { string_value: "transparent" } }', False),
+    ('backend: "python" max_batch_size: 4'
+     ' parameters { key: "forward" value { string_value: "transparent" } }', True),
+    ("dynamic_batching { }", False),
+])  # fmt: skip
 def test_which_models_batch(text: str, answer: bool) -> None:
     config = config_of(text)
     assert batches(config) is answer

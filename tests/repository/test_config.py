@@ -71,37 +71,23 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_config(path, "m")
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "says"),
-    [
-        (
-            "\nmax_batchsize: 4",
-            2,
-            "no field named \"max_batchsize\".; did you mean 'max_batch_size'?",
-        ),
-        (
-            "input {\n  data_type: TYPE_FP23\n}",
-            2,
-            "has no value named TYPE_FP23.; did you mean 'TYPE_FP32'?",
-        ),
-        ("input { data_type: TYPE_FLOAT }", 1, "TYPE_FLOAT.; did you mean 'TYPE_FP32'?"),
-        ("input { data_type: TYPE_DOUBLE }", 1, "TYPE_DOUBLE.; did you mean 'TYPE_FP64'?"),
-        ("input { data_type: TYPE_BYTES }", 1, "TYPE_BYTES.; did you mean 'TYPE_STRING'?"),
-        ("input { data_type: int64 }", 1, "int64.; did you mean 'TYPE_INT64'?"),
-        ("input { data_type: TYPE_COMPLEX }", 1, "TYPE_COMPLEX.; expected one of TYPE_INVALID, "),
-        (
-            "instance_group [ {\n\n  kind: GPU } ]",
-            3,
-            "; expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL",
-        ),
-        ("dynamic_batching {\n  delay: 3 }", 2, 'ModelDynamicBatching" has no field named "delay"'),
-        ("name: m", 1, "Expected string"),
-        ('name: "m"\nname: "n"', 2, 'should not have multiple "name" fields'),
-        ("input {\n  dims: [ 1, x ]\n}", 2, "Couldn't parse integer: x"),
-        ("max_batch_size: 99999999999", 1, "Value out of range"),
-        ("input {\n", 1, 'Expected "}"'),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "says"), [
+    ("\nmax_batchsize: 4", 2, "no field named \"max_batchsize\".; did you mean 'max_batch_size'?"),
+    ("input {\n  data_type: TYPE_FP23\n}", 2,
+     "has no value named TYPE_FP23.; did you mean 'TYPE_FP32'?"),
+    ("input { data_type: TYPE_FLOAT }", 1, "TYPE_FLOAT.; did you mean 'TYPE_FP32'?"),
+    ("input { data_type: TYPE_DOUBLE }", 1, "TYPE_DOUBLE.; did you mean 'TYPE_FP64'?"),
+    ("input { data_type: TYPE_BYTES }", 1, "TYPE_BYTES.; did you mean 'TYPE_STRING'?"),
+    ("input { data_type: int64 }", 1, "int64.; did you mean 'TYPE_INT64'?"),
+    ("input { data_type: TYPE_COMPLEX }", 1, "TYPE_COMPLEX.; expected one of TYPE_INVALID, "),
+    ("instance_group [ {\n\n  kind: GPU } ]", 3,
+     "; expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL"),
+    ("dynamic_batching {\n  delay: 3 }", 2, 'ModelDynamicBatching" has no field named "delay"'),
+    ("name: m", 1, "Expected string"),
+    ('name: "m"\nname: "n"', 2, 'should not have multiple "name" fields'),
+    ("input {\n  dims: [ 1, x ]\n}", 2, "Couldn't parse integer: x"),
+    ("max_batch_size: 99999999999", 1, "Value out of range"), ("input {\n", 1, 'Expected "}"'),
+])  # fmt: skip
 def test_errors_name_file_line_and_the_nearest_name(text: str, line: int, says: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         parse_config(text, "m/config.pbtxt")
@@ -111,21 +97,12 @@ def test_errors_name_file_line_and_the_nearest_name(text: str, line: int, says: 
     assert "inference." not in message
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("max_batch_size", 2),
-        ("input[0].dims", 4),
-        ("input[1]", 5),
-        ("input[1].dims", 7),
-        ("input[1].data_type", 5),  # not there: where it would belong
-        ("dynamic_batching.preferred_batch_size[1]", 13),
-        ("dynamic_batching.priority_levels", 10),
-        ("parameters['execution']", 16),
-        ("output", None),
-        ("instance_group[0].count", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "line"), [
+    ("max_batch_size", 2), ("input[0].dims", 4), ("input[1]", 5), ("input[1].dims", 7),
+    ("input[1].data_type", 5),  # not there: where it would belong
+    ("dynamic_batching.preferred_batch_size[1]", 13), ("dynamic_batching.priority_levels", 10),
+    ("parameters['execution']", 16), ("output", None), ("instance_group[0].count", None),
+])  # fmt: skip
 def test_a_problem_is_told_with_file_line_and_field(path: str, line: int | None) -> None:
     where = "f" if line is None else f"f:{line}"
     assert parse_config(GOOD, "f").explain(Problem(path, "no")) == f"{where}: {path}: no"

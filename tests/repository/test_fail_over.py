@@ -64,18 +64,14 @@ def test_most_models_have_none() -> None:
     assert queue_size(config()) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "expected between 1 and 7 entries"),
-        (" ; ", "expected between 1 and 7 entries"),
-        ("triton", "expected backends of this server ('onnxruntime', 'python'), or endpoints such"),
-        ("onnx", "with ';' between them, got 'onnx'"),
-        ("onnxruntime, python", "got 'onnxruntime, python'"),
-        ("onnxruntime;onnxruntime", "'onnxruntime' is there twice"),
-        (";".join(["grpc://a"] * 8), "expected between 1 and 7 entries"),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    ("", "expected between 1 and 7 entries"), (" ; ", "expected between 1 and 7 entries"),
+    ("triton", "expected backends of this server ('onnxruntime', 'python'), or endpoints such"),
+    ("onnx", "with ';' between them, got 'onnx'"),
+    ("onnxruntime, python", "got 'onnxruntime, python'"),
+    ("onnxruntime;onnxruntime", "'onnxruntime' is there twice"),
+    (";".join(["grpc://a"] * 8), "expected between 1 and 7 entries"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_explained(text: str, told: str) -> None:
     with pytest.raises(InvalidOrder, match=re.escape(told)):
         order(text)
@@ -91,19 +87,14 @@ def test_any_text_is_entries_or_an_error(text: str) -> None:
         return
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (config(more="sequence_batching { }", fail_over="python"), "has sequences"),
-        (config(fail_over="python", fail_over_queue_size="0"), "from 1 to 1000000, got '0'"),
-        (config(fail_over="python", fail_over_instances="many"), "from 1 to 64, got 'many'"),
-        (config(fail_over="python", fail_over_instances="00000000199"), "from 1 to 64, got '000"),
-        (
-            config(fail_over="python", fail_over_queue_size="000000001" + "0" * 5000),
-            "got '000000001000",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "told"), [
+    (config(more="sequence_batching { }", fail_over="python"), "has sequences"),
+    (config(fail_over="python", fail_over_queue_size="0"), "from 1 to 1000000, got '0'"),
+    (config(fail_over="python", fail_over_instances="many"), "from 1 to 64, got 'many'"),
+    (config(fail_over="python", fail_over_instances="00000000199"), "from 1 to 64, got '000"),
+    (config(fail_over="python", fail_over_queue_size="000000001" + "0" * 5000),
+     "got '000000001000"),
+])  # fmt: skip
 def test_what_cannot_be_combined(given: ModelConfig, told: str) -> None:
     [problem] = problems(given)
     assert told in problem.text

@@ -45,24 +45,13 @@ def test_what_a_model_consists_of(model: Path) -> None:
     assert found == state(model)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("1/model.py", {"1"}),
-        ("1/weights/a.bin", {"1"}),
-        ("1/weights/new.bin", {"1"}),
-        ("2/beside.py", {"2"}),
-        ("3/model.py", {"3"}),
-        ("labels.txt", {"shared"}),
-        ("requirements.txt", {"shared"}),
-        ("common/code.py", {"shared"}),
-        ("config.pbtxt", {"config"}),
-        ("configs/small.pbtxt", set()),  # it is not the chosen one
-        (".hidden/file", set()),
-        ("1/.model.py.swp", set()),
-        ("1/__pycache__/model.pyc", set()),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("1/model.py", {"1"}), ("1/weights/a.bin", {"1"}), ("1/weights/new.bin", {"1"}),
+    ("2/beside.py", {"2"}), ("3/model.py", {"3"}), ("labels.txt", {"shared"}),
+    ("requirements.txt", {"shared"}), ("common/code.py", {"shared"}), ("config.pbtxt", {"config"}),
+    ("configs/small.pbtxt", set()),  # it is not the chosen one
+    (".hidden/file", set()), ("1/.model.py.swp", set()), ("1/__pycache__/model.pyc", set()),
+])  # fmt: skip
 def test_what_a_change_concerns(model: Path, name: str, expected: set[str]) -> None:
     before = state(model)
     write(model / name, "another")

@@ -72,18 +72,12 @@ def test_a_change_counts_once_it_has_come_to_rest(world: Repositories) -> None:
     assert world.settle() == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: write(m / "config.pbtxt"),
-        lambda m: write(m / "labels.txt"),
-        lambda m: write(m / "1/beside.py"),
-        lambda m: write(m / "1/model.py", "another"),
-        lambda m: (m / "1").rename(m / "2"),
-        lambda m: (m / "3").mkdir(),
-        lambda m: shutil.rmtree(m / "1"),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda m: write(m / "config.pbtxt"), lambda m: write(m / "labels.txt"),
+    lambda m: write(m / "1/beside.py"), lambda m: write(m / "1/model.py", "another"),
+    lambda m: (m / "1").rename(m / "2"), lambda m: (m / "3").mkdir(),
+    lambda m: shutil.rmtree(m / "1"),
+])  # fmt: skip
 def test_what_is_a_change(world: Repositories, change: Callable[[Path], object]) -> None:
     change(world.first / "m")
     assert world.settle() == ["m"]

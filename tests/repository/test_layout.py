@@ -16,18 +16,12 @@ def directories(root: Path, *paths: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("entries", "versions", "ignored"),
-    [
-        ([], (), ()),
-        (["1"], (1,), ()),
-        (["10", "9", "2"], (2, 9, 10), ()),  # by number, not by text
-        (["0"], (0,), ()),
-        (["01", "1", "00"], (1,), ("00", "01")),
-        (["configs", "warmup", "initial_state", "latest", "1a", "-1", "1.0"], (), ()),
-        (["\u00b2", "\u0661", "1"], (1,), ("\u0661",)),  # digits elsewhere, no version here
-    ],
-)
+@pytest.mark.parametrize(("entries", "versions", "ignored"), [
+    ([], (), ()), (["1"], (1,), ()), (["10", "9", "2"], (2, 9, 10), ()),  # by number, not by text
+    (["0"], (0,), ()), (["01", "1", "00"], (1,), ("00", "01")),
+    (["configs", "warmup", "initial_state", "latest", "1a", "-1", "1.0"], (), ()),
+    (["\u00b2", "\u0661", "1"], (1,), ("\u0661",)),  # digits elsewhere, no version here
+])  # fmt: skip
 def test_versions_are_numbers_without_leading_zeros(
     tmp_path: Path, entries: list[str], versions: tuple[int, ...], ignored: tuple[str, ...]
 ) -> None:
@@ -102,15 +96,10 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
         scan([tmp_path / "file"])
 
 
-@pytest.mark.parametrize(
-    ("url", "copies"),
-    [
-        ("s3://bucket/models", "aws s3 sync"),
-        ("s3://https://minio:9000/bucket", "aws s3 sync"),
-        ("gs://bucket", "gcloud storage rsync"),
-        ("as://account/container/models", "azcopy sync"),
-    ],
-)
+@pytest.mark.parametrize(("url", "copies"), [
+    ("s3://bucket/models", "aws s3 sync"), ("s3://https://minio:9000/bucket", "aws s3 sync"),
+    ("gs://bucket", "gcloud storage rsync"), ("as://account/container/models", "azcopy sync"),
+])  # fmt: skip
 def test_a_url_of_an_object_store_is_to_be_made_a_directory(url: str, copies: str) -> None:
     for look in (lambda path: scan([path]), single_file):
         with pytest.raises(LoadFailed) as raised:
@@ -119,17 +108,11 @@ def test_a_url_of_an_object_store_is_to_be_made_a_directory(url: str, copies: st
         assert copies in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("paths", "is_model"),
-    [
-        (["1/model.py"], True),
-        (["1/model.py", "config.pbtxt", "configs/small.pbtxt"], True),
-        (["config.pbtxt", "later.txt"], True),
-        (["a/1/model.py", "config.pbtxt"], False),
-        (["1/1/model.py", "2/config.pbtxt"], False),
-        (["a/model.py"], False),
-    ],
-)
+@pytest.mark.parametrize(("paths", "is_model"), [
+    (["1/model.py"], True), (["1/model.py", "config.pbtxt", "configs/small.pbtxt"], True),
+    (["config.pbtxt", "later.txt"], True), (["a/1/model.py", "config.pbtxt"], False),
+    (["1/1/model.py", "2/config.pbtxt"], False), (["a/model.py"], False),
+])  # fmt: skip
 def test_a_model_in_place_of_a_repository_is_told(
     tmp_path: Path, paths: list[str], is_model: bool
 ) -> None:

@@ -91,23 +91,18 @@ def test_a_file_is_read_again_only_if_it_has_changed(model: Path) -> None:
     assert digests.of(model / "1") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "no JSON"),
-        ('{"files": {"1/model.py"', "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", 'expected an object with the member "files"'),
-        ('{"files": []}', 'expected an object with the member "files"'),
-        ('{"files": {"a": 1}}', "'a': expected sha256:"),
-        ('{"files": {"a": "md5:12"}}', "'a': expected sha256:"),
-        ('{"files": {"/etc/passwd": "sha256:' + ZEROS, "no path within"),
-        ('{"files": {"1/../../x": "sha256:' + ZEROS, "no path within"),
-        ('{"files": {"": "sha256:' + ZEROS, "no path within"),
-        ('{"files": {"a\\u0000b": "sha256:' + ZEROS, "no path within"),
-        ('{"files": {"a\\ud800b": "sha256:' + ZEROS, "no path within"),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    ("", "no JSON"), ('{"files": {"1/model.py"', "no JSON"), ("[" * 100_000, "no JSON"),
+    ("[]", 'expected an object with the member "files"'),
+    ('{"files": []}', 'expected an object with the member "files"'),
+    ('{"files": {"a": 1}}', "'a': expected sha256:"),
+    ('{"files": {"a": "md5:12"}}', "'a': expected sha256:"),
+    ('{"files": {"/etc/passwd": "sha256:' + ZEROS, "no path within"),
+    ('{"files": {"1/../../x": "sha256:' + ZEROS, "no path within"),
+    ('{"files": {"": "sha256:' + ZEROS, "no path within"),
+    ('{"files": {"a\\u0000b": "sha256:' + ZEROS, "no path within"),
+    ('{"files": {"a\\ud800b": "sha256:' + ZEROS, "no path within"),
+])  # fmt: skip
 def test_a_manifest_that_makes_no_sense(tmp_path: Path, text: str, told: str) -> None:
     write(tmp_path / MANIFEST, text)
     with pytest.raises(LoadFailed, match=told):

@@ -26,26 +26,17 @@ def test_requirements_are_not_read_for_a_file_by_itself(tmp_path: Path) -> None:
     assert tmp_path / "requirements.txt" not in parts(tmp_path / "model.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "others"),
-    [
-        ("", []),
-        ("import one", ["one.py"]),
-        ("import one as uno, os, numpy", ["numpy.py", "one.py"]),
-        ("from one import thing", ["one.py"]),
-        ("def f():\n    import one", ["one.py"]),
-        ("import two", ["one.py", "two.py"]),
-        ("import nowhere", ["nowhere.py"]),  # it may still come
-        ("import nowhere.more, os.path", ["nowhere.py"]),
-        ("from . import one", ["one.py"]),
-        ("import model", []),
-        ("import package.inner", ["package/init.py", "package/inner.py", "package/side.py"]),
-        ("from package import inner", ["package/init.py", "package/inner.py", "package/side.py"]),
-        ("from plain import far", ["plain/far.py"]),
-        ("from .. import one", []),
-        ("import one.more", ["one.py"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "others"), [
+    ("", []), ("import one", ["one.py"]), ("import one as uno, os, numpy", ["numpy.py", "one.py"]),
+    ("from one import thing", ["one.py"]), ("def f():\n    import one", ["one.py"]),
+    ("import two", ["one.py", "two.py"]), ("import nowhere", ["nowhere.py"]),  # it may still come
+    ("import nowhere.more, os.path", ["nowhere.py"]), ("from . import one", ["one.py"]),
+    ("import model", []),
+    ("import package.inner", ["package/init.py", "package/inner.py", "package/side.py"]),
+    ("from package import inner", ["package/init.py", "package/inner.py", "package/side.py"]),
+    ("from plain import far", ["plain/far.py"]), ("from .. import one", []),
+    ("import one.more", ["one.py"]),
+])  # fmt: skip
 def test_what_a_python_file_imports_from_its_directory(
     tmp_path: Path, text: str, others: list[str]
 ) -> None:

@@ -63,34 +63,22 @@ def test_what_clients_were_told_they_may_send_back() -> None:
     assert dict(over(document).config.parameters) == dict(WHOLE.parameters)
 
 
-@pytest.mark.parametrize(
-    ("document", "field"),
-    [
-        ({"backend": "onnxruntime"}, "backend"),
-        ({"platform": "onnxruntime_onnx"}, "platform"),
-        ({"default_model_filename": "evil.py"}, "default_model_filename"),
-        ({"cc_model_filenames": {"7.5": "x"}}, "cc_model_filenames"),
-        ({"metric_tags": {"a": "b"}}, "metric_tags"),
-        ({"model_warmup": [{"name": "w"}]}, "model_warmup"),
-        ({"model_operations": {"op_library_filename": ["evil.so"]}}, "model_operations"),
-        ({"model_repository_agents": {"agents": [{"name": "a"}]}}, "model_repository_agents"),
-        ({"parameters": {"python": {"string_value": "/bin/sh"}}}, "parameters['python']"),
-        ({"parameters": {"own": {"string_value": "x"}}}, "parameters['own']"),
-        ({"parameters": {"trust_model_code": {}}}, "parameters['trust_model_code']"),
-        (
-            {"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/tmp"}}},
-            "parameters['EXECUTION_ENV_PATH']",
-        ),
-        (
-            {"optimization": {"execution_accelerators": {}}},
-            "optimization.execution_accelerators",
-        ),
-        (
-            {"output": [{"name": "B", "label_filename": "1/model.py"}]},
-            "output[0].label_filename",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("document", "field"), [
+    ({"backend": "onnxruntime"}, "backend"), ({"platform": "onnxruntime_onnx"}, "platform"),
+    ({"default_model_filename": "evil.py"}, "default_model_filename"),
+    ({"cc_model_filenames": {"7.5": "x"}}, "cc_model_filenames"),
+    ({"metric_tags": {"a": "b"}}, "metric_tags"),
+    ({"model_warmup": [{"name": "w"}]}, "model_warmup"),
+    ({"model_operations": {"op_library_filename": ["evil.so"]}}, "model_operations"),
+    ({"model_repository_agents": {"agents": [{"name": "a"}]}}, "model_repository_agents"),
+    ({"parameters": {"python": {"string_value": "/bin/sh"}}}, "parameters['python']"),
+    ({"parameters": {"own": {"string_value": "x"}}}, "parameters['own']"),
+    ({"parameters": {"trust_model_code": {}}}, "parameters['trust_model_code']"),
+    ({"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/tmp"}}},
+     "parameters['EXECUTION_ENV_PATH']"),
+    ({"optimization": {"execution_accelerators": {}}}, "optimization.execution_accelerators"),
+    ({"output": [{"name": "B", "label_filename": "1/model.py"}]}, "output[0].label_filename"),
+])  # fmt: skip
 def test_what_decides_on_code_and_files_stays(document: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         over(document)
@@ -117,24 +105,16 @@ def test_files_of_a_request_have_a_model_file_and_nothing_dangerous() -> None:
         of_own_files(parse_json_config(text, "c"))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is not JSON"),
-        ("max_batch_size: 1", "is not JSON"),
-        ("[]", "must be a JSON object"),
-        ("null", "must be a JSON object"),
-        ('{"max_batch_sise": 1}', "did you mean 'max_batch_size'"),
-        ('{"max_batch_size": "many"}', "max_batch_size"),
-        ('{"max_batch_size": 99999999999}', "max_batch_size"),
-        ('{"input": [{"data_type": "TYPE_FP99"}]}', "TYPE_FP99"),
-        ('{"input": {}}', "input"),
-        ('{"parameters": []}', "parameters"),
-        ('{"name": "\\ud800"}', "is not JSON"),
-        ('{"a":' * 2_000, "is not JSON"),
-        (f'{{"name": "{"x" * (1 << 20)}"}}', "at most 1048576 are taken"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "is not JSON"), ("max_batch_size: 1", "is not JSON"), ("[]", "must be a JSON object"),
+    ("null", "must be a JSON object"), ('{"max_batch_sise": 1}', "did you mean 'max_batch_size'"),
+    ('{"max_batch_size": "many"}', "max_batch_size"),
+    ('{"max_batch_size": 99999999999}', "max_batch_size"),
+    ('{"input": [{"data_type": "TYPE_FP99"}]}', "TYPE_FP99"), ('{"input": {}}', "input"),
+    ('{"parameters": []}', "parameters"), ('{"name": "\\ud800"}', "is not JSON"),
+    ('{"a":' * 2_000, "is not JSON"),
+    (f'{{"name": "{"x" * (1 << 20)}"}}', "at most 1048576 are taken"),
+])  # fmt: skip
 def test_texts_that_are_no_configuration(text: str, says: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         parse_json_config(text, "config of m")

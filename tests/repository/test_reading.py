@@ -101,24 +101,17 @@ def test_a_model_that_does_not_batch_keeps_its_queues_limits(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "placements"),
-    [
-        ("", [("m_0", None)]),
-        ('instance_group { name: "g" count: 2 }', [("g_0", None), ("g_1", None)]),
-        (
-            "instance_group [ { kind: KIND_CPU }, { kind: KIND_MODEL } ]",
-            [("m_0_0", None), ("m_1_0", None, 1, True)],
-        ),
-        ("instance_group { kind: KIND_GPU }", [("m_0_0", 0)]),
-        ("instance_group { gpus: [ 2, 3 ] }", [("m_0_0_gpu2", 2), ("m_0_0_gpu3", 3)]),
-        ("instance_group { count: 2 gpus: 1 }", [("m_0_0", 1), ("m_0_1", 1)]),
-        (
-            "instance_group { count: 2 gpus: [ 1, 0 ] }",
-            [("m_0_0_gpu1", 1), ("m_0_1_gpu1", 1), ("m_0_0_gpu0", 0), ("m_0_1_gpu0", 0)],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "placements"), [
+    ("", [("m_0", None)]),
+    ('instance_group { name: "g" count: 2 }', [("g_0", None), ("g_1", None)]),
+    ("instance_group [ { kind: KIND_CPU }, { kind: KIND_MODEL } ]", [("m_0_0", None), ("m_1_0",
+     None, 1, True)]),
+    ("instance_group { kind: KIND_GPU }", [("m_0_0", 0)]),
+    ("instance_group { gpus: [ 2, 3 ] }", [("m_0_0_gpu2", 2), ("m_0_0_gpu3", 3)]),
+    ("instance_group { count: 2 gpus: 1 }", [("m_0_0", 1), ("m_0_1", 1)]),
+    ("instance_group { count: 2 gpus: [ 1, 0 ] }", [("m_0_0_gpu1", 1), ("m_0_1_gpu1", 1),
+     ("m_0_0_gpu0", 0), ("m_0_1_gpu0", 0)]),
+])  # fmt: skip
 def test_placements(text: str, placements: list[Any]) -> None:
     config = normalise(config_of('name: "m" ' + text))
     assert reading.placements(config) == [Placement(*placement) for placement in placements]
@@ -164,19 +157,14 @@ def test_execution(kind: str) -> None:
     assert reading.execution(config) == kind
 
 
-@pytest.mark.parametrize(
-    ("policy", "available", "chosen"),
-    [
-        ("", (1, 2, 3), (3,)),
-        ("version_policy { latest { } }", (1, 2, 3), (3,)),
-        ("version_policy { latest { num_versions: 2 } }", (1, 2, 3), (2, 3)),
-        ("version_policy { latest { num_versions: 9 } }", (1, 2, 3), (1, 2, 3)),
-        ("version_policy { all { } }", (1, 2, 3), (1, 2, 3)),
-        ("version_policy { specific { versions: [ 3, 1, 7 ] } }", (1, 2, 3), (1, 3)),
-        ("version_policy { specific { } }", (1, 2, 3), ()),
-        ("version_policy { all { } }", (), ()),
-        ("", (), ()),
-    ],
-)
+@pytest.mark.parametrize(("policy", "available", "chosen"), [
+    ("", (1, 2, 3), (3,)), ("version_policy { latest { } }", (1, 2, 3), (3,)),
+    ("version_policy { latest { num_versions: 2 } }", (1, 2, 3), (2, 3)),
+    ("version_policy { latest { num_versions: 9 } }", (1, 2, 3), (1, 2, 3)),
+    ("version_policy { all { } }", (1, 2, 3), (1, 2, 3)),
+    ("version_policy { specific { versions: [ 3, 1, 7 ] } }", (1, 2, 3), (1, 3)),
+    ("version_policy { specific { } }", (1, 2, 3), ()), ("version_policy { all { } }", (), ()),
+    ("", (), ()),
+])  # fmt: skip
 def test_versions(policy: str, available: tuple[int, ...], chosen: tuple[int, ...]) -> None:
     assert reading.chosen_versions(config_of(policy), available) == chosen

@@ -15,46 +15,30 @@ def lines_of(text: str) -> dict[str, int]:
     return field_lines(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "line"),
-    [
-        ('name: "m"', "name", 1),
-        ('# name: "no"\n\nname: "m" # name', "name", 3),
-        ("input {\n  dims: -1\n}", "input[0].dims[0]", 2),
-        ("input {\n  dims: -1\n}", "input.dims", 2),
-        ("input { } input {\n dims: 3 }", "input[1].dims", 2),
-        ("input { } input {\n dims: 3 }", "input.dims", 2),  # the first that there is
-        ("input [ { },\n { dims: [ 1,\n2 ] } ]", "input[1].dims[1]", 3),
-        ("input: [\n{name:'a'},\n{name:'b'}\n]", "input[1].name", 3),
-        ("input { dims: [] }\nname: 'm'", "name", 2),
-        ("input [ ]\nname: 'm'", "name", 2),
-        ("input <\n dims: 3 >", "input[0].dims", 2),
-        ("input: {\n reshape: {\n shape: [ ] } }", "input[0].reshape.shape", 3),
-        ("dynamic_batching {\n priority_levels: 2 }", "dynamic_batching.priority_levels", 2),
-        ("dynamic_batching { },\nname: 'm'", "name", 2),
-        ("max_batch_size: 1;\nname: 'm'", "name", 2),
-        ("name: 'a' 'b'\n'c'\nbackend: 'x'", "backend", 3),
-        ("name: 'a\\'{'\nbackend: \"}\\\"[\"\nplatform: '#'", "platform", 3),
-        ("parameters { key: 'a' }\nparameters { key: 'b' }", "parameters['b']", 2),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 }\npriority_queue_policy { key: 2"
-            " value {\n timeout_action: 7 } } }",
-            "dynamic_batching.priority_queue_policy['2'].value.timeout_action",
-            3,
-        ),
-        ('parameters {\n key: "a"\n value {\n string_value: "}" } }', "parameters['a']", 1),
-        (
-            'parameters {\n key: "a"\n value {\n string_value: "}" } }',
-            "parameters['a'].value.string_value",
-            4,
-        ),
-        (
-            "dynamic_batching { priority_queue_policy {\nkey: 1 value {\nmax_queue_size: 2 } } }",
-            "dynamic_batching.priority_queue_policy.value.max_queue_size",
-            3,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "path", "line"), [
+    ('name: "m"', "name", 1), ('# name: "no"\n\nname: "m" # name', "name", 3),
+    ("input {\n  dims: -1\n}", "input[0].dims[0]", 2), ("input {\n  dims: -1\n}", "input.dims", 2),
+    ("input { } input {\n dims: 3 }", "input[1].dims", 2),
+    ("input { } input {\n dims: 3 }", "input.dims", 2),  # the first that there is
+    ("input [ { },\n { dims: [ 1,\n2 ] } ]", "input[1].dims[1]", 3),
+    ("input: [\n{name:'a'},\n{name:'b'}\n]", "input[1].name", 3),
+    ("input { dims: [] }\nname: 'm'", "name", 2), ("input [ ]\nname: 'm'", "name", 2),
+    ("input <\n dims: 3 >", "input[0].dims", 2),
+    ("input: {\n reshape: {\n shape: [ ] } }", "input[0].reshape.shape", 3),
+    ("dynamic_batching {\n priority_levels: 2 }", "dynamic_batching.priority_levels", 2),
+    ("dynamic_batching { },\nname: 'm'", "name", 2), ("max_batch_size: 1;\nname: 'm'", "name", 2),
+    ("name: 'a' 'b'\n'c'\nbackend: 'x'", "backend", 3),
+    ("name: 'a\\'{'\nbackend: \"}\\\"[\"\nplatform: '#'", "platform", 3),
+    ("parameters { key: 'a' }\nparameters { key: 'b' }", "parameters['b']", 2),
+    ("dynamic_batching { priority_queue_policy { key: 1 }\npriority_queue_policy { key: 2"
+     " value {\n timeout_action: 7 } } }",
+     "dynamic_batching.priority_queue_policy['2'].value.timeout_action", 3),
+    ('parameters {\n key: "a"\n value {\n string_value: "}" } }', "parameters['a']", 1),
+    ('parameters {\n key: "a"\n value {\n string_value: "}" } }',
+     "parameters['a'].value.string_value", 4),
+    ("dynamic_batching { priority_queue_policy {\nkey: 1 value {\nmax_queue_size: 2 } } }",
+     "dynamic_batching.priority_queue_policy.value.max_queue_size", 3),
+])  # fmt: skip
 def test_lines(text: str, path: str, line: int) -> None:
     assert lines_of(text)[path] == line
 

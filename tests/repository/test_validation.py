@@ -18,149 +18,86 @@ def config_of(text: str) -> ModelConfig:
     return text_format.Parse(text, ModelConfig())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        'name: "m"',
-        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 1, 8 ] }",
-        'input { name: "x" dims: [ -1, 3 ] } output { name: "x" dims: 1 }',
-        'input { name: "x" dims: [ 2, 6 ] reshape { shape: [ 3, 4 ] } }',
-        'input { name: "x" dims: 1 reshape { } }',
-        'input { name: "x" dims: [ 2, -1 ] reshape { shape: [ -1, 2 ] } }',
-        "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 2000 }",
-        "dynamic_batching { priority_levels: 3 default_priority_level: 3"
-        " priority_queue_policy { key: 1 value { } } }",
-        "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
-        "dynamic_batching { preserve_ordering: true default_queue_policy { max_queue_size: 1 } }",
-        "instance_group [ { count: 1000 kind: KIND_GPU gpus: [ 0, 1 ] }, { kind: KIND_CPU } ]",
-        'parameters { key: "execution" value { string_value: "inline" } }',
-        'parameters { key: "batching" value { string_value: "off" } }',
-        'parameters { key: "anything" value { string_value: "goes" } }',
-        'default_model_filename: "sub/model.onnx"',
-        'default_model_filename: "..model.onnx"',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", 'name: "m"', "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 1, 8 ] }",
+    'input { name: "x" dims: [ -1, 3 ] } output { name: "x" dims: 1 }',
+    'input { name: "x" dims: [ 2, 6 ] reshape { shape: [ 3, 4 ] } }',
+    'input { name: "x" dims: 1 reshape { } }',
+    'input { name: "x" dims: [ 2, -1 ] reshape { shape: [ -1, 2 ] } }',
+    "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 2000 }",
+    "dynamic_batching { priority_levels: 3 default_priority_level: 3"
+     " priority_queue_policy { key: 1 value { } } }",
+    "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
+    "dynamic_batching { preserve_ordering: true default_queue_policy { max_queue_size: 1 } }",
+    "instance_group [ { count: 1000 kind: KIND_GPU gpus: [ 0, 1 ] }, { kind: KIND_CPU } ]",
+    'parameters { key: "execution" value { string_value: "inline" } }',
+    'parameters { key: "batching" value { string_value: "off" } }',
+    'parameters { key: "anything" value { string_value: "goes" } }',
+    'default_model_filename: "sub/model.onnx"', 'default_model_filename: "..model.onnx"',
+])  # fmt: skip
 def test_good_configurations(text: str) -> None:
     assert list(problems(config_of(text), "m")) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "says"),
-    [
-        ('name: "n"', "name", "unexpected directory name 'm' for model 'n', directory name must"),
-        ("max_batch_size: -1", "max_batch_size", "must not be negative, got -1"),
-        ("ensemble_scheduling { }", "ensemble_scheduling", "is not supported by this server"),
-        ("input { }", "input[0].name", "every input must have a name"),
-        ('output { name: "y" } output { }', "output[1].name", "every output must have a name"),
-        ('input { name: "x" } input { name: "x" }', "input[1].name", "'x' is given twice"),
-        ('input { name: "x" dims: [ 1, 0 ] }', "input[0].dims", "must be positive"),
-        ('output { name: "y" dims: -2 }', "output[0].dims", r"got \[-2\]"),
-        ('input { name: "x" dims: 6 reshape { shape: 4 } }', "input[0].reshape", "as many"),
-        ('input { name: "x" dims: -1 reshape { shape: 1 } }', "input[0].reshape", "as many"),
-        (
-            'input { name: "x" dims: [ -1, 2 ] reshape { shape: [ -1, 3 ] } }',
-            "input[0].reshape",
-            r"\[-1,3\] must have as many elements and variable dimensions as dims \[-1,2\]",
-        ),
-        (
-            "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 4, 5 ] }",
-            "dynamic_batching.preferred_batch_size[1]",
-            r"between 1 and max_batch_size \(4\), got 5",
-        ),
-        (
-            "max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }",
-            "dynamic_batching.preferred_batch_size[0]",
-            "got 0",
-        ),
-        (
-            "dynamic_batching { priority_levels: 2 }",
-            "dynamic_batching.default_priority_level",
-            r"between 1 and priority_levels \(2\), got 0",
-        ),
-        (
-            "dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
-            "dynamic_batching.default_priority_level",
-            "got 3",
-        ),
-        (
-            "dynamic_batching { priority_levels: 2 default_priority_level: 1"
-            " priority_queue_policy { key: 3 value { } } }",
-            "dynamic_batching.priority_queue_policy",
-            "level 3 is not between 1 and priority_levels",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 value { } } }",
-            "dynamic_batching.priority_queue_policy",
-            "level 1 is not between",
-        ),
-        (
-            "dynamic_batching { preserve_ordering: true priority_levels: 2"
-            " default_priority_level: 1 }",
-            "dynamic_batching.preserve_ordering",
-            "several priority levels",
-        ),
-        (
-            "dynamic_batching { preserve_ordering: true"
-            " default_queue_policy { timeout_action: DELAY } }",
-            "dynamic_batching.preserve_ordering",
-            "timeout_action DELAY",
-        ),
-        (
-            "dynamic_batching { preserve_ordering: true priority_levels: 1"
-            " default_priority_level: 1"
-            " priority_queue_policy { key: 1 value { timeout_action: DELAY } } }",
-            "dynamic_batching.preserve_ordering",
-            "timeout_action DELAY",
-        ),
-        ("instance_group { count: -1 }", "instance_group[0].count", "got -1"),
-        ("instance_group { } instance_group { count: 1001 }", "instance_group[1].count", "1000"),
-        ("instance_group { kind: KIND_CPU gpus: 0 }", "instance_group[0].gpus", "of KIND_CPU"),
-        ("instance_group { kind: KIND_MODEL gpus: 0 }", "instance_group[0].gpus", "of KIND_MODEL"),
-        (
-            'parameters { key: "execution" value { string_value: "fork" } }',
-            "parameters['execution']",
-            r"must be one of \['auto','inline','thread','process'\], got 'fork'",
-        ),
-        (
-            'parameters { key: "batching" value { } }',
-            "parameters['batching']",
-            r"must be one of \['on','off'\], got ''",
-        ),
-        (
-            'parameters { key: "split_requests" value { string_value: "yes" } }',
-            "parameters['split_requests']",
-            r"must be one of \['on','off'\], got 'yes'",
-        ),
-        (
-            'input { name: "x" data_type: 99 }',
-            "input[0].data_type",
-            "one of TYPE_INVALID, .*got 99",
-        ),
-        ('output { name: "y" data_type: -1 }', "output[0].data_type", "got -1"),
-        ("instance_group { } instance_group { kind: 9 }", "instance_group[1].kind", "KIND_AUTO"),
-        ("optimization { priority: 3 }", "optimization.priority", "one of PRIORITY_DEFAULT, "),
-        (
-            "dynamic_batching { default_queue_policy { timeout_action: 7 } }",
-            "dynamic_batching.default_queue_policy.timeout_action",
-            "must be one of REJECT, DELAY, got 7",
-        ),
-        (
-            "dynamic_batching { priority_levels: 2 default_priority_level: 1"
-            " priority_queue_policy { key: 2 value { timeout_action: 7 } } }",
-            "dynamic_batching.priority_queue_policy['2'].value.timeout_action",
-            "got 7",
-        ),
-        (
-            'model_warmup { inputs { key: "x" value { data_type: 77 } } }',
-            "model_warmup[0].inputs['x'].value.data_type",
-            "got 77",
-        ),
-        ('default_model_filename: "/etc/m.onnx"', "default_model_filename", "must lie within"),
-        ('default_model_filename: "../2/m.onnx"', "default_model_filename", "must lie within"),
-        ('default_model_filename: "a/../../x"', "default_model_filename", "must lie within"),
-    ],
-)
+@pytest.mark.parametrize(("text", "path", "says"), [
+    ('name: "n"', "name", "unexpected directory name 'm' for model 'n', directory name must"),
+    ("max_batch_size: -1", "max_batch_size", "must not be negative, got -1"),
+    ("ensemble_scheduling { }", "ensemble_scheduling", "is not supported by this server"),
+    ("input { }", "input[0].name", "every input must have a name"),
+    ('output { name: "y" } output { }', "output[1].name", "every output must have a name"),
+    ('input { name: "x" } input { name: "x" }', "input[1].name", "'x' is given twice"),
+    ('input { name: "x" dims: [ 1, 0 ] }', "input[0].dims", "must be positive"),
+    ('output { name: "y" dims: -2 }', "output[0].dims", r"got \[-2\]"),
+    ('input { name: "x" dims: 6 reshape { shape: 4 } }', "input[0].reshape", "as many"),
+    ('input { name: "x" dims: -1 reshape { shape: 1 } }', "input[0].reshape", "as many"),
+    ('input { name: "x" dims: [ -1, 2 ] reshape { shape: [ -1, 3 ] } }', "input[0].reshape",
+     r"\[-1,3\] must have as many elements and variable dimensions as dims \[-1,2\]"),
+    ("max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 4, 5 ] }",
+     "dynamic_batching.preferred_batch_size[1]", r"between 1 and max_batch_size \(4\), got 5"),
+    ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }",
+     "dynamic_batching.preferred_batch_size[0]", "got 0"),
+    ("dynamic_batching { priority_levels: 2 }", "dynamic_batching.default_priority_level",
+     r"between 1 and priority_levels \(2\), got 0"),
+    ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+     "dynamic_batching.default_priority_level", "got 3"),
+    ("dynamic_batching { priority_levels: 2 default_priority_level: 1"
+     " priority_queue_policy { key: 3 value { } } }", "dynamic_batching.priority_queue_policy",
+     "level 3 is not between 1 and priority_levels"),
+    ("dynamic_batching { priority_queue_policy { key: 1 value { } } }",
+     "dynamic_batching.priority_queue_policy", "level 1 is not between"),
+    ("dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+     "dynamic_batching.preserve_ordering", "several priority levels"),
+    ("dynamic_batching { preserve_ordering: true"
+     " default_queue_policy { timeout_action: DELAY } }", "dynamic_batching.preserve_ordering",
+     "timeout_action DELAY"),
+    ("dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1"
+     " priority_queue_policy { key: 1 value { timeout_action: DELAY } } }",
+     "dynamic_batching.preserve_ordering", "timeout_action DELAY"),
+    ("instance_group { count: -1 }", "instance_group[0].count", "got -1"),
+    ("instance_group { } instance_group { count: 1001 }", "instance_group[1].count", "1000"),
+    ("instance_group { kind: KIND_CPU gpus: 0 }", "instance_group[0].gpus", "of KIND_CPU"),
+    ("instance_group { kind: KIND_MODEL gpus: 0 }", "instance_group[0].gpus", "of KIND_MODEL"),
+    ('parameters { key: "execution" value { string_value: "fork" } }', "parameters['execution']",
+     r"must be one of \['auto','inline','thread','process'\], got 'fork'"),
+    ('parameters { key: "batching" value { } }', "parameters['batching']",
+     r"must be one of \['on','off'\], got ''"),
+    ('parameters { key: "split_requests" value { string_value: "yes" } }',
+     "parameters['split_requests']", r"must be one of \['on','off'\], got 'yes'"),
+    ('input { name: "x" data_type: 99 }', "input[0].data_type", "one of TYPE_INVALID, .*got 99"),
+    ('output { name: "y" data_type: -1 }', "output[0].data_type", "got -1"),
+    ("instance_group { } instance_group { kind: 9 }", "instance_group[1].kind", "KIND_AUTO"),
+    ("optimization { priority: 3 }", "optimization.priority", "one of PRIORITY_DEFAULT, "),
+    ("dynamic_batching { default_queue_policy { timeout_action: 7 } }",
+     "dynamic_batching.default_queue_policy.timeout_action", "must be one of REJECT, DELAY, got 7"),
+    ("dynamic_batching { priority_levels: 2 default_priority_level: 1"
+     " priority_queue_policy { key: 2 value { timeout_action: 7 } } }",
+     "dynamic_batching.priority_queue_policy['2'].value.timeout_action", "got 7"),
+    ('model_warmup { inputs { key: "x" value { data_type: 77 } } }',
+     "model_warmup[0].inputs['x'].value.data_type", "got 77"),
+    ('default_model_filename: "/etc/m.onnx"', "default_model_filename", "must lie within"),
+    ('default_model_filename: "../2/m.onnx"', "default_model_filename", "must lie within"),
+    ('default_model_filename: "a/../../x"', "default_model_filename", "must lie within"),
+])  # fmt: skip
 def test_a_wrong_configuration_is_told_with_its_field(text: str, path: str, says: str) -> None:
     (problem,) = problems(config_of(text), "m")
     assert problem.path == path
@@ -173,21 +110,12 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert paths == ["name", "max_batch_size", "input[0].name", "instance_group[0].count"]
 
 
-@pytest.mark.parametrize(
-    ("text", "paths"),
-    [
-        ("", ["input", "output"]),
-        ('input { name: "x" data_type: TYPE_FP32 }', ["output"]),
-        (
-            'input { name: "x" data_type: TYPE_FP32 } input { name: "z" } output { name: "y" }',
-            ["input[1].data_type", "output[0].data_type"],
-        ),
-        (
-            'input { name: "x" data_type: TYPE_FP32 } output { name: "y" data_type: TYPE_BF16 }',
-            [],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "paths"), [
+    ("", ["input", "output"]), ('input { name: "x" data_type: TYPE_FP32 }', ["output"]),
+    ('input { name: "x" data_type: TYPE_FP32 } input { name: "z" } output { name: "y" }',
+     ["input[1].data_type", "output[0].data_type"]),
+    ('input { name: "x" data_type: TYPE_FP32 } output { name: "y" data_type: TYPE_BF16 }', []),
+])  # fmt: skip
 def test_complete_tensors(text: str, paths: list[str]) -> None:
     found = tensor_problems(config_of(text), [TensorInfo("x", FP32, ())], [Y])
     assert [problem.path for problem in found] == paths
@@ -197,17 +125,12 @@ def test_a_model_may_have_no_inputs_or_outputs() -> None:
     assert list(tensor_problems(config_of(""))) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        ("max_batch_size: 4", False),
-        ("", True),
-        ("max_batch_size: 4 sequence_batching { }", True),
-        ("max_batch_size: 4 model_transaction_policy { decoupled: true }", True),
-        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", True),
-        ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', True),
-    ],
-)
+@pytest.mark.parametrize(("text", "refused"), [
+    ("max_batch_size: 4", False), ("", True), ("max_batch_size: 4 sequence_batching { }", True),
+    ("max_batch_size: 4 model_transaction_policy { decoupled: true }", True),
+    ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", True),
+    ('max_batch_size: 4 parameters { key: "batching" value { string_value: "off" } }', True),
+])  # fmt: skip
 def test_requests_that_cannot_be_divided(text: str, refused: bool) -> None:
     given = text + ' parameters { key: "split_requests" value { string_value: "%s" } }'
     declared = 'input { name: "x" data_type: TYPE_FP32 } output { name: "y" data_type: TYPE_FP32 }'
@@ -247,81 +170,28 @@ def test_a_configuration_that_fits_the_model(
     assert list(model_problems(config_of(text), inputs, outputs)) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "inputs", "outputs", "path", "says"),
-    [
-        (
-            GOOD,
-            [X],
-            [TensorInfo("z", INT64, (-1, -1))],
-            "output[0].name",
-            r"the model has no output 'y', it has \['z'\]",
-        ),
-        (
-            GOOD,
-            [X],
-            [TensorInfo("y", None, (), "seq(tensor(float))")],
-            "output[0].name",
-            r"'y' is a seq\(tensor\(float\)\), which is not a tensor of the protocol",
-        ),
-        (
-            GOOD.replace("dims: 3", "dims: 3 optional: true"),
-            [X],
-            [Y],
-            "input[0].optional",
-            "the model needs 'x', for which it has no value of its own",
-        ),
-        (
-            GOOD,
-            [TensorInfo("x", INT64, (-1, 3))],
-            [Y],
-            "input[0].data_type",
-            "the model's input 'x' is INT64, not FP32",
-        ),
-        (
-            GOOD,
-            [TensorInfo("x", FP32, (-1, 4))],
-            [Y],
-            "input[0].dims",
-            r"shape \[-1,4\], the configuration means \[-1,3\]$",
-        ),
-        (
-            GOOD,
-            [TensorInfo("x", FP32, (2, 3))],
-            [Y],
-            "input[0].dims",
-            r"shape \[2,3\], the configuration means \[-1,3\] \(max_batch_size is not 0",
-        ),
-        (
-            GOOD,
-            [X],
-            [TensorInfo("y", INT64, (-1,))],
-            "output[0].dims",
-            r"shape \[-1\], the configuration means \[-1,-1\]$",
-        ),
-        (
-            GOOD.replace("max_batch_size: 4", ""),
-            [X],
-            [TensorInfo("y", INT64, (-1,))],
-            "input[0].dims",
-            r"shape \[-1,3\], the configuration means \[3\]$",
-        ),
-        (
-            GOOD,
-            [X],
-            [TensorInfo("y", INT64, (-1, 7))],
-            "output[0].dims",
-            r"shape \[-1,7\], the configuration means \[-1,-1\]$",
-        ),
-        (
-            GOOD,
-            [X, TensorInfo("b", FP32, (-1, 1)), TensorInfo("a", FP32, (-1, 1))],
-            [Y],
-            "input",
-            r"the model also needs the inputs \['a','b'\]",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "inputs", "outputs", "path", "says"), [
+    (GOOD, [X], [TensorInfo("z", INT64, (-1, -1))], "output[0].name",
+     r"the model has no output 'y', it has \['z'\]"),
+    (GOOD, [X], [TensorInfo("y", None, (), "seq(tensor(float))")], "output[0].name",
+     r"'y' is a seq\(tensor\(float\)\), which is not a tensor of the protocol"),
+    (GOOD.replace("dims: 3", "dims: 3 optional: true"), [X], [Y], "input[0].optional",
+     "the model needs 'x', for which it has no value of its own"),
+    (GOOD, [TensorInfo("x", INT64, (-1, 3))], [Y], "input[0].data_type",
+     "the model's input 'x' is INT64, not FP32"),
+    (GOOD, [TensorInfo("x", FP32, (-1, 4))], [Y], "input[0].dims",
+     r"shape \[-1,4\], the configuration means \[-1,3\]$"),
+    (GOOD, [TensorInfo("x", FP32, (2, 3))], [Y], "input[0].dims",
+     r"shape \[2,3\], the configuration means \[-1,3\] \(max_batch_size is not 0"),
+    (GOOD, [X], [TensorInfo("y", INT64, (-1,))], "output[0].dims",
+     r"shape \[-1\], the configuration means \[-1,-1\]$"),
+    (GOOD.replace("max_batch_size: 4", ""), [X], [TensorInfo("y", INT64, (-1,))], "input[0].dims",
+     r"shape \[-1,3\], the configuration means \[3\]$"),
+    (GOOD, [X], [TensorInfo("y", INT64, (-1, 7))], "output[0].dims",
+     r"shape \[-1,7\], the configuration means \[-1,-1\]$"),
+    (GOOD, [X, TensorInfo("b", FP32, (-1, 1)), TensorInfo("a", FP32, (-1, 1))], [Y], "input",
+     r"the model also needs the inputs \['a','b'\]"),
+])  # fmt: skip
 def test_a_configuration_that_contradicts_the_model(
     text: str,
     inputs: Sequence[TensorInfo],

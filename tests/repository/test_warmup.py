@@ -119,62 +119,38 @@ def test_an_optional_input_may_be_left_out(tmp_path: Path) -> None:
     assert list(sample.inputs) == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        (
-            "model_warmup {\n batch_size: 5 " + value("zero_data: true") + "}",
-            "m/config.pbtxt:2: model_warmup[0].batch_size: must be at most 4, as max_batch_size has"
-            " it, got 5",
-        ),
-        (
-            "model_warmup {\n batch_size: 1\n " + value("zero_data: true", name="z") + "}",
-            "m/config.pbtxt:3: model_warmup[0].inputs['z']: the model has no such input, it has"
-            " ['x']\nm/config.pbtxt:3: model_warmup[0].inputs: the model also needs ['x']",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("zero_data: true", "INT32") + "}",
-            "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.data_type: must be that of the"
-            " input, FP32; got INT32",
-        ),
-        (
-            "model_warmup { batch_size: 1\n"
-            "inputs { key: 'x'\n value { dims: 2 zero_data: true } } }",
-            "m/config.pbtxt:3: model_warmup[0].inputs['x'].value.data_type: must be that of the"
-            " input, FP32; it is missing",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("zero_data: true", dims="dims: -1") + "}",
-            "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.dims: every dimension must be"
-            " given, got [-1]",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("zero_data: true", dims="dims: [4, 2]") + "}",
-            "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.dims: [4,2] do not fit: those of"
-            " the input are [2], without that of the batch",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("") + "}",
-            "m/config.pbtxt:1: model_warmup[0].inputs['x'].value: one of zero_data, random_data and"
-            " input_data_file must be set",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("input_data_file: 'short'") + "}",
-            "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'short': FP32 of"
-            " shape [1,2] takes 8 bytes, the file has 3",
-        ),
-        (
-            "model_warmup { batch_size: 2 " + value("input_data_file: 'short'") + "}",
-            "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'short': FP32 of"
-            " shape [1,2] takes 8 bytes (or 16 for 2 requests), the file has 3",
-        ),
-        (
-            "model_warmup { batch_size: 1 " + value("input_data_file: 'none'") + "}",
-            "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'none' cannot be"
-            " read: No such file or directory",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "told"), [
+    ("model_warmup {\n batch_size: 5 " + value("zero_data: true") + "}",
+     "m/config.pbtxt:2: model_warmup[0].batch_size: must be at most 4, as max_batch_size has"
+     " it, got 5"),
+    ("model_warmup {\n batch_size: 1\n " + value("zero_data: true", name="z") + "}",
+     "m/config.pbtxt:3: model_warmup[0].inputs['z']: the model has no such input, it has"
+     " ['x']\nm/config.pbtxt:3: model_warmup[0].inputs: the model also needs ['x']"),
+    ("model_warmup { batch_size: 1 " + value("zero_data: true", "INT32") + "}",
+     "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.data_type: must be that of the"
+     " input, FP32; got INT32"),
+    ("model_warmup { batch_size: 1\ninputs { key: 'x'\n value { dims: 2 zero_data: true } } }",
+     "m/config.pbtxt:3: model_warmup[0].inputs['x'].value.data_type: must be that of the"
+     " input, FP32; it is missing"),
+    ("model_warmup { batch_size: 1 " + value("zero_data: true", dims="dims: -1") + "}",
+     "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.dims: every dimension must be"
+     " given, got [-1]"),
+    ("model_warmup { batch_size: 1 " + value("zero_data: true", dims="dims: [4, 2]") + "}",
+     "m/config.pbtxt:1: model_warmup[0].inputs['x'].value.dims: [4,2] do not fit: those of"
+     " the input are [2], without that of the batch"),
+    ("model_warmup { batch_size: 1 " + value("") + "}",
+     "m/config.pbtxt:1: model_warmup[0].inputs['x'].value: one of zero_data, random_data and"
+     " input_data_file must be set"),
+    ("model_warmup { batch_size: 1 " + value("input_data_file: 'short'") + "}",
+     "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'short': FP32 of"
+     " shape [1,2] takes 8 bytes, the file has 3"),
+    ("model_warmup { batch_size: 2 " + value("input_data_file: 'short'") + "}",
+     "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'short': FP32 of"
+     " shape [1,2] takes 8 bytes (or 16 for 2 requests), the file has 3"),
+    ("model_warmup { batch_size: 1 " + value("input_data_file: 'none'") + "}",
+     "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'none' cannot be"
+     " read: No such file or directory"),
+])  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, config: str, told: str) -> None:
     write(tmp_path, "short", b"123")
     with pytest.raises(InvalidConfig) as caught:

@@ -183,15 +183,11 @@ async def _files_wait_until_they_are_taken() -> None:
 test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken)
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
-        (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
-        (b"", "the other end has gone"),
-    ],
-    ids=["nonsense", "no file", "nothing"],
-)
+@pytest.mark.parametrize(("data", "reason"), [
+    (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
+    (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
+    (b"", "the other end has gone"),
+], ids=["nonsense", "no file", "nothing"])  # fmt: skip
 def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     async def scenario() -> None:
         ours, theirs = socket.socketpair()

@@ -125,20 +125,12 @@ def document(text: bytes) -> bytes:
     return b'{"id":"a","model_name":"many","model_version":"7","y":%b}' % value
 
 
-@pytest.mark.parametrize(
-    ("path", "claimed"),
-    [
-        ("/v2/models/m/generate", True),
-        ("/v2/models/m/generate_stream", True),
-        ("/v2/models/m/versions/2/generate", True),
-        ("/v2/models/m/versions/2/generate_stream", True),
-        ("/v2/models/m/versions/x/generate", False),
-        ("/v2/models/m/infer", False),
-        ("/v2/models//generate", False),
-        ("/v2/models/m/n/generate", False),
-        ("/generate", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "claimed"), [
+    ("/v2/models/m/generate", True), ("/v2/models/m/generate_stream", True),
+    ("/v2/models/m/versions/2/generate", True), ("/v2/models/m/versions/2/generate_stream", True),
+    ("/v2/models/m/versions/x/generate", False), ("/v2/models/m/infer", False),
+    ("/v2/models//generate", False), ("/v2/models/m/n/generate", False), ("/generate", False),
+])  # fmt: skip
 def test_paths(path: str, claimed: bool) -> None:
     assert GenerateRoute(FakeEngine(), 1).claims("POST", path) is claimed
 
@@ -264,18 +256,15 @@ def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-@pytest.mark.parametrize(
-    ("body", "model", "headers", "status", "text"),
-    [
-        (b"{", "many", {}, 400, "failed to parse the request JSON"),
-        (b'{"x":"a"}', "many", {}, 400, "input 'x' of datatype INT32 takes integers"),
-        (b'{"id":"bad"}', "many", {}, 400, "as asked"),
-        (b'{"x":1}', "nobody", {}, 404, "no model 'nobody'"),
-        (b" " * 1_001, "many", {}, 413, "exceeds"),
-        (b'{"x":1}', "many", {"content_encoding": "gzip"}, 400, "must not be compressed"),
-        (b'{"x":1}', "many", {"content_length": "x"}, 400, "Content-Length must be a number"),
-    ],
-)
+@pytest.mark.parametrize(("body", "model", "headers", "status", "text"), [
+    (b"{", "many", {}, 400, "failed to parse the request JSON"),
+    (b'{"x":"a"}', "many", {}, 400, "input 'x' of datatype INT32 takes integers"),
+    (b'{"id":"bad"}', "many", {}, 400, "as asked"),
+    (b'{"x":1}', "nobody", {}, 404, "no model 'nobody'"),
+    (b" " * 1_001, "many", {}, 413, "exceeds"),
+    (b'{"x":1}', "many", {"content_encoding": "gzip"}, 400, "must not be compressed"),
+    (b'{"x":1}', "many", {"content_length": "x"}, 400, "Content-Length must be a number"),
+])  # fmt: skip
 def test_errors_before_inference(
     verb: str, body: bytes, model: str, headers: dict[str, str], status: int, text: str
 ) -> None:

@@ -47,17 +47,11 @@ def plain(sent: list[Any]) -> list[Any]:
     return [sent[0] | {"headers": sorted(sent[0]["headers"])}, *sent[1:]]
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v2/health/live", 200),
-        ("/v2/health/ready", 503),
-        ("/v2/models/nope/ready", 503),
-        ("/v2/models/größe/ready", 503),
-        ("/v2/models/nope/versions/1/ready", 503),
-        ("/v2/models/nope/versions/99999999999999999999/ready", 400),
-    ],
-)
+@pytest.mark.parametrize(("path", "status"), [
+    ("/v2/health/live", 200), ("/v2/health/ready", 503), ("/v2/models/nope/ready", 503),
+    ("/v2/models/größe/ready", 503), ("/v2/models/nope/versions/1/ready", 503),
+    ("/v2/models/nope/versions/99999999999999999999/ready", 400),
+])  # fmt: skip
 def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
     for rules in (HeaderRules(), RULES):
         served = engine()
@@ -71,18 +65,11 @@ def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
             assert plain(sent) == plain(asked(app, path, *headers))
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v2/health/live"),
-        ("GET", "/v2/health"),
-        ("GET", "/v2/health/ready/"),
-        ("GET", "/v2/models//ready"),
-        ("GET", "/v2/models/a/b/ready"),
-        ("GET", "/v2/models/a/versions/x/ready"),
-        ("GET", "/v2/models/a/versions/²/ready"),
-        ("GET", "/v2/models/a/infer"),
-    ],
-)
+@pytest.mark.parametrize(("method", "path"), [
+    ("POST", "/v2/health/live"), ("GET", "/v2/health"), ("GET", "/v2/health/ready/"),
+    ("GET", "/v2/models//ready"), ("GET", "/v2/models/a/b/ready"),
+    ("GET", "/v2/models/a/versions/x/ready"), ("GET", "/v2/models/a/versions/²/ready"),
+    ("GET", "/v2/models/a/infer"),
+])  # fmt: skip
 def test_the_rest_is_the_frameworks(method: str, path: str) -> None:
     assert not HealthRoute(engine()).claims(method, path)

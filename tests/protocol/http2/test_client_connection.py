@@ -235,13 +235,9 @@ def test_a_page_instead_of_an_answer() -> None:
     assert not client.connection.closing
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (message_of(b"abc")[:-1], "ends within a message"),
-        (b"\x00\x00", "ends within a message"),
-    ],
-)
+@pytest.mark.parametrize(("data", "text"), [
+    (message_of(b"abc")[:-1], "ends within a message"), (b"\x00\x00", "ends within a message"),
+])  # fmt: skip
 def test_messages_that_are_none(data: bytes, text: str) -> None:
     client = Client()
     call = client.call()
@@ -279,16 +275,11 @@ def test_trailers_that_end_nothing() -> None:
     assert call.end.reason is Reason.LOST
 
 
-@pytest.mark.parametrize(
-    ("code", "now", "reason"),
-    [
-        (ErrorCode.REFUSED_STREAM, 0.0, Reason.REFUSED),
-        (ErrorCode.INTERNAL_ERROR, 0.0, Reason.LOST),
-        (ErrorCode.CANCEL, 0.0, Reason.LOST),
-        (ErrorCode.CANCEL, 1.0, Reason.LATE),
-        (77, 0.0, Reason.LOST),
-    ],
-)
+@pytest.mark.parametrize(("code", "now", "reason"), [
+    (ErrorCode.REFUSED_STREAM, 0.0, Reason.REFUSED), (ErrorCode.INTERNAL_ERROR, 0.0, Reason.LOST),
+    (ErrorCode.CANCEL, 0.0, Reason.LOST), (ErrorCode.CANCEL, 1.0, Reason.LATE),
+    (77, 0.0, Reason.LOST),
+])  # fmt: skip
 def test_streams_that_are_reset(code: int, now: float, reason: Reason) -> None:
     client = Client()
     call = client.call(deadline=1.0)
@@ -388,33 +379,27 @@ def test_numbers_run_out() -> None:
     assert client.connection.closing
 
 
-@pytest.mark.parametrize(
-    ("frames", "code"),
-    [
-        (build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 3, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 3, b"\x88"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 2, b"\x88"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
-        (build(CONTINUATION, END_HEADERS, 1, b"\x88"), ErrorCode.PROTOCOL_ERROR),
-        (build(GOAWAY, 0, 0, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(GOAWAY, 0, 0, bytes(20_000)), ErrorCode.ENHANCE_YOUR_CALM),
-        (build(GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (window_update(0, MAX_WINDOW), ErrorCode.FLOW_CONTROL_ERROR),
-        (settings((Setting.INITIAL_WINDOW_SIZE, 1 << 31)), ErrorCode.FLOW_CONTROL_ERROR),
-        (settings() * 1000, ErrorCode.ENHANCE_YOUR_CALM),
-        (build(PING, 0, 0, bytes(8)) * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-        (build(DATA, 0, 1, b"") * 3000, ErrorCode.ENHANCE_YOUR_CALM),
-        (rst(3), ErrorCode.PROTOCOL_ERROR),
-        (
-            build(HEADERS, 0, 1, b"") + build(CONTINUATION, 0, 1, b"") * 100,
-            ErrorCode.ENHANCE_YOUR_CALM,
-        ),
-        (build(HEADERS, 0, 1, b"") + build(DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 1, b"x" * 2_000_000), ErrorCode.FRAME_SIZE_ERROR),
-    ],
-)
+@pytest.mark.parametrize(("frames", "code"), [
+    (build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 3, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 3, b"\x88"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 2, b"\x88"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+    (build(CONTINUATION, END_HEADERS, 1, b"\x88"), ErrorCode.PROTOCOL_ERROR),
+    (build(GOAWAY, 0, 0, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(GOAWAY, 0, 0, bytes(20_000)), ErrorCode.ENHANCE_YOUR_CALM),
+    (build(GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+    (window_update(0, MAX_WINDOW), ErrorCode.FLOW_CONTROL_ERROR),
+    (settings((Setting.INITIAL_WINDOW_SIZE, 1 << 31)), ErrorCode.FLOW_CONTROL_ERROR),
+    (settings() * 1000, ErrorCode.ENHANCE_YOUR_CALM),
+    (build(PING, 0, 0, bytes(8)) * 3000, ErrorCode.ENHANCE_YOUR_CALM),
+    (build(DATA, 0, 1, b"") * 3000, ErrorCode.ENHANCE_YOUR_CALM),
+    (rst(3), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, 0, 1, b"") + build(CONTINUATION, 0, 1, b"") * 100, ErrorCode.ENHANCE_YOUR_CALM),
+    (build(HEADERS, 0, 1, b"") + build(DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 1, b"x" * 2_000_000), ErrorCode.FRAME_SIZE_ERROR),
+])  # fmt: skip
 def test_servers_that_break_the_protocol(frames: bytes, code: ErrorCode) -> None:
     client = Client()
     call = client.call()

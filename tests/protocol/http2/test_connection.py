@@ -120,52 +120,47 @@ def test_a_frame_that_is_too_large_is_refused_by_its_head() -> None:
     assert server.goaway() is ErrorCode.FRAME_SIZE_ERROR
 
 
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
-        (build(PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(PING, 0, 0, bytes(9)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (build(RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(RST_STREAM, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (build(RST_STREAM, 0, 3, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (build(RST_STREAM, 0, 2, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (build(PRIORITY, 0, 3, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
-        (build(WINDOW_UPDATE, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
-        (window_update(3, 10), ErrorCode.PROTOCOL_ERROR),
-        (window_update(0, BIG), ErrorCode.FLOW_CONTROL_ERROR),
-        (build(SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-        (build(SETTINGS, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
-        (build(SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
-        (settings((Setting.ENABLE_PUSH, 2)), ErrorCode.PROTOCOL_ERROR),
-        (settings((Setting.INITIAL_WINDOW_SIZE, 1 << 31)), ErrorCode.FLOW_CONTROL_ERROR),
-        (settings((Setting.MAX_FRAME_SIZE, 16_383)), ErrorCode.PROTOCOL_ERROR),
-        (settings((Setting.MAX_FRAME_SIZE, 1 << 24)), ErrorCode.PROTOCOL_ERROR),
-        (build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (build(CONTINUATION, END_HEADERS, 1, b""), ErrorCode.PROTOCOL_ERROR),
-        (build(GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 3, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (build(DATA, PADDED, 1, b""), ErrorCode.FRAME_SIZE_ERROR),
-        (build(DATA, PADDED, 1, b"\x01"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 0, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS | PADDED, 3, b""), ErrorCode.FRAME_SIZE_ERROR),
-        (build(HEADERS, END_HEADERS | PADDED, 3, b"\x05\x82"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS | PRIORITISED, 3, b"\0\0"), ErrorCode.PROTOCOL_ERROR),
-        (build(HEADERS, END_HEADERS, 3, b"\x80"), ErrorCode.COMPRESSION_ERROR),
-        (build(HEADERS, END_HEADERS, 3, b"\x40"), ErrorCode.COMPRESSION_ERROR),
-        (build(HEADERS, END_HEADERS, 3, b"\x20\x20\x20\x82"), ErrorCode.COMPRESSION_ERROR),
-        (build(HEADERS, 0, 3, b"\x82") + build(PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (
-            build(HEADERS, 0, 3, b"\x82") + build(CONTINUATION, END_HEADERS, 5, b""),
-            ErrorCode.PROTOCOL_ERROR,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("frame", "code"), [
+    (build(PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(PING, 0, 0, bytes(9)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+    (build(RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(RST_STREAM, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    (build(RST_STREAM, 0, 3, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    (build(RST_STREAM, 0, 2, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    (build(PRIORITY, 0, 3, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
+    (build(WINDOW_UPDATE, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+    (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+    (window_update(3, 10), ErrorCode.PROTOCOL_ERROR),
+    (window_update(0, BIG), ErrorCode.FLOW_CONTROL_ERROR),
+    (build(SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
+    (build(SETTINGS, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
+    (build(SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+    (settings((Setting.ENABLE_PUSH, 2)), ErrorCode.PROTOCOL_ERROR),
+    (settings((Setting.INITIAL_WINDOW_SIZE, 1 << 31)), ErrorCode.FLOW_CONTROL_ERROR),
+    (settings((Setting.MAX_FRAME_SIZE, 16_383)), ErrorCode.PROTOCOL_ERROR),
+    (settings((Setting.MAX_FRAME_SIZE, 1 << 24)), ErrorCode.PROTOCOL_ERROR),
+    (build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+    (build(CONTINUATION, END_HEADERS, 1, b""), ErrorCode.PROTOCOL_ERROR),
+    (build(GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 3, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
+    (build(DATA, PADDED, 1, b""), ErrorCode.FRAME_SIZE_ERROR),
+    (build(DATA, PADDED, 1, b"\x01"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 0, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS | PADDED, 3, b""), ErrorCode.FRAME_SIZE_ERROR),
+    (build(HEADERS, END_HEADERS | PADDED, 3, b"\x05\x82"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS | PRIORITISED, 3, b"\0\0"), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, END_HEADERS, 3, b"\x80"), ErrorCode.COMPRESSION_ERROR),
+    (build(HEADERS, END_HEADERS, 3, b"\x40"), ErrorCode.COMPRESSION_ERROR),
+    (build(HEADERS, END_HEADERS, 3, b"\x20\x20\x20\x82"), ErrorCode.COMPRESSION_ERROR),
+    (build(HEADERS, 0, 3, b"\x82") + build(PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+    (build(HEADERS, 0, 3, b"\x82") + build(CONTINUATION, END_HEADERS, 5, b""),
+     ErrorCode.PROTOCOL_ERROR),
+])  # fmt: skip
 def test_errors_of_the_connection(frame: bytes, code: ErrorCode) -> None:
     server = started()
     server.feed(frame)
@@ -244,13 +239,10 @@ def test_an_unknown_error_code_is_a_cancellation() -> None:
     assert server.streams[1].gone is ErrorCode.CANCEL
 
 
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
-        (window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
-        (window_update(1, BIG), ErrorCode.FLOW_CONTROL_ERROR),
-    ],
-)
+@pytest.mark.parametrize(("frame", "code"), [
+    (window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
+    (window_update(1, BIG), ErrorCode.FLOW_CONTROL_ERROR),
+])  # fmt: skip
 def test_errors_of_a_stream(frame: bytes, code: ErrorCode) -> None:
     server = started()
     server.feed(frame)
@@ -381,14 +373,10 @@ def test_trailers_end_a_request() -> None:
     assert server.streams[1].ended
 
 
-@pytest.mark.parametrize(
-    ("fields", "flags"),
-    [
-        ([("x", "1")], END_HEADERS),
-        ([(":path", "/")], END_HEADERS | END_STREAM),
-        ([("X-Upper", "1")], END_HEADERS | END_STREAM),
-    ],
-)
+@pytest.mark.parametrize(("fields", "flags"), [
+    ([("x", "1")], END_HEADERS), ([(":path", "/")], END_HEADERS | END_STREAM),
+    ([("X-Upper", "1")], END_HEADERS | END_STREAM),
+])  # fmt: skip
 def test_trailers_that_are_malformed(fields: list[tuple[str, str]], flags: int) -> None:
     server = started()
     server.feed(build(HEADERS, flags, 1, server.encoder.encode(fields)))

@@ -215,19 +215,12 @@ def test_goaway_of_a_client_is_no_error() -> None:
     assert not server.connection.closing
 
 
-@pytest.mark.parametrize(
-    ("steps", "good"),
-    [
-        ([(0.0, 3, 0)], True),
-        ([(0.0, 4, 0)], False),
-        ([(0.0, 3, 0), (0.0, 1, 0)], False),
-        ([(0.0, 3, 0), (1.0, 2, 0)], True),
-        ([(0.0, 3, 0), (1.0, 3, 0)], False),
-        ([(0.0, 3, 0), (0.0, 1, 1)], True),
-        ([(0.0, 0, 100), (0.0, 4, 0)], False),
-        ([(100.0, 4, 0)], False),
-    ],
-)
+@pytest.mark.parametrize(("steps", "good"), [
+    ([(0.0, 3, 0)], True), ([(0.0, 4, 0)], False), ([(0.0, 3, 0), (0.0, 1, 0)], False),
+    ([(0.0, 3, 0), (1.0, 2, 0)], True), ([(0.0, 3, 0), (1.0, 3, 0)], False),
+    ([(0.0, 3, 0), (0.0, 1, 1)], True), ([(0.0, 0, 100), (0.0, 4, 0)], False),
+    ([(100.0, 4, 0)], False),
+])  # fmt: skip
 def test_budget(steps: list[tuple[float, int, int]], good: bool) -> None:
     """It holds three tokens, and two come back a second."""
     budget = Budget(3, 2)
