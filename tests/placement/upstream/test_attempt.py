@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core.errors import Unavailable
 from headrace.placement.upstream.attempt import Attempt, Policy
 from headrace.placement.upstream.connection import (
@@ -14,7 +15,7 @@ from headrace.placement.upstream.connection import (
     RemoteDescription,
     RemoteRequest,
 )
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.upstream import Upstream
 from headrace.protocol.status import Failure, Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer

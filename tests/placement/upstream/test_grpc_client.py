@@ -13,15 +13,15 @@ import grpc
 import numpy as np
 import pytest
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.grpc_channel import receive_buffer
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
-from headrace.placement.upstream.connect_errors import tls_context
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
-from headrace.placement.upstream.grpc_channel import receive_buffer
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
-from headrace.placement.upstream.protocols import ProtocolClients
+from headrace.placement.upstream.options import RemoteOptions
+from headrace.placement.upstream.protocols import ProtocolClients, tls_context
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput

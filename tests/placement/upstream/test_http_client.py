@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import uvloop
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.http_pool import Done, HttpConnection, HttpPool, NotConnected
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.http_client import HttpClient
-from headrace.placement.upstream.http_pool import Done, HttpConnection, HttpPool, NotConnected
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.protocol.http1 import HttpResponse
 from headrace.protocol.status import Fate

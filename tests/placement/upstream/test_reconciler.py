@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core.errors import ExecutionFailed
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.reconciler import BlockingClients, RepositoryReconciler
 from headrace.placement.upstream.triton_options import LoadCounts
 from headrace.protocol.pb import grpc_service_pb2 as pb

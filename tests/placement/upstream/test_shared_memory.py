@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
+from headrace.connections.grpc_channel import receive_buffer
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
-from headrace.placement.upstream.grpc_channel import receive_buffer
 from headrace.placement.upstream.grpc_client import GrpcMessages
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.shared_memory import FixedSizes, SharedMemoryClient

@@ -3,7 +3,6 @@
 Another protocol over gRPC derives from `GrpcMessages`. Owned by the event-loop thread.
 """
 
-import asyncio
 import logging
 import ssl
 from collections.abc import Generator, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.grpc_channel import Channel, RequestHeads, StreamCall, UnaryCall
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import (
@@ -23,23 +24,14 @@ from headrace.placement.upstream.connection import (
     StreamReceiver,
     nonsense,
 )
-from headrace.placement.upstream.grpc_channel import (
-    Channel,
-    ChannelCall,
-    ChannelConnection,
-    UnaryCall,
-)
-from headrace.placement.upstream.options import Credentials, Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.protocol.compression import DEFAULT_LEVEL, compress
 from headrace.protocol.grpc import (
     UNIMPLEMENTED,
     End,
     Reason,
-    request_fields,
-    timeout_field,
-    with_path,
 )
-from headrace.protocol.http2.headers import RepeatedFields, literal
+from headrace.protocol.http2.headers import RepeatedFields
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Failure, Fate, failure_of, late, lost, too_large, unsent
 from headrace.protocol.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
@@ -55,43 +47,6 @@ CONFIG = _SERVICE + b"ModelConfig"
 _STREAM = _SERVICE + b"ModelStreamInfer"
 _LOAD = _SERVICE + b"RepositoryModelLoad"
 _UNLOAD = _SERVICE + b"RepositoryModelUnload"
-_AGENT = b"headrace"
-_AUTHORIZATION = "authorization"
-
-
-class RequestHeads:
-    """Heads of requests to one endpoint, each made once; compressed messages are by `packing`."""
-
-    def __init__(self, endpoint: Endpoint, credentials: Credentials, packing: str) -> None:
-        self._common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
-        self._common += [(name.encode(), value.encode()) for name, value in credentials.metadata]
-        shown = credentials.authorization.encode()
-        self._shown = [(_AUTHORIZATION.encode(), shown)] if shown else []
-        self._coded = [(b"grpc-encoding", packing.encode())]
-        self._heads: dict[tuple[bytes, bool, bool], RepeatedFields] = {}
-        self._seconds = 0.0
-        self._timeout = b""
-
-    def head(
-        self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
-    ) -> RepeatedFields:
-        """The head of calls of a procedure, with further `headers`, which go before our own."""
-        own = not any(name == _AUTHORIZATION for name, _ in headers)
-        key = path, own, packed
-        head = self._heads.get(key)
-        if head is None:
-            fields = self._common + (self._shown if own else []) + (self._coded if packed else [])
-            head = self._heads[key] = with_path(fields, path)
-        return head
-
-    def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
-        """The fields of one call: its headers, and how long it may take, 0 for any time."""
-        if seconds != self._seconds:
-            self._seconds, self._timeout = seconds, timeout_field(seconds)
-        if not headers:
-            return self._timeout
-        fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
-        return self._timeout + b"".join(fields)
 
 
 # A path and a message; and a conversation of such, which are answered by what `ask` gives.
@@ -223,10 +178,10 @@ class GrpcMessages:
         return late(self.model) if end.reason is Reason.LATE else lost(self.model)
 
 
-class GrpcStream(ChannelCall):
+class GrpcStream(StreamCall):
     """A stream with one request; `headrace.placement.upstream.connection.RemoteStream`."""
 
-    __slots__ = ("_message", "_messages", "_receiver")
+    __slots__ = ("_messages", "_receiver")
 
     def __init__(
         self,
@@ -238,24 +193,10 @@ class GrpcStream(ChannelCall):
         begun: float,
         seconds: float,
     ) -> None:
-        super().__init__(head, own, begun, seconds, messages.options.largest_response)
+        largest = messages.options.largest_response
+        super().__init__(head, own, message, begun, seconds, largest, messages.packed)
         self._messages = messages
-        self._message = message
         self._receiver = receiver
-
-    def hold(self, held: bool) -> None:
-        """Pause the server's answers, or let them go on."""
-        self.keeps_window = held
-        if not held and self.connection is not None and not self.finished:
-            self.connection.release(self)
-
-    def launch(self, connection: ChannelConnection) -> None:
-        """Send it all."""
-        self.begin(connection.http2)
-        size = sum(map(len, self._message))
-        connection.http2.sender.request(
-            self, self.head, self.own, self._message, size, self._messages.packed
-        )
 
     def message(self, data: Buffer) -> None:
         """A response has come."""
@@ -309,19 +250,6 @@ class InferCall(UnaryCall):
             log.exception("bug after a call")
 
 
-class AwaitedCall(UnaryCall):
-    """A call whose outcome is awaited."""
-
-    __slots__ = ("outcome",)
-
-    outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
-
-    def done(self, data: Buffer | None, end: End | None) -> None:
-        """Set the outcome, unless nobody waits for it any more."""
-        if not self.outcome.done():
-            self.outcome.set_result((data, end))
-
-
 class GrpcClient(Channel):
     """`headrace.placement.upstream.connection.ProtocolClient`, over gRPC."""
 
@@ -340,7 +268,10 @@ class GrpcClient(Channel):
         super().__init__(endpoint, context, buffer, options.largest_response)
         self._messages = messages
         self._now = self._loop.time
-        self.heads = RequestHeads(endpoint, options.credentials, messages.packing)
+        self.heads = RequestHeads(
+            endpoint, options.credentials.metadata, options.credentials.authorization,
+            messages.packing,
+        )  # fmt: skip
         self._readiness = messages.readiness()
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
@@ -427,11 +358,4 @@ class GrpcClient(Channel):
         To cancel the wait cancels the call. A connection is attempted in any case.
         """
         head, own = self.heads.head(path, headers, packed), self.heads.own((), seconds)
-        call = AwaitedCall(self, head, [message], self._now(), seconds, own, packed)
-        call.outcome = self._loop.create_future()
-        call.urgent = True
-        self.start(call)
-        try:
-            return await call.outcome
-        finally:
-            call.cancel()
+        return await self.answer(head, own, [message], seconds, packed)

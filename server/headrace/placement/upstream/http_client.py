@@ -14,6 +14,16 @@ from typing import Any, TypeAlias, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.http_pool import (
+    Disconnected,
+    HttpConnection,
+    HttpPool,
+    NoAnswer,
+    NotConnected,
+    deadline_in,
+    seconds_left,
+)
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
 from headrace.placement.upstream.connection import (
     Call,
@@ -27,16 +37,7 @@ from headrace.placement.upstream.connection import (
     nonsense,
     with_headers,
 )
-from headrace.placement.upstream.http_pool import (
-    Disconnected,
-    HttpConnection,
-    HttpPool,
-    NoAnswer,
-    NotConnected,
-    deadline_in,
-    seconds_left,
-)
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.protocol.compression import ANSWER_RATIO, LARGE, compress, decompress
 from headrace.protocol.http1 import HttpRequest, HttpResponse, header_lines, request_pieces
 from headrace.protocol.json_text import parse_json

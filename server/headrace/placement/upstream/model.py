@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from google.protobuf.message import Message
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core.datatypes import BY_CONFIG_NUMBER, BY_NAME, BY_NUMPY
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
@@ -21,7 +22,7 @@ from headrace.placement.local.instances import LoadedModel
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, RemoteRequest
 from headrace.placement.upstream.drift import Difference, differences
-from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, Endpoint, RemoteOptions
+from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import (
     BlockingClients,

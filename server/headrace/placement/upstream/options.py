@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.texts import whole_number
@@ -106,7 +107,6 @@ def _check_local(url: "Url", address: str) -> None:
 
 _USUAL_PORTS = {"http": 80, "https": 443}  # which the header Host leaves out
 _OVER_HTTP = frozenset({"http", "https"})
-_SECURE = frozenset({"grpcs", "https"})
 _FORMS = "grpc://HOST:PORT, grpcs://HOST:PORT, http://HOST:PORT/PATH or https://HOST:PORT/PATH"
 _HOST = re.compile(r"[!-~]+")  # names of other scripts have a form in ASCII
 _OF_FILES = frozenset({"tls_root_cert", "tls_cert", "tls_key", "authorization_file"})
@@ -148,27 +148,6 @@ class Url:
         """The value of the header Host."""
         host = _bracketed(self.host)
         return host if _USUAL_PORTS.get(self.scheme) == self.port else f"{host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Endpoint:
-    """One address of one endpoint; `name` is for people, `host` is what certificates name.
-
-    `authority` is what HTTP calls it, and `path` what stands before the paths there.
-    """
-
-    name: str
-    scheme: str
-    address: str
-    port: int
-    host: str
-    authority: str = ""
-    path: str = ""
-
-    @property
-    def secure(self) -> bool:
-        """Whether it is spoken to over TLS."""
-        return self.scheme in _SECURE
 
 
 @dataclass(frozen=True, slots=True)

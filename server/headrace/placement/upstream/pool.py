@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from time import monotonic_ns
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core.call import Call, Parameter
 from headrace.core.errors import Cancelled, InvalidOption, LoadFailed, ModelNotReady
 from headrace.observability.series import EndpointSeries
@@ -27,7 +28,6 @@ from headrace.placement.placement import Placement, Surroundings
 from headrace.placement.upstream.attempt import Attempt, Policy, StreamAttempt
 from headrace.placement.upstream.connection import CallTrace, RemoteRequest
 from headrace.placement.upstream.model import RemoteModel
-from headrace.placement.upstream.options import Endpoint
 from headrace.placement.upstream.requests import Forwarding, inputs_of, take_answer, take_error
 from headrace.placement.upstream.upstream import Upstream
 from headrace.protocol.v2_protobuf import RemoteAnswer

@@ -1,14 +1,16 @@
 """The client of each endpoint of a model, by its protocol and scheme."""
 
 import logging
+import os
 import ssl
 from contextlib import AbstractContextManager
 
+from headrace.connections.endpoint import Endpoint
+from headrace.core.errors import InvalidOption
 from headrace.core.plugins import resolve
 from headrace.core.signature import Signature
-from headrace.placement.upstream.connect_errors import tls_context
 from headrace.placement.upstream.connection import Declared, ProtocolClient, Visit, visiting
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import Credentials, RemoteOptions
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class ProtocolClients:
         self._contexts: dict[str, ssl.SSLContext] = {}
         for scheme in {url.scheme for url in options.urls}:
             if scheme in _GRPC:
-                from headrace.placement.upstream.grpc_channel import receive_buffer
+                from headrace.connections.grpc_channel import receive_buffer
 
                 self._buffer = receive_buffer()  # for all clients of the event loop
                 self._messages = resolve(options.protocol.grpc)(options, model)
@@ -68,7 +70,7 @@ class ProtocolClients:
 
             rest = resolve(self.options.protocol.rest)(self.options, self.model, self.declared)
             return HttpClient(endpoint, rest, context)
-        from headrace.placement.upstream.grpc_channel import receive_buffer
+        from headrace.connections.grpc_channel import receive_buffer
         from headrace.placement.upstream.grpc_client import GrpcClient
 
         buffer = buffer or receive_buffer()
@@ -78,3 +80,32 @@ class ProtocolClients:
 
         sizes = FixedSizes.of(signature)
         return SharedMemoryClient(endpoint, self._messages, context, buffer, sizes)
+
+
+def tls_context(credentials: Credentials) -> ssl.SSLContext:
+    """The TLS context of connections; the system's roots if none are given.
+
+    Takes a while, as files are read. Raises `InvalidOption`.
+    """
+    roots = credentials.root
+    try:
+        context = ssl.create_default_context(cadata=roots.decode("ascii") if roots else None)
+    except (ssl.SSLError, UnicodeDecodeError, ValueError):
+        raise _wrong("tls_root_cert", "no certificates in the form of PEM") from None
+    if credentials.certificate:
+        # The standard library takes names of files only. This one has no name elsewhere.
+        descriptor = os.memfd_create("certificate")
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(credentials.certificate + b"\n" + credentials.key)
+            # Without a password it would ask for one, where there is a terminal.
+            context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
+        except ssl.SSLError:
+            raise _wrong("tls_cert", "no certificate and key in the form of PEM") from None
+        finally:
+            os.close(descriptor)
+    return context
+
+
+def _wrong(name: str, text: str) -> InvalidOption:
+    return InvalidOption(f"parameters['{name}']", text)

@@ -21,13 +21,14 @@ from typing import Protocol
 
 from google.protobuf import json_format
 
+from headrace.connections.endpoint import Endpoint
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import Backoff
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, Visit
 from headrace.placement.upstream.drift import Difference, agree, described, differences
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
 from headrace.protocol.documents import to_json

@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.grpc_channel import UnaryCall
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import Call, Receiver, RemoteRequest
-from headrace.placement.upstream.grpc_channel import UnaryCall
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
-from headrace.placement.upstream.options import Endpoint
 from headrace.placement.upstream.shared_regions import THRESHOLD, SharedLease, SharedRegions
 from headrace.protocol.compression import DEFAULT_LEVEL, compress
 from headrace.protocol.grpc import End, Reason

@@ -11,6 +11,7 @@ from enum import Enum
 from time import monotonic_ns
 from typing import NamedTuple
 
+from headrace.connections.endpoint import Endpoint
 from headrace.observability.series import EndpointSeries
 from headrace.observability.statistics import EndpointCounts
 from headrace.placement.upstream.connection import (
@@ -22,7 +23,7 @@ from headrace.placement.upstream.connection import (
     RemoteStream,
     StreamReceiver,
 )
-from headrace.placement.upstream.options import Endpoint, RemoteOptions
+from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.reconciler import UpstreamReconciler
 from headrace.protocol.status import Fate
 from headrace.scheduling import upstreams

@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
+from headrace.connections.endpoint import CLOSED, PORT, Endpoint, connect, connect_error
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
-from headrace.placement.upstream.connect_errors import CLOSED, PORT, connect_error
-from headrace.placement.upstream.options import Endpoint
 from headrace.protocol.compression import LARGE
 from headrace.protocol.grpc import (
     MAX_MESSAGE,
@@ -26,12 +25,15 @@ from headrace.protocol.grpc import (
     End,
     Reason,
     ResponseBlock,
+    request_fields,
+    timeout_field,
     unpacked,
     unreadable,
+    with_path,
 )
 from headrace.protocol.http2.asyncio_protocol import Http2Protocol
 from headrace.protocol.http2.connection import ClientConnection, ClientStreams
-from headrace.protocol.http2.headers import RepeatedFields
+from headrace.protocol.http2.headers import RepeatedFields, literal
 from headrace.protocol.http2.protocol import Limits
 
 _BUFFER = 256 << 10  # bytes that are received at once
@@ -119,9 +121,52 @@ def _watch(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+_AGENT = b"headrace"
+_AUTHORIZATION = "authorization"
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after an attempt that has failed
 _MOST_CONNECTIONS = 8
+
+
+class RequestHeads:
+    """Heads of requests to one endpoint, each made once; compressed messages are by `packing`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        metadata: Sequence[tuple[str, str]] = (),
+        authorization: str = "",
+        packing: str = "",
+    ) -> None:
+        self._common = request_fields(endpoint.secure, endpoint.authority, _AGENT)
+        self._common += [(name.encode(), value.encode()) for name, value in metadata]
+        shown = authorization.encode()
+        self._shown = [(_AUTHORIZATION.encode(), shown)] if shown else []
+        self._coded = [(b"grpc-encoding", packing.encode())]
+        self._heads: dict[tuple[bytes, bool, bool], RepeatedFields] = {}
+        self._seconds = 0.0
+        self._timeout = b""
+
+    def head(
+        self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
+    ) -> RepeatedFields:
+        """The head of calls of a procedure, with further `headers`, which go before our own."""
+        own = not any(name == _AUTHORIZATION for name, _ in headers)
+        key = path, own, packed
+        head = self._heads.get(key)
+        if head is None:
+            fields = self._common + (self._shown if own else []) + (self._coded if packed else [])
+            head = self._heads[key] = with_path(fields, path)
+        return head
+
+    def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
+        """The fields of one call: its headers, and how long it may take, 0 for any time."""
+        if seconds != self._seconds:
+            self._seconds, self._timeout = seconds, timeout_field(seconds)
+        if not headers:
+            return self._timeout
+        fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
+        return self._timeout + b"".join(fields)
 
 
 class ChannelCall(ClientCall):
@@ -236,6 +281,52 @@ class UnaryCall(ChannelCall):
             self.done(data, None)
 
 
+class AwaitedCall(UnaryCall):
+    """A call whose outcome is awaited."""
+
+    __slots__ = ("outcome",)
+
+    outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
+
+    def done(self, data: Buffer | None, end: End | None) -> None:
+        """Set the outcome, unless nobody waits for it any more."""
+        if not self.outcome.done():
+            self.outcome.set_result((data, end))
+
+
+class StreamCall(ChannelCall):
+    """A call with one message that is answered by any number."""
+
+    __slots__ = ("_packed", "_pieces")
+
+    def __init__(
+        self,
+        head: RepeatedFields,
+        own: bytes,
+        message: list[Buffer],
+        begun: float,
+        seconds: float,
+        largest: int,
+        packed: bool = False,
+    ) -> None:
+        """`message` is compressed if it is `packed`; see `ChannelCall`."""
+        super().__init__(head, own, begun, seconds, largest)
+        self._pieces = message
+        self._packed = packed
+
+    def hold(self, held: bool) -> None:
+        """Pause the server's answers, or let them go on."""
+        self.keeps_window = held
+        if not held and self.connection is not None and not self.finished:
+            self.connection.release(self)
+
+    def launch(self, connection: ChannelConnection) -> None:
+        """Send it all."""
+        self.begin(connection.http2)
+        size = sum(map(len, self._pieces))
+        connection.http2.sender.request(self, self.head, self.own, self._pieces, size, self._packed)
+
+
 class Channel:
     """Calls to one address. Made on the loop that is running."""
 
@@ -277,6 +368,27 @@ class Channel:
             return
         self._waiting.append(call)
         self._go_on()
+
+    async def answer(
+        self,
+        head: RepeatedFields,
+        own: bytes,
+        message: list[Buffer],
+        seconds: float,
+        packed: bool = False,
+    ) -> tuple[Buffer | None, End | None]:
+        """The answer to a message, or how the call has failed.
+
+        To cancel the wait cancels the call. A connection is attempted in any case.
+        """
+        call = AwaitedCall(self, head, message, self._loop.time(), seconds, own, packed)
+        call.outcome = self._loop.create_future()
+        call.urgent = True
+        self.start(call)
+        try:
+            return await call.outcome
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         """End all connections; calls that are under way fail."""
@@ -325,18 +437,14 @@ class Channel:
         self._connecting = self._loop.create_task(self._attempt())
 
     async def _attempt(self) -> None:
-        endpoint, connection = self._endpoint, None
+        connection = None
+
+        def make() -> ChannelConnection:
+            return ChannelConnection(self._loop, self._buffer, self._progressed, self._lost)
+
         try:
             async with asyncio.timeout(_CONNECT_SECS):
-                _, connection = await self._loop.create_connection(
-                    lambda: ChannelConnection(
-                        self._loop, self._buffer, self._progressed, self._lost
-                    ),
-                    endpoint.address,
-                    endpoint.port,
-                    ssl=self._context,
-                    server_hostname=None if self._context is None else endpoint.host,
-                )
+                connection = await connect(make, self._endpoint, self._context)
                 await connection.greeted
         except Exception as error:  # whatever it is, the next attempt may do better
             self._connecting = None

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from headrace.placement.upstream.connect_errors import connect_error
+from headrace.connections.endpoint import connect_error
 
 
 def _certificate() -> ssl.SSLCertVerificationError:

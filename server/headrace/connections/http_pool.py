@@ -13,10 +13,9 @@ from time import monotonic
 from typing import cast
 from weakref import WeakSet
 
+from headrace.connections.endpoint import CLOSED, Endpoint, connect, connect_error
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
-from headrace.placement.upstream.connect_errors import CLOSED, connect_error
-from headrace.placement.upstream.options import Endpoint
 from headrace.protocol.http1 import LARGEST_BODY, HttpResponse, ResponseReader
 
 # Uvicorn closes connections that have been idle for 5 s; a request may cross with that.
@@ -81,18 +80,13 @@ class HttpPool:
             return connection
         if self._closed:
             raise NotConnected("closed")
-        endpoint = self._endpoint
         try:
             async with asyncio.timeout(min(seconds or CONNECT_SECS, CONNECT_SECS)):
-                _, connection = await self._loop.create_connection(
-                    lambda: HttpConnection(self), endpoint.address, endpoint.port, ssl=self._tls,
-                    server_hostname=endpoint.host if self._tls is not None else None,
-                )  # fmt: skip
+                return await connect(lambda: HttpConnection(self), self._endpoint, self._tls)
         except TimeoutError:
             raise NotConnected("no connection in time") from None
         except (OSError, ssl.CertificateError) as error:
-            raise NotConnected(connect_error(error)) from None
-        return connection
+            raise NotConnected(connect_error(error)) from error
 
     async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
         """The answer to a request; 0 is any time.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import uvloop
 
+from headrace.connections.endpoint import Endpoint
+from headrace.connections.grpc_channel import Channel, ChannelConnection, UnaryCall
 from headrace.core.errors import PayloadTooLarge
 from headrace.core.tensors import Buffer
-from headrace.placement.upstream.grpc_channel import Channel, ChannelConnection, UnaryCall
-from headrace.placement.upstream.options import Endpoint
 from headrace.protocol.grpc import End, Reason
 from headrace.protocol.http2.protocol import ErrorCode, Limits, goaway
 from tests.protocol.http2.peer import Server
