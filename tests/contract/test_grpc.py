@@ -1,6 +1,5 @@
 """gRPC alone: how tensors and parameters lie in a message, and what the transport itself does."""
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -19,8 +18,6 @@ from tests.support.grpc_client import (
     read_answer,
 )
 from tests.support.server_process import ServerProcess
-
-Change = Callable[[pb.ModelInferRequest], object]
 
 
 def _typed(datatype: str, field: str, values: list[Any], model: str = "") -> pb.ModelInferRequest:
@@ -41,213 +38,52 @@ def _infer(client: GrpcClient, message: pb.ModelInferRequest) -> Answer:
     return read_answer(client.call("ModelInfer", message, pb.ModelInferResponse))
 
 
-# --- tensors
+# --- tensors and parameters: once what tests of the codec have case by case
 
 
-@pytest.mark.parametrize(
-    ("datatype", "field", "values"),
-    [
-        ("BOOL", "bool_contents", [True, False]),
-        ("UINT8", "uint_contents", [0, 255]),
-        ("UINT16", "uint_contents", [0, 65535]),
-        ("UINT32", "uint_contents", [0, 2**32 - 1]),
-        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
-        ("INT8", "int_contents", [-128, 127]),
-        ("INT16", "int_contents", [-32768, 32767]),
-        ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
+def test_typed_contents(grpc_client: GrpcClient) -> None:
+    """Taken from the field of their type; the answer is in raw form all the same."""
+    for datatype, field, values in (
         ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
         ("FP32", "fp32_contents", [0.5, float("inf")]),
-        ("FP64", "fp64_contents", [0.1, -1e300]),
+        ("FP32", "fp32_contents", []),
         ("BYTES", "bytes_contents", [b"", b"x" * 300]),
-    ],
-)
-def test_typed_contents(
-    grpc_client: GrpcClient, datatype: str, field: str, values: list[Any]
-) -> None:
-    """Taken from the field of their type; the answer is in raw form all the same."""
-    answer = _infer(grpc_client, _typed(datatype, field, values))
-    assert answer["OUTPUT0"].tolist() == [values]
-
-
-def test_no_typed_elements(grpc_client: GrpcClient) -> None:
-    answer = _infer(grpc_client, _typed("FP32", "fp32_contents", []))
-    assert answer["OUTPUT0"].shape == (1, 0)
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_has_no_typed_contents(grpc_client: GrpcClient, datatype: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{datatype} .*raw_input_contents for input 'INPUT0'"):
-        _infer(grpc_client, _typed(datatype, "fp32_contents", [1.0]))
-
-
-@pytest.mark.parametrize(
-    ("datatype", "field", "values"),
-    [
-        ("FP32", "fp64_contents", [1.0]),
-        ("FP64", "fp32_contents", [1.0]),
-        ("INT32", "int64_contents", [1]),
-        ("INT64", "int_contents", [1]),
-        ("UINT8", "int_contents", [1]),
-        ("BOOL", "int_contents", [1]),
-        ("BYTES", "int_contents", [1]),
-    ],
-)
-def test_contents_of_a_wrong_type(
-    grpc_client: GrpcClient, datatype: str, field: str, values: list[Any]
-) -> None:
-    message = (
-        f"unexpected explicit tensor data for input tensor 'INPUT0' for model 'identity_{datatype}'"
-        f" of type '.*', expected"
-    )
-    with pytest.raises(InvalidRequest, match=message):
-        _infer(grpc_client, _typed(datatype, field, values))
-
-
-def test_two_typed_fields(grpc_client: GrpcClient) -> None:
-    message = _typed("INT32", "int_contents", [1])
-    message.inputs[0].contents.fp32_contents.append(1.0)
-    with pytest.raises(InvalidRequest, match="unexpected explicit tensor data for input tensor"):
-        _infer(grpc_client, message)
-
-
-@pytest.mark.parametrize("value", [128, -129])
-def test_typed_numbers_out_of_range(grpc_client: GrpcClient, value: int) -> None:
-    with pytest.raises(InvalidRequest, match="out of the range of INT8"):
-        _infer(grpc_client, _typed("INT8", "int_contents", [value]))
-
-
-@pytest.mark.parametrize(
-    ("datatype", "field", "values"),
-    [("FP32", "fp32_contents", [1.0]), ("BYTES", "bytes_contents", [b"a", b"b", b"c"])],
-)
-def test_wrong_number_of_typed_elements(
-    grpc_client: GrpcClient, datatype: str, field: str, values: list[Any]
-) -> None:
-    message = _typed(datatype, field, values)
-    message.inputs[0].shape[:] = [1, 2]
-    with pytest.raises(InvalidRequest, match="input 'INPUT0'"):
-        _infer(grpc_client, message)
-
-
-def _raw(*entries: bytes) -> Change:
-    def change(message: pb.ModelInferRequest) -> None:
-        message.ClearField("raw_input_contents")
-        message.raw_input_contents.extend(entries)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            lambda m: m.inputs[1].contents.int_contents.append(1),
-            "contents field must not be specified when using raw_input_contents for 'INPUT1'"
-            " for model 'simple'",
-        ),
-        (
-            _raw(bytes(64)),
-            "unable to find data for input tensor 'INPUT1' for model 'simple' in request",
-        ),
-        (
-            _raw(bytes(64), bytes(60)),
-            r"\[request id: <id_unknown>\] input byte size mismatch for input 'INPUT1'"
-            r" for model 'simple'\. Expected 64, got 60",
-        ),
-        (_raw(bytes(64), bytes(68)), "input byte size mismatch for input 'INPUT1'"),
-        (_raw(), "input 'INPUT0'"),
-        (
-            lambda m: m.inputs[0].ClearField("datatype"),
-            "input 'INPUT0' has the unknown datatype ''",
-        ),
-        (lambda m: m.inputs[0].ClearField("name"), "expects|unexpected inference input ''"),
-    ],
-)
-def test_raw_contents_that_do_not_fit(grpc_client: GrpcClient, change: Change, text: str) -> None:
-    message = _simple()
-    change(message)
-    with pytest.raises(InvalidRequest, match=text):
-        _infer(grpc_client, message)
-
-
-def test_surplus_raw_contents_are_ignored(grpc_client: GrpcClient) -> None:
-    message = _simple()
-    message.raw_input_contents.append(b"more")
-    assert _infer(grpc_client, message)["OUTPUT0"].tolist() == [list(range(0, 32, 2))]
-
-
-# --- parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("priority", "uint64_param", 1),
-        ("priority", "int64_param", 1),
-        ("timeout", "int64_param", 60_000_000),
-        ("sequence_id", "int64_param", 0),
-        ("sequence_id", "string_param", ""),
-        ("triton_enable_empty_final_response", "bool_param", True),
-        ("binary_data_output", "bool_param", True),
-        ("custom", "double_param", 0.5),
-        ("custom", "string_param", "x"),
-    ],
-)
-def test_parameters_of_a_good_type(
-    grpc_client: GrpcClient, name: str, field: str, value: object
-) -> None:
-    message = _simple()
-    setattr(message.parameters[name], field, value)
-    assert _infer(grpc_client, message).parameters == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("priority", "int64_param", -1),
-        ("priority", "string_param", "1"),
-        ("timeout", "string_param", "1"),
-        ("timeout", "uint64_param", 1),
-        ("sequence_id", "double_param", 1.0),
-        ("sequence_start", "int64_param", 1),
-        ("sequence_end", "string_param", "true"),
-        ("triton_enable_empty_final_response", "string_param", "true"),
-        ("custom", "uint64_param", 1),
-    ],
-)
-def test_parameters_of_a_wrong_type(
-    grpc_client: GrpcClient, name: str, field: str, value: object
-) -> None:
-    message = _simple()
-    setattr(message.parameters[name], field, value)
-    with pytest.raises(
-        InvalidRequest, match=f"invalid value type for '{name}' parameter, expected"
     ):
-        _infer(grpc_client, message)
+        answer = _infer(grpc_client, _typed(datatype, field, values))
+        assert answer["OUTPUT0"].tolist() == [values]
+
+
+def _with_parameter(field: str, value: object) -> pb.ModelInferRequest:
+    message = _simple()
+    setattr(message.parameters["priority"], field, value)
+    return message
+
+
+def test_parameters(grpc_client: GrpcClient) -> None:
+    assert _infer(grpc_client, _with_parameter("uint64_param", 1)).parameters == {}
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("int64_param", 0), ("int64_param", -1), ("string_param", "1")]
-)
-def test_class_counts_that_are_none(grpc_client: GrpcClient, field: str, value: object) -> None:
-    message = _simple()
-    output = message.outputs.add(name="OUTPUT0")
-    setattr(output.parameters["classification"], field, value)
-    with pytest.raises(InvalidRequest, match="'classification' of output 'OUTPUT0' must be a posi"):
-        _infer(grpc_client, message)
-
-
-def test_a_parameter_without_a_value(grpc_client: GrpcClient) -> None:
-    message = _simple()
-    message.parameters["custom"].SetInParent()
-    with pytest.raises(InvalidRequest, match="invalid value type for 'custom' parameter, expected"):
+    ("message", "text"),
+    [
+        (_typed("FP32", "fp64_contents", [1.0]), "unexpected explicit tensor data for input tensor"
+         " 'INPUT0' for model 'identity_FP32' of type '.*', expected"),
+        (_typed("FP16", "fp32_contents", [1.0]), "FP16 .*raw_input_contents for input 'INPUT0'"),
+        (_typed("INT8", "int_contents", [128]), "out of the range of INT8"),
+        (_with_parameter("string_param", "1"), "invalid value type for 'priority' parameter, exp"),
+    ],
+)  # fmt: skip
+def test_requests_that_are_refused(
+    grpc_client: GrpcClient, message: pb.ModelInferRequest, text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=text):
         _infer(grpc_client, message)
 
 
 # --- names and versions
 
 
-@pytest.mark.parametrize("version", ["abc", "-1", "1.0", " 1", "1 ", "\u0661"])
+@pytest.mark.parametrize("version", ["abc", "-1", " 1", "\u0661"])
 def test_version_that_is_no_number(grpc_client: GrpcClient, version: str) -> None:
     message = _simple()
     message.model_version = version
@@ -258,7 +94,7 @@ def test_version_that_is_no_number(grpc_client: GrpcClient, version: str) -> Non
             ask("simple", version)
 
 
-@pytest.mark.parametrize("name", ["", "..", "../simple", "simple/1", "SIMPLE", "simple "])
+@pytest.mark.parametrize("name", ["", "../simple", "SIMPLE"])
 def test_names_that_no_model_has(grpc_client: GrpcClient, name: str) -> None:
     message = _simple()
     message.model_name = name
@@ -276,24 +112,20 @@ def test_index_of_a_named_repository(grpc_client: GrpcClient) -> None:
 # --- the transport
 
 
-@pytest.mark.parametrize("name", ["Nothing", "infer"])
-def test_procedures_that_are_not_there(server: ServerProcess, name: str) -> None:
-    assert _status(server, f"{SERVICE}/{name}", b"") is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize("path", ["/inference.Nothing/ModelInfer", "/nothing/at/all"])
-def test_services_that_are_not_there(server: ServerProcess, path: str) -> None:
-    assert _status(server, path, b"") is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize("name", ["ModelInfer", "ModelConfig", "ServerLive", "RepositoryIndex"])
-def test_bytes_that_are_no_message(server: ServerProcess, name: str) -> None:
-    status = _status(server, f"{SERVICE}/{name}", b"\xff\xff\xff")
-    assert status is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_an_empty_message(server: ServerProcess) -> None:
-    assert _status(server, f"{SERVICE}/ModelInfer", b"") is grpc.StatusCode.NOT_FOUND
+@pytest.mark.parametrize(
+    ("path", "message", "status"),
+    [
+        (f"{SERVICE}/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/inference.Nothing/ModelInfer", b"", grpc.StatusCode.UNIMPLEMENTED),
+        (f"{SERVICE}/ModelInfer", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (f"{SERVICE}/ModelConfig", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (f"{SERVICE}/ModelInfer", b"", grpc.StatusCode.NOT_FOUND),
+    ],
+)
+def test_statuses(
+    server: ServerProcess, path: str, message: bytes, status: grpc.StatusCode
+) -> None:
+    assert _status(server, path, message) is status
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])

@@ -25,24 +25,16 @@ def _is_sum(answer: RawAnswer) -> bool:
 # --- routes
 
 
-@pytest.mark.parametrize("path", ["/v2", "/v2/", "/v2?x=1"])
-def test_server_metadata(server: ServerProcess, path: str) -> None:
-    answer = ask(server.http, "GET", path)
-    assert answer.document["name"] == "headrace"
-    assert answer.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("path", "document"),
-    [
-        ("/v2/health/live", {"live": True}),
-        ("/v2/health/ready", {"ready": True}),
-        ("/v2/models/simple/ready", {"name": "simple", "ready": True}),
-        ("/v2/models/simple/versions/1/ready", {"name": "simple", "ready": True}),
-    ],
-)
-def test_health_has_a_body(server: ServerProcess, path: str, document: dict[str, object]) -> None:
-    assert ask(server.http, "GET", path).document == document
+def test_documents(server: ServerProcess) -> None:
+    for path in ("/v2", "/v2/", "/v2?x=1"):
+        answer = ask(server.http, "GET", path)
+        assert answer.document["name"] == "headrace"
+        assert answer.headers["content-type"] == "application/json"
+    assert ask(server.http, "GET", "/v2/health/live").document == {"live": True}
+    assert ask(server.http, "GET", "/v2/health/ready").document == {"ready": True}
+    for path in ("/v2/models/simple/ready", "/v2/models/simple/versions/1/ready"):
+        assert ask(server.http, "GET", path).document == {"name": "simple", "ready": True}
+    assert _is_sum(ask(server.http, "POST", f"{_INFER}?verbose=1&x=/infer", _GOOD))
 
 
 def test_model_that_is_not_ready(server: ServerProcess) -> None:
@@ -57,23 +49,10 @@ def test_model_that_is_not_ready(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v2"),
-        ("POST", "/v2/health/live"),
-        ("PUT", "/v2/health/ready"),
-        ("DELETE", "/v2/models/simple"),
-        ("POST", "/v2/models/simple/config"),
-        ("POST", "/v2/models/stats"),
-        ("POST", "/v2/models/simple/versions/1/stats"),
-        ("GET", _INFER),
-        ("PUT", _INFER),
-        ("OPTIONS", _INFER),
-        ("OPTIONS", "/v2"),
-        ("GET", "/v2/repository/index"),
-        ("GET", "/v2/repository/models/simple/load"),
-        ("HEAD", "/v2"),
-        ("HEAD", _INFER),
+        ("POST", "/v2"), ("DELETE", "/v2/models/simple"), ("GET", _INFER), ("OPTIONS", _INFER),
+        ("GET", "/v2/repository/index"), ("HEAD", "/v2"), ("HEAD", _INFER),
     ],
-)
+)  # fmt: skip
 def test_wrong_method(server: ServerProcess, method: str, path: str) -> None:
     answer = ask(server.http, method, path)
     assert answer.status == 405
@@ -84,44 +63,22 @@ def test_wrong_method(server: ServerProcess, method: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v3"),
-        ("GET", "/V2"),
-        ("GET", "/v2/nothing"),
-        ("GET", "/v2/health"),
-        ("GET", "/v2/health/live/"),
-        ("GET", "/v2/models/simple/"),
-        ("GET", "/v2/models/simple/nothing"),
-        ("GET", "/v2/models/simple/versions/abc"),
+        ("GET", "/v3"), ("GET", "/V2"), ("GET", "/v2/health/live/"),
         ("GET", "/v2/models/simple/versions/-1/config"),
-        ("GET", "/v2/models/simple/versions/1/trace/setting"),
-        ("POST", "/v2/models//infer"),
-        ("POST", "/v2/models/simple/infer/"),
-        ("POST", "/v2/models/simple/versions/abc/infer"),
-        ("POST", "/v2/models/simple/versions/1.0/infer"),
-        ("POST", "/v2/models/simple/versions//infer"),
-        ("POST", "/v2/models/simple/more/infer"),
-        ("GET", "/v2/models/../../etc/passwd"),
+        ("GET", "/v2/models/simple/versions/1/trace/setting"), ("POST", "/v2/models//infer"),
+        ("POST", "/v2/models/simple/infer/"), ("POST", "/v2/models/simple/versions/1.0/infer"),
+        ("POST", "/v2/models/simple/more/infer"), ("GET", "/v2/models/../../etc/passwd"),
     ],
-)
+)  # fmt: skip
 def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
     answer = ask(server.http, method, path)
     assert answer.status == 404
     assert answer.error.startswith("Not Found: /docs describes all paths")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "near"),
-    [
-        ("POST", "/v1/models/simple:predict", "/v2/models/simple/infer"),
-        ("POST", "/v2/models/simple/infer/", "/v2/models/simple/infer"),
-        ("GET", "/healthz", "/v2/health/live"),
-    ],
-)
-def test_the_nearest_route_is_told(
-    server: ServerProcess, method: str, path: str, near: str
-) -> None:
-    answer = ask(server.http, method, path)
-    text = f"Not Found: /docs describes all paths; did you mean {near}?"
+def test_the_nearest_route_is_told(server: ServerProcess) -> None:
+    answer = ask(server.http, "POST", "/v1/models/simple:predict")
+    text = "Not Found: /docs describes all paths; did you mean /v2/models/simple/infer?"
     assert (answer.status, answer.error) == (404, text)
 
 
@@ -135,9 +92,7 @@ def test_the_page_at_the_root_says_where_one_is(server: ServerProcess) -> None:
     assert {ask(server.http, "GET", link).status for link in links} == {200}
 
 
-@pytest.mark.parametrize(
-    ("method", "ending"), [("GET", ""), ("GET", "/ready"), ("GET", "/stats"), ("POST", "/infer")]
-)
+@pytest.mark.parametrize(("method", "ending"), [("GET", "/ready"), ("POST", "/infer")])
 def test_a_version_of_thousands_of_digits(server: ServerProcess, method: str, ending: str) -> None:
     path = f"/v2/models/simple/versions/{'9' * 5_000}{ending}"
     answer = ask(server.http, method, path, _GOOD if method == "POST" else b"")
@@ -153,10 +108,6 @@ def test_names_are_decoded(server: ServerProcess) -> None:
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     answer = ask(server.http, "POST", f"{path}/infer", json.dumps(body).encode())
     assert answer.document["model_name"] == _SPACED
-
-
-def test_query_is_ignored(server: ServerProcess) -> None:
-    assert _is_sum(ask(server.http, "POST", f"{_INFER}?verbose=1&x=/infer", _GOOD))
 
 
 def test_errors_are_json_everywhere(server: ServerProcess) -> None:
@@ -202,12 +153,6 @@ def test_config_as_json(server: ServerProcess) -> None:
     assert "sequence_batching" not in config
 
 
-def test_priorities_as_json(server: ServerProcess) -> None:
-    config = ask(server.http, "GET", "/v2/models/spin_priority/config").document
-    assert list(config["dynamic_batching"]["priority_queue_policy"]) == ["1"]  # a key is a string
-    assert config["dynamic_batching"]["priority_levels"] == 2
-
-
 def test_statistics_as_json(server: ServerProcess) -> None:
     ask(server.http, "POST", _INFER, _GOOD)
     for path in ("/v2/models/row_sum/stats", "/v2/models/row_sum/versions/1/stats"):
@@ -224,19 +169,17 @@ def test_statistics_as_json(server: ServerProcess) -> None:
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}', b'{"ready": true, "more": 1}'])
-@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/any/index"])
-def test_index_as_json(server: ServerProcess, path: str, body: bytes) -> None:
-    answer = ask(server.http, "POST", path, body)
-    models = json.loads(answer.body)
-    assert {"name": "simple", "version": "1", "state": "READY"} in models
+def test_index_as_json(server: ServerProcess) -> None:
+    for path in ("/v2/repository/index", "/v2/repository/any/index"):
+        for body in (b"", b"{}", b'{"ready": false}', b'{"ready": true, "more": 1}'):
+            models = json.loads(ask(server.http, "POST", path, body).body)
+            assert {"name": "simple", "version": "1", "state": "READY"} in models
 
 
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
         (b'{"ready": 1}', 400, "Invalid value for 'ready': expected a boolean"),
-        (b'{"ready": null}', 400, "Invalid value for 'ready': expected a boolean"),
         (b"[]", 400, "the request must be a JSON object"),
         (b"{", 400, "failed to parse the request JSON buffer"),
         (b" " * 2_000_000, 413, "the request body exceeds 1048576 bytes"),
@@ -260,14 +203,6 @@ def test_chunked_body(server: ServerProcess) -> None:
             connection.send(part)
         assert _is_sum(connection.receive())
         assert _is_sum(connection.ask("POST", _INFER, _GOOD))
-
-
-def test_body_in_pieces(server: ServerProcess) -> None:
-    with HttpSocket(server.http) as connection:
-        data = request("POST", _INFER, _GOOD)
-        for start in range(0, len(data), 7):
-            connection.send(data[start : start + 7])
-        assert _is_sum(connection.receive())
 
 
 def test_expect_100_continue(server: ServerProcess) -> None:
@@ -346,7 +281,7 @@ def test_heads_that_differ_in_one_header(server: ServerProcess) -> None:
             assert (found or "identity") == encoding
 
 
-@pytest.mark.parametrize("token", ["h2c", "websocket", "TLS/1.0"])
+@pytest.mark.parametrize("token", ["h2c", "websocket"])
 @pytest.mark.parametrize("path", [_INFER, "/v2/repository/index"])
 def test_a_wish_to_upgrade_is_passed_over(server: ServerProcess, token: str, path: str) -> None:
     """Java's client sends one with every request."""

@@ -25,11 +25,6 @@ def test_simple(client: Client) -> None:
     np.testing.assert_array_equal(answer["OUTPUT1"], _TWO_ROWS["INPUT0"] - 3)
 
 
-def test_order_of_inputs_does_not_matter(client: Client) -> None:
-    answer = client.infer("simple", dict(reversed(_TWO_ROWS.items())))
-    np.testing.assert_array_equal(answer["OUTPUT1"], _TWO_ROWS["INPUT0"] - 3)
-
-
 def _values(datatype: Datatype) -> Array:
     """Two rows of three: the extremes of the datatype, and something in between."""
     dtype = NUMPY[datatype]
@@ -59,48 +54,24 @@ def test_every_datatype(client: Client, datatype: Datatype) -> None:
     assert answer["OUTPUT0"].tolist() == values.tolist()
 
 
-@pytest.mark.parametrize("datatype", list(Datatype))
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES])
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
 def test_no_elements(client: Client, datatype: Datatype, shape: tuple[int, int]) -> None:
-    if not client.carries(datatype):
-        return  # refused whatever the shape; see above
     answer = client.infer(f"identity_{datatype}", {"INPUT0": np.empty(shape, NUMPY[datatype])})
     assert answer["OUTPUT0"].shape == shape
 
 
-@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64])
-def test_nan_and_infinities(client: Client, datatype: Datatype) -> None:
-    values = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0]], NUMPY[datatype])
-    answer = client.infer(f"identity_{datatype}", {"INPUT0": values})
+def test_nan_and_infinities(client: Client) -> None:
+    values = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0]], np.float32)
+    answer = client.infer("identity_FP32", {"INPUT0": values})
     np.testing.assert_array_equal(answer["OUTPUT0"], values)
     assert np.signbit(answer["OUTPUT0"]).tolist() == np.signbit(values).tolist()
 
 
-def test_fp32_comes_back_bit_for_bit(client: Client) -> None:
-    bits = np.random.default_rng(7).integers(0, 0x7F800000, (8, 500), np.uint32)
-    values = bits.view(np.float32)
-    answer = client.infer("identity_FP32", {"INPUT0": values})
-    np.testing.assert_array_equal(answer["OUTPUT0"].view(np.uint32), bits)
-
-
-@pytest.mark.parametrize("value", [0.0, 2.5, -1e300])
-def test_scalar(client: Client, value: float) -> None:
-    answer = client.infer("scalar", {"INPUT0": np.array(value)})
+def test_scalar(client: Client) -> None:
+    answer = client.infer("scalar", {"INPUT0": np.array(-1e300)})
     assert answer["OUTPUT0"].shape == ()
-    assert answer["OUTPUT0"] == value
-
-
-def test_model_without_batches(client: Client) -> None:
-    ones = np.ones((2, 3), np.float32)
-    answer = client.infer("unbatched", {"INPUT0": ones, "INPUT1": ones})
-    np.testing.assert_array_equal(answer["OUTPUT0"], 2 * ones)
-
-
-@pytest.mark.parametrize("length", [1, 2, 17])
-def test_dynamic_dimension(client: Client, length: int) -> None:
-    rows = np.ones((3, length), np.float32)
-    answer = client.infer("row_sum", {"INPUT0": rows})
-    assert answer["OUTPUT0"].tolist() == [[length]] * 3
+    assert answer["OUTPUT0"] == -1e300
 
 
 def test_outputs_of_several_datatypes(client: Client) -> None:
@@ -124,13 +95,10 @@ def test_optional_input(client: Client) -> None:
     assert client.infer("optional_bias", given)["OUTPUT0"].tolist() == [6, 7]
 
 
-def test_reshape_to_no_axis(client: Client) -> None:
-    rows = np.array([[1], [2], [3]], np.float32)
+def test_reshape(client: Client) -> None:
+    rows = np.array([[1], [2], [3]], np.float32)  # of which the model sees no axis
     answer = client.infer("flat", {"INPUT0": rows})
     assert answer["OUTPUT0"].tolist() == rows.tolist()
-
-
-def test_reshape_of_rows(client: Client) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
     answer = client.infer("folded", {"INPUT0": rows})
     assert answer["OUTPUT0"].tolist() == rows.reshape(2, 4, 1).tolist()
@@ -138,15 +106,7 @@ def test_reshape_of_rows(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("model", "version", "served"),
-    [
-        ("versions_default", "", 10),
-        ("versions_latest", "", 10),
-        ("versions_latest", "3", 3),
-        ("versions_all", "", 10),
-        ("versions_all", "1", 1),
-        ("versions_specific", "", 3),
-        ("versions_specific", "1", 1),
-    ],
+    [("versions_default", "", 10), ("versions_all", "1", 1), ("versions_specific", "", 3)],
 )
 def test_versions(client: Client, model: str, version: str, served: int) -> None:
     answer = client.infer(model, {"INPUT0": np.zeros((1, 1), np.float32)}, version=version)
@@ -171,20 +131,9 @@ def test_unknown_model_and_version(client: Client) -> None:
         client.infer("versions_all", given, version="7")
 
 
-@pytest.mark.parametrize("version", [str(2**63), str(10**30)])
-def test_version_beyond_64_bits(client: Client, version: str) -> None:
-    given = {"INPUT0": np.zeros((1, 1), np.float32)}
-    with pytest.raises(InvalidRequest, match="failed to get model version from specified version"):
-        client.infer("versions_all", given, version=version)
-
-
-@pytest.mark.parametrize("id", ["1", "a b", "x" * 500, "\u00fc\u20ac", '"\\'])
-def test_id_comes_back(client: Client, id: str) -> None:
-    assert client.infer("simple", _TWO_ROWS, id=id).id == id
-
-
-def test_no_id_comes_back_if_none_was_given(client: Client) -> None:
-    assert client.infer("simple", _TWO_ROWS).id == ""
+def test_id_comes_back(client: Client) -> None:
+    for id in ("", "a b", "x" * 500, "\u00fc\u20ac", '"\\'):
+        assert client.infer("simple", _TWO_ROWS, id=id).id == id
 
 
 def test_parameters_are_accepted(client: Client) -> None:
@@ -235,16 +184,10 @@ def test_classification_without_batches_or_labels(client: Client) -> None:
     assert set(answer.outputs) == {"OUTPUT0"}
 
 
-@pytest.mark.parametrize("datatype", [Datatype.BOOL, Datatype.BYTES])
-def test_classification_of_what_has_no_order(client: Client, datatype: Datatype) -> None:
-    with pytest.raises(InvalidRequest, match=f"due to unsupported type '{datatype}'"):
-        client.infer(f"identity_{datatype}", {"INPUT0": _values(datatype)}, classes={"OUTPUT0": 1})
-
-
-def test_negative_class_count(client: Client) -> None:
-    given = {"INPUT0": np.zeros((1, 4), np.float32)}
-    with pytest.raises(InvalidRequest, match="'classification' of output 'OUTPUT0' must be a pos"):
-        client.infer("ranked", given, classes={"OUTPUT0": -1})
+def test_classification_of_what_has_no_order(client: Client) -> None:
+    given = {"INPUT0": _values(Datatype.BOOL)}
+    with pytest.raises(InvalidRequest, match="due to unsupported type 'BOOL'"):
+        client.infer("identity_BOOL", given, classes={"OUTPUT0": 1})
 
 
 def test_many_callers_get_their_own_rows(client: Client, pool: ThreadPoolExecutor) -> None:
