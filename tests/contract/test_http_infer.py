@@ -6,6 +6,7 @@ What a request may say is tested with the codec, in `tests/protocol`; here each 
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
@@ -18,8 +19,13 @@ from tests.support.server_process import ServerProcess
 _SIZE = "Inference_Header_Content_Length"
 _ROW = np.arange(4, dtype=np.int32)
 _COUNTED = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 4], "data": [0, 1, 2, 3]}
-_PACK = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
-_UNPACK = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}
+_Change = Callable[[bytes], bytes]
+_PACK: dict[str, _Change] = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
+_UNPACK: dict[str | None, _Change] = {
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+    None: bytes,
+}
 
 
 def _request(data: object, shape: object, datatype: object = "FP32", **more: object) -> object:

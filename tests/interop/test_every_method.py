@@ -16,7 +16,7 @@ import pytest
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.interop.triton import FAMILIES, Client
-from tests.support.server_process import ServerProcess, onnx_examples
+from tests.support.server_process import EXAMPLES, ServerProcess, onnx_examples
 from tests.support.transports import grpc_transport
 
 _RAW_HANDLE = base64.b64encode(bytes(64))
@@ -56,7 +56,7 @@ def server(
     traces = tmp_path_factory.mktemp("traces") / "trace.json"
     options = [
         "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true",
-        f"--trace-config=triton,file={traces}", *grpc_transport(request),
+        "--load-overrides=files", f"--trace-config=triton,file={traces}", *grpc_transport(request),
     ]  # fmt: skip
     with ServerProcess(repository, options=options) as server:
         yield server
@@ -115,8 +115,10 @@ def _control(client: Client) -> None:
     client.call("load_model", "simple_string", config=json.dumps({"max_batch_size": 3}))
     config = client.call("get_model_config", "simple_string", **_json(client))
     assert int(config.get("config", config)["max_batch_size"]) == 3
-    client.call("unload_model", "simple_string")  # which undoes the override
-    client.call("load_model", "simple_string")
+    files = {"file:1/model.onnx": (EXAMPLES / "simple_string" / "1" / "model.onnx").read_bytes()}
+    _fails("files have to come", lambda: client.call("load_model", "simple_string", files=files))
+    client.call("load_model", "simple_string", config='{"max_batch_size": 2}', files=files)
+    client.call("load_model", "simple_string")  # which undoes the overrides
     config = client.call("get_model_config", "simple_string", **_json(client))
     assert int(config.get("config", config)["max_batch_size"]) != 3
     _fails("failed to poll", lambda: client.call("load_model", "nobody"))
