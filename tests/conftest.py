@@ -1,7 +1,14 @@
 """What holds for all tests: none may depend on how fast the machine is."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Otherwise an example that takes a fifth of a second fails its test, and so does a slow begin.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of tests and fixtures that are coroutines."""
+    return "asyncio"

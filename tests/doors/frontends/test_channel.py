@@ -188,18 +188,15 @@ test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken
     (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
     (b"", "the other end has gone"),
 ], ids=["nonsense", "no file", "nothing"])  # fmt: skip
-def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        end = End(ours)
-        theirs.sendall(data)
-        if not data:
-            theirs.close()
-        assert await end.lost == reason
-        assert end.channel.closed
+async def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
+    ours, theirs = socket.socketpair()
+    end = End(ours)
+    theirs.sendall(data)
+    if not data:
         theirs.close()
-
-    asyncio.run(scenario())
+    assert await end.lost == reason
+    assert end.channel.closed
+    theirs.close()
 
 
 def test_a_bug_ends_the_link_rather_than_what_came_behind(
@@ -224,21 +221,17 @@ def test_a_bug_ends_the_link_rather_than_what_came_behind(
     assert [record.message for record in caplog.records] == ["bug while taking a frame"]
 
 
-def test_an_error_of_the_system_while_a_frame_is_taken_ends_the_link() -> None:
+async def test_an_error_of_the_system_while_a_frame_is_taken_ends_the_link() -> None:
     """Also one like that of a socket to which nothing has come."""
+    ours, theirs = socket.socketpair()
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        raise BlockingIOError("too much is locked")
 
-        def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
-            raise BlockingIOError("too much is locked")
-
-        channel = Channel(theirs, take, lost.set_result)
-        other = End(ours)
-        other.channel.send(Kind.CANCEL)
-        assert await asyncio.wait_for(lost, 20) == "too much is locked"
-        assert channel.closed
-        other.channel.close()
-
-    asyncio.run(scenario())
+    channel = Channel(theirs, take, lost.set_result)
+    other = End(ours)
+    other.channel.send(Kind.CANCEL)
+    assert await asyncio.wait_for(lost, 20) == "too much is locked"
+    assert channel.closed
+    other.channel.close()

@@ -143,139 +143,114 @@ async def linked() -> AsyncIterator[FrontEnd]:
         assert (admission.requests, admission.bytes) == (0, 0)
 
 
+@pytest.fixture
+async def front_end() -> AsyncIterator[FrontEnd]:
+    async with linked() as front_end:
+        yield front_end
+
+
 def response(request: Call) -> InferResponse:
     """An answer with the request's tensors."""
     return InferResponse("m", "7", request.id, list(request.inputs.values()), Timing(1, 2, 3))
 
 
-def test_a_request_and_its_answers() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            work, admission = front_end.engine.model.work, front_end.engine.admission
-            front_end.infer(5)
-            await front_end.until(lambda: bool(work))
-            assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
-            assert (admission.requests, admission.bytes) == (1, 100)
-            work[0].request.respond(response(work[0].request), False)
-            assert admission.requests == 1
-            work[0].request.respond(response(work[0].request), True)
-            assert admission.requests == 0
-            await front_end.until(lambda: len(front_end.frames) == 2)
-            assert [f[:3] for f in front_end.frames] == [
-                (Kind.RESPONSE, 5, 0),
-                (Kind.RESPONSE, 5, Flag.FINAL),
-            ]
-
-    asyncio.run(scenario())
+async def test_a_request_and_its_answers(front_end: FrontEnd) -> None:
+    work, admission = front_end.engine.model.work, front_end.engine.admission
+    front_end.infer(5)
+    await front_end.until(lambda: bool(work))
+    assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
+    assert (admission.requests, admission.bytes) == (1, 100)
+    work[0].request.respond(response(work[0].request), False)
+    assert admission.requests == 1
+    work[0].request.respond(response(work[0].request), True)
+    assert admission.requests == 0
+    await front_end.until(lambda: len(front_end.frames) == 2)
+    assert [f[:3] for f in front_end.frames] == [
+        (Kind.RESPONSE, 5, 0),
+        (Kind.RESPONSE, 5, Flag.FINAL),
+    ]
 
 
-def test_requests_of_one_read_are_submitted_together() -> None:
+async def test_requests_of_one_read_are_submitted_together(front_end: FrontEnd) -> None:
     """In one turn of the loop: a callback that is scheduled by the first sees them all."""
+    engine = front_end.engine
+    engine.admission.most_requests = 100
+    seen: list[int] = []
+    submit = engine.model.submit
 
-    async def scenario() -> None:
-        async with linked() as front_end:
-            engine = front_end.engine
-            engine.admission.most_requests = 100
-            seen: list[int] = []
-            submit = engine.model.submit
+    def noted(call: Call) -> None:
+        if not engine.model.work:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: seen.append(len(engine.model.work)))
+        submit(call)
 
-            def noted(call: Call) -> None:
-                if not engine.model.work:
-                    loop = asyncio.get_running_loop()
-                    loop.call_soon(lambda: seen.append(len(engine.model.work)))
-                submit(call)
-
-            engine.model.submit = noted  # type: ignore[method-assign]
-            for number in range(30):
-                front_end.infer(number)
-            await front_end.until(lambda: bool(seen))
-            assert seen == [30]
-
-    asyncio.run(scenario())
+    engine.model.submit = noted  # type: ignore[method-assign]
+    for number in range(30):
+        front_end.infer(number)
+    await front_end.until(lambda: bool(seen))
+    assert seen == [30]
 
 
-def test_refusals() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            front_end.infer(1, "nobody")
-            for number in (2, 3, 4):
-                front_end.infer(number)
-            await front_end.until(lambda: len(front_end.frames) == 2)
-            found = {
-                number: (type(read_error(meta, rest)[0]), flags)
-                for _, number, flags, meta, rest in front_end.frames
-            }
-            assert found == {1: (NotFound, Flag.REFUSE), 4: (Overloaded, Flag.REFUSE)}
-            assert front_end.engine.admission.refused == 1
-
-    asyncio.run(scenario())
+async def test_refusals(front_end: FrontEnd) -> None:
+    front_end.infer(1, "nobody")
+    for number in (2, 3, 4):
+        front_end.infer(number)
+    await front_end.until(lambda: len(front_end.frames) == 2)
+    found = {
+        number: (type(read_error(meta, rest)[0]), flags)
+        for _, number, flags, meta, rest in front_end.frames
+    }
+    assert found == {1: (NotFound, Flag.REFUSE), 4: (Overloaded, Flag.REFUSE)}
+    assert front_end.engine.admission.refused == 1
 
 
-def test_an_error_says_which_version_it_was() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            front_end.infer(1)
-            await front_end.until(lambda: bool(front_end.engine.model.work))
-            front_end.engine.model.work[0].request.fail(Overloaded("why"))
-            await front_end.until(lambda: bool(front_end.frames))
-            _, number, flags, meta, rest = front_end.frames[0]
-            error, version = read_error(meta, rest)
-            assert (number, flags, type(error), str(error), version) == (
-                1, 0, Overloaded, "why", "7",
-            )  # fmt: skip
-
-    asyncio.run(scenario())
+async def test_an_error_says_which_version_it_was(front_end: FrontEnd) -> None:
+    front_end.infer(1)
+    await front_end.until(lambda: bool(front_end.engine.model.work))
+    front_end.engine.model.work[0].request.fail(Overloaded("why"))
+    await front_end.until(lambda: bool(front_end.frames))
+    _, number, flags, meta, rest = front_end.frames[0]
+    error, version = read_error(meta, rest)
+    assert (number, flags, type(error), str(error), version) == (
+        1, 0, Overloaded, "why", "7",
+    )  # fmt: skip
 
 
-def test_cancellation() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            work, admission = front_end.engine.model.work, front_end.engine.admission
-            front_end.infer(1)
-            front_end.infer(2)
-            front_end.channel.send(Kind.CANCEL, 1)
-            front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
-            await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
-            assert (admission.requests, work[1].cancelled) == (1, False)
-
-    asyncio.run(scenario())
+async def test_cancellation(front_end: FrontEnd) -> None:
+    work, admission = front_end.engine.model.work, front_end.engine.admission
+    front_end.infer(1)
+    front_end.infer(2)
+    front_end.channel.send(Kind.CANCEL, 1)
+    front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
+    await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
+    assert (admission.requests, work[1].cancelled) == (1, False)
 
 
-def test_the_end_of_a_front_end_cancels_what_it_had() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            work, admission = front_end.engine.model.work, front_end.engine.admission
-            front_end.infer(1)
-            front_end.infer(2)
-            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
-            await front_end.until(lambda: admission.requests == 5)
-            assert admission.bytes == 700
-            front_end.channel.close()
-            await front_end.until(lambda: bool(front_end.lost))
-            assert [w.cancelled for w in work] == [True, True]
-            assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
-
-    asyncio.run(scenario())
+async def test_the_end_of_a_front_end_cancels_what_it_had(front_end: FrontEnd) -> None:
+    work, admission = front_end.engine.model.work, front_end.engine.admission
+    front_end.infer(1)
+    front_end.infer(2)
+    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
+    await front_end.until(lambda: admission.requests == 5)
+    assert admission.bytes == 700
+    front_end.channel.close()
+    await front_end.until(lambda: bool(front_end.lost))
+    assert [w.cancelled for w in work] == [True, True]
+    assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
 
 
-def test_what_front_ends_tell() -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            admission = front_end.engine.admission
-            front_end.channel.send(Kind.READY)
-            front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
-            front_end.channel.send(
-                Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3))
-            )
-            await front_end.until(lambda: admission.requests == 1)
-            assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
-            assert admission.connections == {"http": 5, "grpc": 6}
-            front_end.channel.close()
-            await front_end.until(lambda: bool(front_end.lost))
-            # Nothing is open there any more, but what was counted stays counted.
-            assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
-
-    asyncio.run(scenario())
+async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
+    admission = front_end.engine.admission
+    front_end.channel.send(Kind.READY)
+    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
+    front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3)))
+    await front_end.until(lambda: admission.requests == 1)
+    assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
+    assert admission.connections == {"http": 5, "grpc": 6}
+    front_end.channel.close()
+    await front_end.until(lambda: bool(front_end.lost))
+    # Nothing is open there any more, but what was counted stays counted.
+    assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
 
 
 @pytest.mark.parametrize(
@@ -291,44 +266,27 @@ def test_what_front_ends_tell() -> None:
     ],
     ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
 )
-def test_nonsense_ends_the_link_and_nothing_else(data: bytes) -> None:
-    async def scenario() -> None:
-        async with linked() as front_end:
-            front_end.infer(7)
-            await front_end.until(lambda: bool(front_end.engine.model.work))
-            front_end.sock.sendall(data)
-            await front_end.until(lambda: bool(front_end.lost))
-            assert front_end.engine.model.work[0].cancelled
+async def test_nonsense_ends_the_link_and_nothing_else(data: bytes, front_end: FrontEnd) -> None:
+    front_end.infer(7)
+    await front_end.until(lambda: bool(front_end.engine.model.work))
+    front_end.sock.sendall(data)
+    await front_end.until(lambda: bool(front_end.lost))
+    assert front_end.engine.model.work[0].cancelled
 
-    asyncio.run(scenario())
+
+frames = st.builds(
+    frame, st.sampled_from(Kind), st.binary(max_size=10), st.integers(0, 3),
+    st.binary(max_size=20), st.integers(0, 127),
+)  # fmt: skip
 
 
 @PROPERTY
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(max_size=60),
-            st.builds(
-                frame,
-                st.sampled_from(Kind),
-                st.binary(max_size=10),
-                st.integers(0, 3),
-                st.binary(max_size=20),
-                st.integers(0, 127),
-            ),
-        ),
-        max_size=6,
-    )
-)
-def test_any_bytes(pieces: list[bytes]) -> None:
+@given(st.lists(st.binary(max_size=60) | frames, max_size=6))
+async def test_any_bytes(pieces: list[bytes]) -> None:
     """Whatever comes, the engine goes on: nothing is raised, and nothing stays counted."""
-
-    async def scenario() -> None:
-        async with linked() as front_end:
-            front_end.infer(1)
-            for piece in pieces:
-                front_end.sock.sendall(piece)
-            for _ in range(5):
-                await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    async with linked() as front_end:
+        front_end.infer(1)
+        for piece in pieces:
+            front_end.sock.sendall(piece)
+        for _ in range(5):
+            await asyncio.sleep(0)

@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -94,227 +93,171 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def linked() -> AsyncIterator[Link]:
+@pytest.fixture
+async def link() -> AsyncIterator[Link]:
     """Both ends, closed in the end: nothing may have gone wrong, and nothing stay counted."""
     link = Link()
-    try:
-        yield link
-    finally:
-        link.host.close()
-        await until(lambda: bool(link.lost))
-        assert link.engine.admission.requests == 0
+    yield link
+    link.host.close()
+    await until(lambda: bool(link.lost))
+    assert link.engine.admission.requests == 0
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario to its end."""
-
-    async def whole() -> None:
-        await scenario()
-
-    asyncio.run(whole())
-
-
-def test_many_responses() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            sink = link.submit("many")
-            work = await link.work()
-            assert link.engine.admission.requests == 1
-            work.answer("one")
-            work.answer("two")
-            await until(lambda: len(sink.got) == 2)
-            work.answer("three", final=True)
-            assert link.engine.admission.requests == 0
-            await until(lambda: len(sink.got) == 3)
-            assert sink.got == ["one", "two", "three."]
-            assert sink.target is not None
-            assert (sink.target.decoupled, sink.target.name) == (True, "7")
-
-    run(scenario)
+async def test_many_responses(link: Link) -> None:
+    sink = link.submit("many")
+    work = await link.work()
+    assert link.engine.admission.requests == 1
+    work.answer("one")
+    work.answer("two")
+    await until(lambda: len(sink.got) == 2)
+    work.answer("three", final=True)
+    assert link.engine.admission.requests == 0
+    await until(lambda: len(sink.got) == 3)
+    assert sink.got == ["one", "two", "three."]
+    assert sink.target is not None
+    assert (sink.target.decoupled, sink.target.name) == (True, "7")
 
 
-def test_whether_a_model_is_decoupled_is_known_before_it_answers() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            many, plain = link.submit("many"), link.submit("plain")
-            target = many.target
-            assert target is not None
-            assert not target.decoupled
-            (await link.work("plain")).answer("x", final=True)
-            await until(lambda: bool(plain.got))
-            assert [target.decoupled] == [True]
-            assert plain.target is not None
-            assert not plain.target.decoupled
-
-    run(scenario)
+async def test_whether_a_model_is_decoupled_is_known_before_it_answers(link: Link) -> None:
+    many, plain = link.submit("many"), link.submit("plain")
+    target = many.target
+    assert target is not None
+    assert not target.decoupled
+    (await link.work("plain")).answer("x", final=True)
+    await until(lambda: bool(plain.got))
+    assert [target.decoupled] == [True]
+    assert plain.target is not None
+    assert not plain.target.decoupled
 
 
-def test_an_end_without_a_response() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            for count, model in enumerate(("many", "plain")):
-                sink = link.submit(model)
-                work = await link.work(model)
-                for _ in range(count):
-                    work.answer("x")
-                work.request.finish()
-                await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
-                assert len(sink.got) == count + 1
-
-    run(scenario)
-
-
-def test_an_error_after_responses() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            sink = link.submit("many")
-            work = await link.work()
+async def test_an_end_without_a_response(link: Link) -> None:
+    for count, model in enumerate(("many", "plain")):
+        sink = link.submit(model)
+        work = await link.work(model)
+        for _ in range(count):
             work.answer("x")
-            work.request.fail(ExecutionFailed("why"))
-            await until(lambda: bool(sink.errors))
-            assert sink.got == ["x", "error"]
-            assert str(sink.errors[0]) == "why"
-
-    run(scenario)
+        work.request.finish()
+        await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
+        assert len(sink.got) == count + 1
 
 
-def test_a_model_pauses_for_a_client_and_goes_on() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            slow, quick = link.submit("many"), link.submit("many")
-            await link.work(count=2)
-            first, second = link.engine.many.work
-            slow.hold(True)
-            await until(lambda: first.held)
-            second.answer("x")
-            await until(lambda: quick.got == ["x"])
-            slow.hold(False)
-            await until(lambda: not first.held)
-            assert second.holds == 0
-
-    run(scenario)
+async def test_an_error_after_responses(link: Link) -> None:
+    sink = link.submit("many")
+    work = await link.work()
+    work.answer("x")
+    work.request.fail(ExecutionFailed("why"))
+    await until(lambda: bool(sink.errors))
+    assert sink.got == ["x", "error"]
+    assert str(sink.errors[0]) == "why"
 
 
-def test_a_hold_may_come_too_late() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            sink = link.submit("many")
-            work = await link.work()
-            work.answer("x", final=True)
-            sink.hold(True)  # before the answer is seen
-            await until(lambda: bool(sink.got))
-            sink.hold(True)
-            plain = link.submit("plain")
-            plain.hold(True)  # of no use for what answers once
-            await link.work("plain")
-            assert (work.holds, link.engine.plain.last.holds) == (0, 0)
-
-    run(scenario)
+async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
+    slow, quick = link.submit("many"), link.submit("many")
+    await link.work(count=2)
+    first, second = link.engine.many.work
+    slow.hold(True)
+    await until(lambda: first.held)
+    second.answer("x")
+    await until(lambda: quick.got == ["x"])
+    slow.hold(False)
+    await until(lambda: not first.held)
+    assert second.holds == 0
 
 
-def test_a_client_goes_away() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            sink = link.submit("many")
-            work = await link.work()
-            work.answer("x")
-            sink.cancel()
-            await until(lambda: work.cancelled)
-            assert sink.got == []
-
-    run(scenario)
-
-
-def test_generate_requests_are_read_where_the_models_are_known() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            body = b'{"x":[1,2],"id":"seven","t":0.5,"headrace_timing":true}'
-            sink = link.submit("many", Flag.GENERATE, body)
-            work = await link.work()
-            request = work.request
-            assert request.inputs["x"].array.tolist() == [[1, 2]]
-            assert (request.id, request.parameters) == ("seven", {"id": "seven", "t": 0.5})
-            assert link.engine.admission.bytes == len(body) == request.nbytes
-            work.answer("x")
-            work.request.finish()
-            await until(lambda: sink.got == ["x", "end"])
-            wrong = link.submit("many", Flag.GENERATE, b'{"x":"a"}')
-            nobody = link.submit("nobody", Flag.GENERATE, b"{}")
-            await until(lambda: bool(wrong.errors and nobody.errors))
-            assert (wrong.got, type(wrong.errors[0])) == (["refused"], InvalidRequest)
-            assert (nobody.got, type(nobody.errors[0])) == (["refused"], NotFound)
-
-    run(scenario)
+async def test_a_hold_may_come_too_late(link: Link) -> None:
+    sink = link.submit("many")
+    work = await link.work()
+    work.answer("x", final=True)
+    sink.hold(True)  # before the answer is seen
+    await until(lambda: bool(sink.got))
+    sink.hold(True)
+    plain = link.submit("plain")
+    plain.hold(True)  # of no use for what answers once
+    await link.work("plain")
+    assert (work.holds, link.engine.plain.last.holds) == (0, 0)
 
 
-def test_doors_with_one_answer_refuse_models_with_many() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            sinks = [link.submit("many", door) for door in (Flag.HTTP, Flag.UNARY)]
-            await until(lambda: all(sink.errors for sink in sinks))
-            assert [sink.got for sink in sinks] == [["refused"], ["refused"]]
-            assert not link.engine.many.work
-
-    run(scenario)
+async def test_a_client_goes_away(link: Link) -> None:
+    sink = link.submit("many")
+    work = await link.work()
+    work.answer("x")
+    sink.cancel()
+    await until(lambda: work.cancelled)
+    assert sink.got == []
 
 
-def test_what_is_handed_on_counts_once() -> None:
+async def test_generate_requests_are_read_where_the_models_are_known(link: Link) -> None:
+    body = b'{"x":[1,2],"id":"seven","t":0.5,"headrace_timing":true}'
+    sink = link.submit("many", Flag.GENERATE, body)
+    work = await link.work()
+    request = work.request
+    assert request.inputs["x"].array.tolist() == [[1, 2]]
+    assert (request.id, request.parameters) == ("seven", {"id": "seven", "t": 0.5})
+    assert link.engine.admission.bytes == len(body) == request.nbytes
+    work.answer("x")
+    work.request.finish()
+    await until(lambda: sink.got == ["x", "end"])
+    wrong = link.submit("many", Flag.GENERATE, b'{"x":"a"}')
+    nobody = link.submit("nobody", Flag.GENERATE, b"{}")
+    await until(lambda: bool(wrong.errors and nobody.errors))
+    assert (wrong.got, type(wrong.errors[0])) == (["refused"], InvalidRequest)
+    assert (nobody.got, type(nobody.errors[0])) == (["refused"], NotFound)
+
+
+async def test_doors_with_one_answer_refuse_models_with_many(link: Link) -> None:
+    sinks = [link.submit("many", door) for door in (Flag.HTTP, Flag.UNARY)]
+    await until(lambda: all(sink.errors for sink in sinks))
+    assert [sink.got for sink in sinks] == [["refused"], ["refused"]]
+    assert not link.engine.many.work
+
+
+async def test_what_is_handed_on_counts_once(link: Link) -> None:
     """Also while a long request is put into its file, and while an answer in one is on its way."""
-
-    async def scenario() -> None:
-        async with linked() as link:
-            server, here, size = link.engine.admission, link.admission, 4 << 20
-            here.begin(size)
-            here.grow(size, 0)
-            await until(lambda: server.bytes == size)
-            here.admit()
-            sink = Door(pass_raw("many", "", bytes(size)))
-            RemoteEngine(link.front_end, here, 0).find("many").submit(sink)
-            while not link.engine.many.work:
-                await asyncio.sleep(0)
-                # Once more while it is copied, with a few bytes about it.
-                assert server.bytes == size or 2 * size < server.bytes < 2 * size + 100
-                assert server.requests <= 1
-            link.engine.many.last.answer(size, final=True)
-            while not sink.got:
-                await asyncio.sleep(0)
-                assert server.bytes >= size
-            here.leave(size)
-            await until(lambda: not server.bytes)
-            assert (here.bytes, server.unread) == (0, 0)
-
-    run(scenario)
+    server, here, size = link.engine.admission, link.admission, 4 << 20
+    here.begin(size)
+    here.grow(size, 0)
+    await until(lambda: server.bytes == size)
+    here.admit()
+    sink = Door(pass_raw("many", "", bytes(size)))
+    RemoteEngine(link.front_end, here, 0).find("many").submit(sink)
+    while not link.engine.many.work:
+        await asyncio.sleep(0)
+        # Once more while it is copied, with a few bytes about it.
+        assert server.bytes == size or 2 * size < server.bytes < 2 * size + 100
+        assert server.requests <= 1
+    link.engine.many.last.answer(size, final=True)
+    while not sink.got:
+        await asyncio.sleep(0)
+        assert server.bytes >= size
+    here.leave(size)
+    await until(lambda: not server.bytes)
+    assert (here.bytes, server.unread) == (0, 0)
 
 
-def test_what_others_hold_is_not_free() -> None:
-    async def scenario() -> None:
-        async with linked() as link:
-            server = link.engine.admission
-            server.max_bytes = 6400
-            here = Admission(0, 6400)
-            link.front_end.watch(here)
-            for nbytes in (6000, 50):  # of which the latter is not worth telling
-                server.count(nbytes)
-                link.host.tell_elsewhere()
-            await until(lambda: here.most_bytes == 400)
-            assert [here.pressed] == [True]
-            here.enter(400)
-            with pytest.raises(Overloaded, match="the server is at its limit of 6400 bytes"):
-                here.enter(1)
-            here.leave(400)
-            with pytest.raises(Overloaded):  # it would not be alone
-                here.enter(6401)
-            await until(lambda: server.refused == 2)
-            server.count(-6050)
-            link.host.tell_elsewhere()
-            await until(lambda: here.most_bytes == 6400)
-            assert [here.pressed] == [False]
-            here.enter(6401)
-            here.leave(6401)
-            await until(lambda: not server.bytes)
-
-    run(scenario)
+async def test_what_others_hold_is_not_free(link: Link) -> None:
+    server = link.engine.admission
+    server.max_bytes = 6400
+    here = Admission(0, 6400)
+    link.front_end.watch(here)
+    for nbytes in (6000, 50):  # of which the latter is not worth telling
+        server.count(nbytes)
+        link.host.tell_elsewhere()
+    await until(lambda: here.most_bytes == 400)
+    assert [here.pressed] == [True]
+    here.enter(400)
+    with pytest.raises(Overloaded, match="the server is at its limit of 6400 bytes"):
+        here.enter(1)
+    here.leave(400)
+    with pytest.raises(Overloaded):  # it would not be alone
+        here.enter(6401)
+    await until(lambda: server.refused == 2)
+    server.count(-6050)
+    link.host.tell_elsewhere()
+    await until(lambda: here.most_bytes == 6400)
+    assert [here.pressed] == [False]
+    here.enter(6401)
+    here.leave(6401)
+    await until(lambda: not server.bytes)
 
 
 # --- a front end that does not read
@@ -367,48 +310,42 @@ async def fill(work: Work, most: int) -> int:
     return nbytes
 
 
-def test_models_pause_while_the_front_end_does_not_read() -> None:
-    async def scenario() -> None:
-        stuck = Stuck(64 << 20)
-        work, other = await stuck.submit(1), await stuck.submit(2)
-        await fill(work, 8 << 20)
-        assert (other.held, other.holds) == (False, 0)
-        other.answer("x")
-        assert other.holds == 1
-        stuck.sock.sendall(frame(Kind.PAUSE, number=2))  # its client, too
-        stuck.sock.sendall(frame(Kind.PAUSE, number=99))
+async def test_models_pause_while_the_front_end_does_not_read() -> None:
+    stuck = Stuck(64 << 20)
+    work, other = await stuck.submit(1), await stuck.submit(2)
+    await fill(work, 8 << 20)
+    assert (other.held, other.holds) == (False, 0)
+    other.answer("x")
+    assert other.holds == 1
+    stuck.sock.sendall(frame(Kind.PAUSE, number=2))  # its client, too
+    stuck.sock.sendall(frame(Kind.PAUSE, number=99))
 
-        def read() -> bool:
-            stuck.read()
-            return not work.held
+    def read() -> bool:
+        stuck.read()
+        return not work.held
 
-        await until(read)
-        assert other.held
-        stuck.sock.sendall(frame(Kind.GO_ON, number=2))
-        await until(lambda: not other.held)
-        assert (work.holds, other.holds) == (1, 1)
-        stuck.close()
-        assert work.cancelled
-
-    run(scenario)
+    await until(read)
+    assert other.held
+    stuck.sock.sendall(frame(Kind.GO_ON, number=2))
+    await until(lambda: not other.held)
+    assert (work.holds, other.holds) == (1, 1)
+    stuck.close()
+    assert work.cancelled
 
 
-def test_a_model_that_does_not_pause_is_given_up() -> None:
-    async def scenario() -> None:
-        stuck = Stuck(3 << 20)
-        work = await stuck.submit(1)
-        while not work.cancelled:
-            work.answer(_BIG)
-            await asyncio.sleep(0)
-        assert work.holds == 1
-        assert stuck.host.channel.waiting < 4 << 20
-        assert stuck.engine.admission.requests == 0
+async def test_a_model_that_does_not_pause_is_given_up() -> None:
+    stuck = Stuck(3 << 20)
+    work = await stuck.submit(1)
+    while not work.cancelled:
+        work.answer(_BIG)
+        await asyncio.sleep(0)
+    assert work.holds == 1
+    assert stuck.host.channel.waiting < 4 << 20
+    assert stuck.engine.admission.requests == 0
 
-        def read() -> bool:
-            stuck.read()
-            return Kind.FAIL in stuck.kinds
+    def read() -> bool:
+        stuck.read()
+        return Kind.FAIL in stuck.kinds
 
-        await until(read)
-        stuck.close()
-
-    run(scenario)
+    await until(read)
+    stuck.close()

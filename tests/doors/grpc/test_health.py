@@ -63,42 +63,39 @@ class Timers:
         cast(Any, loop).call_at = call_at
 
 
-def test_a_thousand_streams_ask_once_for_each_change() -> None:
-    async def scenario() -> None:
-        server, admission = Server(), Admission(0, 0)
-        readiness = Readiness(server.look)
-        _, watch = health_handlers(readiness, admission)
-        told: list[bool] = []
+async def test_a_thousand_streams_ask_once_for_each_change() -> None:
+    server, admission = Server(), Admission(0, 0)
+    readiness = Readiness(server.look)
+    _, watch = health_handlers(readiness, admission)
+    told: list[bool] = []
 
-        timers = Timers(asyncio.get_running_loop())
-        peers = [Peer(told) for _ in range(_STREAMS)]
-        streams = [watch(cast(Any, peer)) for peer in peers]
-        for stream in streams:
-            stream.receive(b"")
-            stream.half_close()
-        assert told == [False] * _STREAMS
-        asked = server.asked
-        await turns(1000)
-        assert server.asked == asked
-        readiness.may_have_changed()  # and has not
-        await turns()
-        assert server.asked == asked + 1
-        server.ready = True
-        for _ in range(100):
-            readiness.may_have_changed()
-        await turns()
-        assert told[_STREAMS:] == [True] * _STREAMS
-        assert server.asked <= asked + 2 + _STREAMS
-        server.ready = False
-        admission.close()
-        assert all(peer.finished for peer in peers)
-        for stream in streams:
-            stream.closed()
-        assert told[2 * _STREAMS :] == [False] * _STREAMS
-        assert timers.count == 0
-        readiness.may_have_changed()  # for nobody
-
-    asyncio.run(scenario())
+    timers = Timers(asyncio.get_running_loop())
+    peers = [Peer(told) for _ in range(_STREAMS)]
+    streams = [watch(cast(Any, peer)) for peer in peers]
+    for stream in streams:
+        stream.receive(b"")
+        stream.half_close()
+    assert told == [False] * _STREAMS
+    asked = server.asked
+    await turns(1000)
+    assert server.asked == asked
+    readiness.may_have_changed()  # and has not
+    await turns()
+    assert server.asked == asked + 1
+    server.ready = True
+    for _ in range(100):
+        readiness.may_have_changed()
+    await turns()
+    assert told[_STREAMS:] == [True] * _STREAMS
+    assert server.asked <= asked + 2 + _STREAMS
+    server.ready = False
+    admission.close()
+    assert all(peer.finished for peer in peers)
+    for stream in streams:
+        stream.closed()
+    assert told[2 * _STREAMS :] == [False] * _STREAMS
+    assert timers.count == 0
+    readiness.may_have_changed()  # for nobody
 
 
 def test_a_stream_that_asks_nothing_ends_when_the_server_does() -> None:
@@ -118,30 +115,27 @@ def test_a_stream_that_asks_nothing_ends_when_the_server_does() -> None:
     stream.closed()
 
 
-def test_a_change_that_is_undone_in_the_same_turn_is_none() -> None:
-    async def scenario() -> None:
-        server = Server()
-        readiness = Readiness(server.look)
-        told: list[bool] = []
+async def test_a_change_that_is_undone_in_the_same_turn_is_none() -> None:
+    server = Server()
+    readiness = Readiness(server.look)
+    told: list[bool] = []
 
-        def tell() -> None:
-            told.append(server.ready)
+    def tell() -> None:
+        told.append(server.ready)
 
-        readiness.watch(tell)
-        server.ready = True
-        readiness.may_have_changed()
-        server.ready = False
-        readiness.may_have_changed()
-        await turns()
-        assert told == []
-        server.ready = True
-        readiness.may_have_changed()
-        await turns()
-        assert told == [True]
-        readiness.unwatch(tell)
-        server.ready = False
-        readiness.may_have_changed()
-        await turns()
-        assert told == [True]
-
-    asyncio.run(scenario())
+    readiness.watch(tell)
+    server.ready = True
+    readiness.may_have_changed()
+    server.ready = False
+    readiness.may_have_changed()
+    await turns()
+    assert told == []
+    server.ready = True
+    readiness.may_have_changed()
+    await turns()
+    assert told == [True]
+    readiness.unwatch(tell)
+    server.ready = False
+    readiness.may_have_changed()
+    await turns()
+    assert told == [True]

@@ -431,41 +431,35 @@ async def given(stream: Stream, count: int) -> None:
             await asyncio.sleep(0)
 
 
-def test_requests_behind_a_long_one_wait_for_it() -> None:
-    async def scenario() -> None:
-        stream = Stream()
-        stream.send(long_message("long"))
-        stream.send(infer_message("plain", id="short"))
-        stream.send(infer_message("nowhere", id="wrong"))
-        stream.send(long_message("last"))
-        assert stream.engine.plain.work == []
-        assert stream.engine.admission.requests == 4
-        await given(stream, 3)
-        work = stream.engine.plain.work
-        assert [w.request.id for w in work] == ["long", "short", "last"]
-        assert set(work[0].request.inputs["x"].array.ravel().tolist()) == {5}
-        assert stream.engine.admission.bytes >= 800_000  # what they have become is counted
-        for one in work:
-            one.answer("a", True)
-        assert [s.infer_response.id for s in stream.peer.sent] == ["long", "short", "wrong", "last"]
-        assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
-
-    asyncio.run(scenario())
+async def test_requests_behind_a_long_one_wait_for_it() -> None:
+    stream = Stream()
+    stream.send(long_message("long"))
+    stream.send(infer_message("plain", id="short"))
+    stream.send(infer_message("nowhere", id="wrong"))
+    stream.send(long_message("last"))
+    assert stream.engine.plain.work == []
+    assert stream.engine.admission.requests == 4
+    await given(stream, 3)
+    work = stream.engine.plain.work
+    assert [w.request.id for w in work] == ["long", "short", "last"]
+    assert set(work[0].request.inputs["x"].array.ravel().tolist()) == {5}
+    assert stream.engine.admission.bytes >= 800_000  # what they have become is counted
+    for one in work:
+        one.answer("a", True)
+    assert [s.infer_response.id for s in stream.peer.sent] == ["long", "short", "wrong", "last"]
+    assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
 
 
-def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
-    async def scenario() -> None:
-        stream, other = Stream(), Stream()
-        other.engine.admission.workbench = stream.engine.admission.workbench
-        stream.send(long_message("long"))
-        stream.send(infer_message("plain", id="short"))
-        stream.session.closed()
-        assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
-        other.send(long_message("other"))  # behind it, on the same thread
-        await given(other, 1)
-        assert stream.engine.plain.work == []
-
-    asyncio.run(scenario())
+async def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
+    stream, other = Stream(), Stream()
+    other.engine.admission.workbench = stream.engine.admission.workbench
+    stream.send(long_message("long"))
+    stream.send(infer_message("plain", id="short"))
+    stream.session.closed()
+    assert (stream.engine.admission.requests, stream.engine.admission.bytes) == (0, 0)
+    other.send(long_message("other"))  # behind it, on the same thread
+    await given(other, 1)
+    assert stream.engine.plain.work == []
 
 
 @pytest.mark.parametrize("model", ["plain", "many"])

@@ -15,27 +15,24 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 )
 
 
-def test_an_answer_that_waits_for_those_before_it_counts() -> None:
-    async def scenario() -> None:
-        engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
-        fast, admission = fast_protocol(engine, 1 << 20, False), engine.admission
-        server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
-        server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(_REQUEST * 2)
-        async with asyncio.timeout(20):
-            while len(engine.plain.work) < 2:  # noqa: ASYNC110 - the loop has it to do
-                await asyncio.sleep(0)
-        first, second = engine.plain.work
-        before = admission.bytes
-        assert before == 2 * len(_BODY)
-        second.answer(1000, final=True)
-        assert admission.bytes > before + 1000
-        first.answer(1000, final=True)
-        assert (admission.requests, admission.bytes) == (0, 0)
-        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        writer.close()
-        await server.stop(1)
-
-    asyncio.run(scenario())
+async def test_an_answer_that_waits_for_those_before_it_counts() -> None:
+    engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    fast, admission = fast_protocol(engine, 1 << 20, False), engine.admission
+    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_REQUEST * 2)
+    async with asyncio.timeout(20):
+        while len(engine.plain.work) < 2:  # noqa: ASYNC110 - the loop has it to do
+            await asyncio.sleep(0)
+    first, second = engine.plain.work
+    before = admission.bytes
+    assert before == 2 * len(_BODY)
+    second.answer(1000, final=True)
+    assert admission.bytes > before + 1000
+    first.answer(1000, final=True)
+    assert (admission.requests, admission.bytes) == (0, 0)
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+    await server.stop(1)

@@ -1,7 +1,7 @@
 """Generate requests to models that answer as the test says, by clients that read as it says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -110,15 +110,6 @@ async def calling(
     assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario to its end."""
-
-    async def whole() -> None:
-        await scenario()
-
-    asyncio.run(whole())
-
-
 def document(text: bytes) -> bytes:
     """The response that `Work.answer` gives for a text, as JSON."""
     value = orjson.dumps(text[0] if len(text) == 1 else list(text))
@@ -135,124 +126,96 @@ def test_paths(path: str, claimed: bool) -> None:
     assert GenerateRoute(FakeEngine(), 1).claims("POST", path) is claimed
 
 
-def test_one_response() -> None:
-    async def scenario() -> None:
-        async with calling("generate", b'{"x":[1,2],"t":0.5}') as call:
-            work = await call.work()
-            assert work.request.inputs["x"].array.tolist() == [[1, 2]]
-            assert work.request.parameters == {"t": 0.5}
-            assert call.engine.admission.requests == 1
-            work.answer("ab", final=True)
-            assert await call.answer() == (
-                200, b"application/json", document(b"ab").replace(b'"id":"a",', b""),
-            )  # fmt: skip
-            assert call.scope["inference"] == {"model": "many", "version": "7", "request_id": ""}
-            assert not work.cancelled
-
-    run(scenario)
+async def test_one_response() -> None:
+    async with calling("generate", b'{"x":[1,2],"t":0.5}') as call:
+        work = await call.work()
+        assert work.request.inputs["x"].array.tolist() == [[1, 2]]
+        assert work.request.parameters == {"t": 0.5}
+        assert call.engine.admission.requests == 1
+        work.answer("ab", final=True)
+        assert await call.answer() == (
+            200, b"application/json", document(b"ab").replace(b'"id":"a",', b""),
+        )  # fmt: skip
+        assert call.scope["inference"] == {"model": "many", "version": "7", "request_id": ""}
+        assert not work.cancelled
 
 
-def test_one_response_and_an_end_without_another() -> None:
-    async def scenario() -> None:
-        async with calling("generate") as call:
-            work = await call.work()
-            work.answer("a")
-            work.request.finish()
-            assert await call.answer() == (200, b"application/json", document(b"a"))
-
-    run(scenario)
+async def test_one_response_and_an_end_without_another() -> None:
+    async with calling("generate") as call:
+        work = await call.work()
+        work.answer("a")
+        work.request.finish()
+        assert await call.answer() == (200, b"application/json", document(b"a"))
 
 
-def test_more_than_one_response() -> None:
+async def test_more_than_one_response() -> None:
     """The first one has decided on the status. The model need not go on."""
-
-    async def scenario() -> None:
-        async with calling("generate") as call:
-            work = await call.work()
-            work.answer("a")
-            await asyncio.sleep(0)
-            assert not call.sent
-            work.answer("b")
-            status, _, text = await call.answer()
-            assert (status, orjson.loads(text)) == (200, {"error": NOT_ONE_RESPONSE})
-            assert work.cancelled
-
-    run(scenario)
+    async with calling("generate") as call:
+        work = await call.work()
+        work.answer("a")
+        await asyncio.sleep(0)
+        assert not call.sent
+        work.answer("b")
+        status, _, text = await call.answer()
+        assert (status, orjson.loads(text)) == (200, {"error": NOT_ONE_RESPONSE})
+        assert work.cancelled
 
 
-def test_no_response() -> None:
-    async def scenario() -> None:
-        async with calling("generate") as call:
-            (await call.work()).request.finish()
-            status, _, text = await call.answer()
-            assert (status, orjson.loads(text)) == (500, {"error": NOT_ONE_RESPONSE})
-
-    run(scenario)
+async def test_no_response() -> None:
+    async with calling("generate") as call:
+        (await call.work()).request.finish()
+        status, _, text = await call.answer()
+        assert (status, orjson.loads(text)) == (500, {"error": NOT_ONE_RESPONSE})
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_an_error_instead_of_one_response(before: int) -> None:
-    async def scenario() -> None:
-        async with calling("generate") as call:
-            work = await call.work()
-            for _ in range(before):
-                work.answer("a")
-            work.request.fail(ExecutionFailed("why"))
-            assert await call.answer() == (500, b"application/json", b'{"error":"why"}')
-
-    run(scenario)
-
-
-def test_a_stream() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            assert not call.sent
-            for number, letters in enumerate(("a", "bc", "d")):
-                work.answer(letters)
-                await until(lambda: call.text.count(b"\n\n") == number + 1)  # noqa: B023
-            assert call.engine.admission.requests == 1
-            work.answer("e", final=True)
-            status, kind, text = await call.answer()
-            assert (status, kind) == (200, _EVENTS)
-            assert b"content-length" not in dict(call.sent[0]["headers"])
-            events = [document(t) for t in (b"a", b"bc", b"d", b"e")]
-            assert text == b"".join(b"data: %b\n\n" % event for event in events)
-            assert call.scope["inference"]["request_id"] == "a"
-
-    run(scenario)
-
-
-def test_a_stream_without_responses() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            (await call.work()).request.finish()
-            assert await call.answer() == (200, _EVENTS, b"")
-
-    run(scenario)
-
-
-def test_an_error_after_responses_is_an_event() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
+async def test_an_error_instead_of_one_response(before: int) -> None:
+    async with calling("generate") as call:
+        work = await call.work()
+        for _ in range(before):
             work.answer("a")
-            work.request.fail(ExecutionFailed("why"))
-            status, kind, text = await call.answer()
-            assert (status, kind) == (200, _EVENTS)
-            assert text == b'data: %b\n\ndata: {"error":"why"}\n\n' % document(b"a")
-
-    run(scenario)
+        work.request.fail(ExecutionFailed("why"))
+        assert await call.answer() == (500, b"application/json", b'{"error":"why"}')
 
 
-def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            (await call.work()).request.fail(QueueTimeout("late"))
-            assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
-            assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
+async def test_a_stream() -> None:
+    async with calling() as call:
+        work = await call.work()
+        assert not call.sent
+        for number, letters in enumerate(("a", "bc", "d")):
+            work.answer(letters)
+            await until(lambda: call.text.count(b"\n\n") == number + 1)  # noqa: B023
+        assert call.engine.admission.requests == 1
+        work.answer("e", final=True)
+        status, kind, text = await call.answer()
+        assert (status, kind) == (200, _EVENTS)
+        assert b"content-length" not in dict(call.sent[0]["headers"])
+        events = [document(t) for t in (b"a", b"bc", b"d", b"e")]
+        assert text == b"".join(b"data: %b\n\n" % event for event in events)
+        assert call.scope["inference"]["request_id"] == "a"
 
-    run(scenario)
+
+async def test_a_stream_without_responses() -> None:
+    async with calling() as call:
+        (await call.work()).request.finish()
+        assert await call.answer() == (200, _EVENTS, b"")
+
+
+async def test_an_error_after_responses_is_an_event() -> None:
+    async with calling() as call:
+        work = await call.work()
+        work.answer("a")
+        work.request.fail(ExecutionFailed("why"))
+        status, kind, text = await call.answer()
+        assert (status, kind) == (200, _EVENTS)
+        assert text == b'data: %b\n\ndata: {"error":"why"}\n\n' % document(b"a")
+
+
+async def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
+    async with calling() as call:
+        (await call.work()).request.fail(QueueTimeout("late"))
+        assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
+        assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
@@ -265,155 +228,121 @@ def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
     (b'{"x":1}', "many", {"content_encoding": "gzip"}, 400, "must not be compressed"),
     (b'{"x":1}', "many", {"content_length": "x"}, 400, "Content-Length must be a number"),
 ])  # fmt: skip
-def test_errors_before_inference(
+async def test_errors_before_inference(
     verb: str, body: bytes, model: str, headers: dict[str, str], status: int, text: str
 ) -> None:
-    async def scenario() -> None:
-        async with calling(verb, body, model, **headers) as call:
-            found, kind, answer = await call.answer()
-            assert (found, kind) == (status, b"application/json")
-            assert text in orjson.loads(answer)["error"]
-
-    run(scenario)
+    async with calling(verb, body, model, **headers) as call:
+        found, kind, answer = await call.answer()
+        assert (found, kind) == (status, b"application/json")
+        assert text in orjson.loads(answer)["error"]
 
 
-def test_a_wrong_method() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        call = AskedCall(engine, "/v2/models/many/generate", b"")
-        call.scope["method"] = "GET"
-        assert (await call.answer())[0] == 405
-
-    run(scenario)
+async def test_a_wrong_method() -> None:
+    engine = FakeEngine()
+    call = AskedCall(engine, "/v2/models/many/generate", b"")
+    call.scope["method"] = "GET"
+    assert (await call.answer())[0] == 405
 
 
-def test_no_encoding_is_an_encoding() -> None:
-    async def scenario() -> None:
-        async with calling("generate", content_encoding="identity") as call:
-            (await call.work()).answer("a", final=True)
-            assert (await call.answer())[0] == 200
-
-    run(scenario)
+async def test_no_encoding_is_an_encoding() -> None:
+    async with calling("generate", content_encoding="identity") as call:
+        (await call.work()).answer("a", final=True)
+        assert (await call.answer())[0] == 200
 
 
-def test_timings_among_the_members() -> None:
-    async def scenario() -> None:
-        async with calling("generate", b'{"x":1,"headrace_timing":true}') as call:
-            work = await call.work()
-            assert work.request.parameters == {}
-            work.answer("a", final=True)
-            answer = orjson.loads((await call.answer())[2])
-            assert (answer["batch_rows"], answer["queue_us"], answer["compute_us"]) == (3, 0, 0)
-
-    run(scenario)
+async def test_timings_among_the_members() -> None:
+    async with calling("generate", b'{"x":1,"headrace_timing":true}') as call:
+        work = await call.work()
+        assert work.request.parameters == {}
+        work.answer("a", final=True)
+        answer = orjson.loads((await call.answer())[2])
+        assert (answer["batch_rows"], answer["queue_us"], answer["compute_us"]) == (3, 0, 0)
 
 
-def test_a_model_pauses_while_its_client_does_not_read() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            work.answer("a")
-            await until(lambda: bool(call.text))
-            call.reads.clear()
-            work.answer("b")
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert not work.held  # what is on its way does not count
-            work.answer(PAUSE_BYTES)
-            assert work.holds == 1
-            work.answer("under way when it was asked")
-            assert work.holds == 1
-            call.reads.set()
-            await until(lambda: not work.held)
-            work.answer("c", final=True)
-            _, _, text = await call.answer()
-            assert text.count(b"\n\n") == 5
-
-    run(scenario)
+async def test_a_model_pauses_while_its_client_does_not_read() -> None:
+    async with calling() as call:
+        work = await call.work()
+        work.answer("a")
+        await until(lambda: bool(call.text))
+        call.reads.clear()
+        work.answer("b")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not work.held  # what is on its way does not count
+        work.answer(PAUSE_BYTES)
+        assert work.holds == 1
+        work.answer("under way when it was asked")
+        assert work.holds == 1
+        call.reads.set()
+        await until(lambda: not work.held)
+        work.answer("c", final=True)
+        _, _, text = await call.answer()
+        assert text.count(b"\n\n") == 5
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 @pytest.mark.parametrize("before", [0, 1])
-def test_the_client_goes_away(verb: str, before: int) -> None:
-    async def scenario() -> None:
-        async with calling(verb) as call:
-            work = await call.work()
-            for _ in range(before):
-                work.answer("a")
-            call.leave()
-            await call.task
-            assert work.cancelled
-
-    run(scenario)
+async def test_the_client_goes_away(verb: str, before: int) -> None:
+    async with calling(verb) as call:
+        work = await call.work()
+        for _ in range(before):
+            work.answer("a")
+        call.leave()
+        await call.task
+        assert work.cancelled
 
 
-def test_the_client_goes_away_before_its_request_is_there() -> None:
-    async def scenario() -> None:
-        async with calling(body=None) as call:
-            call.leave()
-            await call.task
-            assert not call.sent
-            assert not call.engine.many.work
-
-    run(scenario)
+async def test_the_client_goes_away_before_its_request_is_there() -> None:
+    async with calling(body=None) as call:
+        call.leave()
+        await call.task
+        assert not call.sent
+        assert not call.engine.many.work
 
 
-def test_a_response_that_has_no_json() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
-            work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
-            assert work.cancelled
-            status, _, text = await call.answer()
-            assert status == 400
-            assert b"sending FP16 data via JSON is not supported" in text
-
-    run(scenario)
+async def test_a_response_that_has_no_json() -> None:
+    async with calling() as call:
+        work = await call.work()
+        half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
+        work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
+        assert work.cancelled
+        status, _, text = await call.answer()
+        assert status == 400
+        assert b"sending FP16 data via JSON is not supported" in text
 
 
 @pytest.mark.parametrize(("verb", "started"), [("generate", 0), ("generate_stream", 1)])
-def test_the_server_ends(verb: str, started: int) -> None:
-    async def scenario() -> None:
-        async with calling(verb) as call:
-            work = await call.work()
-            if started:
-                work.answer("a")
-                await until(lambda: bool(call.text))
-            call.task.cancel()
-            status, _, text = await call.answer()
-            assert status == (200 if started else 503)
-            assert b'{"error":"Server exiting"}' in text
-            assert work.cancelled
-
-    run(scenario)
+async def test_the_server_ends(verb: str, started: int) -> None:
+    async with calling(verb) as call:
+        work = await call.work()
+        if started:
+            work.answer("a")
+            await until(lambda: bool(call.text))
+        call.task.cancel()
+        status, _, text = await call.answer()
+        assert status == (200 if started else 503)
+        assert b'{"error":"Server exiting"}' in text
+        assert work.cancelled
 
 
-def test_a_connection_does_not_outlast_the_server() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            call.engine.admission.close()
-            work.answer("a", final=True)
-            await call.answer()
-            assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
-
-    run(scenario)
+async def test_a_connection_does_not_outlast_the_server() -> None:
+    async with calling() as call:
+        work = await call.work()
+        call.engine.admission.close()
+        work.answer("a", final=True)
+        await call.answer()
+        assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
 
 
-def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
+async def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
     """In a front end, which knows no models; what they refuse is told as late as that."""
-
-    async def scenario() -> None:
-        async with calling(body=b'{"x":') as call:
-            call.engine.many.signature = None
-            work = await call.work()
-            assert work.request.raw is Raw.GENERATE
-            assert bytes(work.request.inputs[""].array.data) == b'{"x":'
-            work.request.refuse(NotFound("no such model"))
-            assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
-
-    run(scenario)
+    async with calling(body=b'{"x":') as call:
+        call.engine.many.signature = None
+        work = await call.work()
+        assert work.request.raw is Raw.GENERATE
+        assert bytes(work.request.inputs[""].array.data) == b'{"x":'
+        work.request.refuse(NotFound("no such model"))
+        assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
 
 
 # --- what waits
@@ -429,88 +358,72 @@ def rows(count: int) -> InferResponse:
     return InferResponse("m", "1", "", [], Timing(0, 0, count))
 
 
-def test_a_model_that_does_not_pause_is_given_up() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        responses = Responses(counted, 10 * PAUSE_BYTES)
-        work = Work(engine.many, Call("many", "", "", {}))
-        responses.attach(work.request)
-        responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
-        assert (work.held, work.cancelled) == (True, False)
-        responses.respond(rows(1), False)
-        assert (work.held, work.cancelled) == (True, True)
-        await responses.news()
-        assert responses.take() == []
-        assert "does not read the responses" in str(responses.error)
-        responses.respond(rows(1), True)
-        assert responses.count == 2
-
-    run(scenario)
+async def test_a_model_that_does_not_pause_is_given_up() -> None:
+    engine = FakeEngine()
+    responses = Responses(counted, 10 * PAUSE_BYTES)
+    work = Work(engine.many, Call("many", "", "", {}))
+    responses.attach(work.request)
+    responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
+    assert (work.held, work.cancelled) == (True, False)
+    responses.respond(rows(1), False)
+    assert (work.held, work.cancelled) == (True, True)
+    await responses.news()
+    assert responses.take() == []
+    assert "does not read the responses" in str(responses.error)
+    responses.respond(rows(1), True)
+    assert responses.count == 2
 
 
-def test_what_comes_before_it_is_under_way() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        responses = Responses(counted)
-        responses.respond(rows(PAUSE_BYTES + 1), False)
-        work = Work(engine.many, Call("many", "", "", {}))
-        responses.attach(work.request)
-        assert [work.held] == [True]
-        assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]
-        assert [work.held] == [False]
-        responses.close()
-        assert work.cancelled
-
-    run(scenario)
+async def test_what_comes_before_it_is_under_way() -> None:
+    engine = FakeEngine()
+    responses = Responses(counted)
+    responses.respond(rows(PAUSE_BYTES + 1), False)
+    work = Work(engine.many, Call("many", "", "", {}))
+    responses.attach(work.request)
+    assert [work.held] == [True]
+    assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]
+    assert [work.held] == [False]
+    responses.close()
+    assert work.cancelled
 
 
-def test_what_comes_behind_a_large_response_waits_for_it() -> None:
+async def test_what_comes_behind_a_large_response_waits_for_it() -> None:
     """It is encoded on a thread."""
-
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            work.answer(200_000)
-            work.answer("b", final=True)
-            await call.task
-            events = call.text.split(b"\n\n")
-            assert len(events[0]) > 400_000
-            assert events[1:] == [b"data: " + document(b"b"), b""]
-
-    run(scenario)
+    async with calling() as call:
+        work = await call.work()
+        work.answer(200_000)
+        work.answer("b", final=True)
+        await call.task
+        events = call.text.split(b"\n\n")
+        assert len(events[0]) > 400_000
+        assert events[1:] == [b"data: " + document(b"b"), b""]
 
 
-def test_a_client_that_goes_while_a_response_is_encoded() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work = await call.work()
-            work.answer(200_000)
-            work.answer("b")
-            call.leave()
-            await call.task
-            assert work.cancelled
-            assert call.text == b""
-
-    run(scenario)
+async def test_a_client_that_goes_while_a_response_is_encoded() -> None:
+    async with calling() as call:
+        work = await call.work()
+        work.answer(200_000)
+        work.answer("b")
+        call.leave()
+        await call.task
+        assert work.cancelled
+        assert call.text == b""
 
 
-def test_what_waits_for_the_client_counts() -> None:
-    async def scenario() -> None:
-        async with calling() as call:
-            work, admission = await call.work(), call.engine.admission
-            before = admission.bytes
-            work.answer("first")
-            await until(lambda: bool(call.text))
-            call.reads.clear()
-            work.answer("second")
-            await until(lambda: admission.bytes == before)  # it is being sent
+async def test_what_waits_for_the_client_counts() -> None:
+    async with calling() as call:
+        work, admission = await call.work(), call.engine.admission
+        before = admission.bytes
+        work.answer("first")
+        await until(lambda: bool(call.text))
+        call.reads.clear()
+        work.answer("second")
+        await until(lambda: admission.bytes == before)  # it is being sent
+        work.answer(1000)
+        assert admission.bytes > before + 1000
+        call.reads.set()
+        await until(lambda: admission.bytes == before)
+        call.reads.clear()
+        for _ in range(3):
             work.answer(1000)
-            assert admission.bytes > before + 1000
-            call.reads.set()
-            await until(lambda: admission.bytes == before)
-            call.reads.clear()
-            for _ in range(3):
-                work.answer(1000)
-            call.leave()
-
-    run(scenario)
+        call.leave()

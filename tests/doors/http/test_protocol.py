@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import uvicorn
-import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -18,6 +17,11 @@ from headrace.doors.http.protocol import BoundedProtocol
 from headrace.engine.admission import Admission
 
 _REQUEST = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -49,58 +53,48 @@ async def connected(client: socket.socket, server: socket.socket) -> BoundedProt
     return protocol
 
 
-def test_a_request_that_is_here_when_the_server_ends_is_answered() -> None:
-    async def scenario() -> None:
-        client, server = socket.socketpair()
-        with client:
-            protocol = await connected(client, server)
-            client.sendall(_REQUEST)  # which nobody has read when the next line runs
-            protocol.shutdown()
-            loop = asyncio.get_running_loop()
-            found = await loop.sock_recv(client, 1 << 16)
-            assert found.endswith(b"here")
-            assert b"connection: close" in found
-            assert await loop.sock_recv(client, 1 << 16) == b""
-
-    uvloop.run(scenario())
+async def test_a_request_that_is_here_when_the_server_ends_is_answered() -> None:
+    client, server = socket.socketpair()
+    with client:
+        protocol = await connected(client, server)
+        client.sendall(_REQUEST)  # which nobody has read when the next line runs
+        protocol.shutdown()
+        loop = asyncio.get_running_loop()
+        found = await loop.sock_recv(client, 1 << 16)
+        assert found.endswith(b"here")
+        assert b"connection: close" in found
+        assert await loop.sock_recv(client, 1 << 16) == b""
 
 
-def test_an_idle_connection_ends_soon() -> None:
-    async def scenario() -> None:
-        client, server = socket.socketpair()
-        with client:
-            (await connected(client, server)).shutdown()
-            assert await asyncio.get_running_loop().sock_recv(client, 1 << 16) == b""
-
-    uvloop.run(scenario())
+async def test_an_idle_connection_ends_soon() -> None:
+    client, server = socket.socketpair()
+    with client:
+        (await connected(client, server)).shutdown()
+        assert await asyncio.get_running_loop().sock_recv(client, 1 << 16) == b""
 
 
 @pytest.mark.parametrize("end", ["", "what is no request\r\n\r\n"])
-def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
+async def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
     """Also one behind which the client has sent another one before it goes, or is hung up on."""
+    begun, told = asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        begun, told = asyncio.Event(), asyncio.Event()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            begun.set()
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            told.set()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body"})
-
-        client, server = socket.socketpair()
-        with client:
-            await accepted(client, server, app)
-            client.sendall(2 * _REQUEST + end.encode())
-            await begun.wait()
-            if not end:
-                client.close()
-            async with asyncio.timeout(10):
-                await told.wait()
-
-    uvloop.run(scenario())
+    client, server = socket.socketpair()
+    with client:
+        await accepted(client, server, app)
+        client.sendall(2 * _REQUEST + end.encode())
+        await begun.wait()
+        if not end:
+            client.close()
+        async with asyncio.timeout(10):
+            await told.wait()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -110,31 +104,28 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_heads_and_requests_that_wait_count() -> None:
-    async def scenario() -> None:
-        go_on, admission = asyncio.Event(), Admission(0, 0)
+async def test_heads_and_requests_that_wait_count() -> None:
+    go_on, admission = asyncio.Event(), Admission(0, 0)
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await go_on.wait()
-            await send({"type": "http.response.start", "status": 204})
-            await send({"type": "http.response.body"})
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
 
-        client, server = socket.socketpair()
-        with client:
-            await accepted(client, server, app, admission)
-            client.sendall(_REQUEST[:10])
-            await until(lambda: admission.bytes == 10)
-            client.sendall(_REQUEST[10:20])
-            await until(lambda: admission.bytes == 20)
-            client.sendall(_REQUEST[20:])
-            await until(lambda: admission.bytes == 0)
-            client.sendall(_REQUEST * 10)
-            await until(lambda: admission.bytes > 10 * len(_REQUEST))
-            go_on.set()
-            await until(lambda: admission.bytes == 0)
-            client.sendall(_REQUEST[:10])
-            await until(lambda: admission.bytes == 10)
+    client, server = socket.socketpair()
+    with client:
+        await accepted(client, server, app, admission)
+        client.sendall(_REQUEST[:10])
+        await until(lambda: admission.bytes == 10)
+        client.sendall(_REQUEST[10:20])
+        await until(lambda: admission.bytes == 20)
+        client.sendall(_REQUEST[20:])
         await until(lambda: admission.bytes == 0)
-        assert admission.unread == 0
-
-    uvloop.run(scenario())
+        client.sendall(_REQUEST * 10)
+        await until(lambda: admission.bytes > 10 * len(_REQUEST))
+        go_on.set()
+        await until(lambda: admission.bytes == 0)
+        client.sendall(_REQUEST[:10])
+        await until(lambda: admission.bytes == 10)
+    await until(lambda: admission.bytes == 0)
+    assert admission.unread == 0
