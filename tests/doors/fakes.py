@@ -1,5 +1,8 @@
 """An engine whose models answer when, and as often as, the test says."""
 
+import asyncio
+from collections.abc import Callable
+
 import numpy as np
 
 from headrace.core.call import Call, InferResponse, Timing
@@ -16,6 +19,13 @@ SIGNATURE = Signature(
     (TensorSpec("x", Datatype.INT32, (-1,)),),
     (TensorSpec("y", Datatype.UINT8, (-1,)),),
 )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything go on until it is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - anything may make it so
+            await asyncio.sleep(0)
 
 
 class Work:

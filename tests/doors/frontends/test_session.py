@@ -26,6 +26,7 @@ from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
 from headrace.protocol.link_infer import Flag, Kind, RequestWriter, numbers_rest, read_error
 from headrace.workers.frames import IN_FILE, Header, frame, pack_header
+from tests.doors.fakes import until
 from tests.protocol.strategies import PROPERTY
 
 Tick = Callable[[], Any]
@@ -123,12 +124,6 @@ class FrontEnd:
         )
         self.channel.send_parts(Kind.INFER, flags, number, meta, pieces)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Let both ends go on until it is so."""
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - anything may make it so
-                await asyncio.sleep(0)
-
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[FrontEnd]:
@@ -157,14 +152,14 @@ def response(request: Call) -> InferResponse:
 async def test_a_request_and_its_answers(front_end: FrontEnd) -> None:
     work, admission = front_end.engine.model.work, front_end.engine.admission
     front_end.infer(5)
-    await front_end.until(lambda: bool(work))
+    await until(lambda: bool(work))
     assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
     assert (admission.requests, admission.bytes) == (1, 100)
     work[0].request.respond(response(work[0].request), False)
     assert admission.requests == 1
     work[0].request.respond(response(work[0].request), True)
     assert admission.requests == 0
-    await front_end.until(lambda: len(front_end.frames) == 2)
+    await until(lambda: len(front_end.frames) == 2)
     assert [f[:3] for f in front_end.frames] == [
         (Kind.RESPONSE, 5, 0),
         (Kind.RESPONSE, 5, Flag.FINAL),
@@ -187,7 +182,7 @@ async def test_requests_of_one_read_are_submitted_together(front_end: FrontEnd) 
     engine.model.submit = noted  # type: ignore[method-assign]
     for number in range(30):
         front_end.infer(number)
-    await front_end.until(lambda: bool(seen))
+    await until(lambda: bool(seen))
     assert seen == [30]
 
 
@@ -195,7 +190,7 @@ async def test_refusals(front_end: FrontEnd) -> None:
     front_end.infer(1, "nobody")
     for number in (2, 3, 4):
         front_end.infer(number)
-    await front_end.until(lambda: len(front_end.frames) == 2)
+    await until(lambda: len(front_end.frames) == 2)
     found = {
         number: (type(read_error(meta, rest)[0]), flags)
         for _, number, flags, meta, rest in front_end.frames
@@ -206,9 +201,9 @@ async def test_refusals(front_end: FrontEnd) -> None:
 
 async def test_an_error_says_which_version_it_was(front_end: FrontEnd) -> None:
     front_end.infer(1)
-    await front_end.until(lambda: bool(front_end.engine.model.work))
+    await until(lambda: bool(front_end.engine.model.work))
     front_end.engine.model.work[0].request.fail(Overloaded("why"))
-    await front_end.until(lambda: bool(front_end.frames))
+    await until(lambda: bool(front_end.frames))
     _, number, flags, meta, rest = front_end.frames[0]
     error, version = read_error(meta, rest)
     assert (number, flags, type(error), str(error), version) == (
@@ -222,7 +217,7 @@ async def test_cancellation(front_end: FrontEnd) -> None:
     front_end.infer(2)
     front_end.channel.send(Kind.CANCEL, 1)
     front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
-    await front_end.until(lambda: len(work) == 2 and work[0].cancelled)
+    await until(lambda: len(work) == 2 and work[0].cancelled)
     assert (admission.requests, work[1].cancelled) == (1, False)
 
 
@@ -231,10 +226,10 @@ async def test_the_end_of_a_front_end_cancels_what_it_had(front_end: FrontEnd) -
     front_end.infer(1)
     front_end.infer(2)
     front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
-    await front_end.until(lambda: admission.requests == 5)
+    await until(lambda: admission.requests == 5)
     assert admission.bytes == 700
     front_end.channel.close()
-    await front_end.until(lambda: bool(front_end.lost))
+    await until(lambda: bool(front_end.lost))
     assert [w.cancelled for w in work] == [True, True]
     assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
 
@@ -244,11 +239,11 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
     front_end.channel.send(Kind.READY)
     front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
     front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 3)))
-    await front_end.until(lambda: admission.requests == 1)
+    await until(lambda: admission.requests == 1)
     assert (front_end.ready, admission.refused, admission.bytes) == (1, 3, 4)
     assert admission.connections == {"http": 5, "grpc": 6}
     front_end.channel.close()
-    await front_end.until(lambda: bool(front_end.lost))
+    await until(lambda: bool(front_end.lost))
     # Nothing is open there any more, but what was counted stays counted.
     assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
 
@@ -268,9 +263,9 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
 )
 async def test_nonsense_ends_the_link_and_nothing_else(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)
-    await front_end.until(lambda: bool(front_end.engine.model.work))
+    await until(lambda: bool(front_end.engine.model.work))
     front_end.sock.sendall(data)
-    await front_end.until(lambda: bool(front_end.lost))
+    await until(lambda: bool(front_end.lost))
     assert front_end.engine.model.work[0].cancelled
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from headrace.engine.admission import Admission
 from headrace.protocol.link_infer import Flag, Kind, RequestWriter
 from headrace.protocol.v2_json import pass_raw
 from headrace.workers.frames import FrameReader, frame
-from tests.doors.fakes import FakeEngine, Work
+from tests.doors.fakes import FakeEngine, Work, until
 
 _BIG = 60 << 10  # bytes of a response that still travels in its frame
 
@@ -84,13 +84,6 @@ class Link:
 
 def _nothing(_: object) -> None:
     raise AssertionError("not asked for")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let both ends go on until it is so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - anything may make it so
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """One call of the native transport."""
 
-import asyncio
 import gzip
-from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -15,6 +13,7 @@ from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
 from headrace.protocol.grpc import pack_prefix
 from headrace.protocol.http2.protocol import Limits
+from tests.doors.fakes import until
 from tests.doors.grpc.test_connection import Transport
 
 
@@ -83,13 +82,6 @@ def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
 def give(call: Rpc, data: bytes) -> None:
     """DATA has come."""
     call.on_data(memoryview(data), 0, len(data))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let everything go on until it is so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - a thread makes it so
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("apart", [True, False])

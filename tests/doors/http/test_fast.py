@@ -6,7 +6,7 @@ import socket
 from starlette.applications import Starlette
 
 from headrace.doors.http.server import HttpServer, fast_protocol
-from tests.doors.fakes import FakeEngine
+from tests.doors.fakes import FakeEngine, until
 
 _BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1,1],"data":[1]}]}'
 _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -23,9 +23,7 @@ async def test_an_answer_that_waits_for_those_before_it_counts() -> None:
     server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(_REQUEST * 2)
-    async with asyncio.timeout(20):
-        while len(engine.plain.work) < 2:  # noqa: ASYNC110 - the loop has it to do
-            await asyncio.sleep(0)
+    await until(lambda: len(engine.plain.work) == 2)
     first, second = engine.plain.work
     before = admission.bytes
     assert before == 2 * len(_BODY)

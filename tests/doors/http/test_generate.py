@@ -1,7 +1,7 @@
 """Generate requests to models that answer as the test says, by clients that read as it says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from headrace.doors.http.generate import (
     Responses,
 )
 from headrace.engine.doors import PAUSE_BYTES
-from tests.doors.fakes import FakeEngine, Work
+from tests.doors.fakes import FakeEngine, Work, until
 
 Message = dict[str, Any]
 _EVENTS = b"text/event-stream; charset=utf-8"
@@ -72,9 +72,8 @@ class AskedCall:
         await self.task
         head, *body = self.sent
         headers = dict(head["headers"])
-        assert [piece.get("more_body", False) for piece in body] == [True] * (len(body) - 1) + [
-            False
-        ]
+        more = [piece.get("more_body", False) for piece in body]
+        assert more == [True] * (len(body) - 1) + [False]
         text = b"".join(piece["body"] for piece in body)
         assert int(headers.get(b"content-length", len(text))) == len(text)
         return head["status"], headers[b"content-type"], text
@@ -83,13 +82,6 @@ class AskedCall:
     def text(self) -> bytes:
         """The body so far."""
         return b"".join(piece.get("body", b"") for piece in self.sent)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let everything go on until it is so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - anything may make it so
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -108,6 +100,12 @@ async def calling(
         call.task.cancel()
         await asyncio.wait([call.task])
     assert (engine.admission.requests, engine.admission.bytes) == (0, 0)
+
+
+@pytest.fixture
+async def call() -> AsyncIterator[AskedCall]:
+    async with calling() as call:
+        yield call
 
 
 def document(text: bytes) -> bytes:
@@ -140,14 +138,6 @@ async def test_one_response() -> None:
         assert not work.cancelled
 
 
-async def test_one_response_and_an_end_without_another() -> None:
-    async with calling("generate") as call:
-        work = await call.work()
-        work.answer("a")
-        work.request.finish()
-        assert await call.answer() == (200, b"application/json", document(b"a"))
-
-
 async def test_more_than_one_response() -> None:
     """The first one has decided on the status. The model need not go on."""
     async with calling("generate") as call:
@@ -161,61 +151,56 @@ async def test_more_than_one_response() -> None:
         assert work.cancelled
 
 
-async def test_no_response() -> None:
-    async with calling("generate") as call:
-        (await call.work()).request.finish()
-        status, _, text = await call.answer()
-        assert (status, orjson.loads(text)) == (500, {"error": NOT_ONE_RESPONSE})
+def events(*texts: bytes) -> bytes:
+    return b"".join(b"data: %b\n\n" % text for text in texts)
 
 
-@pytest.mark.parametrize("before", [0, 1])
-async def test_an_error_instead_of_one_response(before: int) -> None:
-    async with calling("generate") as call:
+JSON, NOT_ONE = b"application/json", orjson.dumps({"error": NOT_ONE_RESPONSE})
+
+
+@pytest.mark.parametrize(("verb", "steps", "status", "kind", "body"), [
+    ("generate", "a.", 200, JSON, document(b"a")),
+    ("generate", ".", 500, JSON, NOT_ONE),
+    ("generate", "!", 500, JSON, b'{"error":"why"}'),
+    ("generate", "a!", 500, JSON, b'{"error":"why"}'),
+    ("generate_stream", ".", 200, _EVENTS, b""),
+    ("generate_stream", "a!", 200, _EVENTS, events(document(b"a"), b'{"error":"why"}')),
+])  # fmt: skip
+async def test_how_responses_end(
+    verb: str, steps: str, status: int, kind: bytes, body: bytes
+) -> None:
+    """By `.`, with no response more, or by `!`, an error of execution."""
+    async with calling(verb) as call:
         work = await call.work()
-        for _ in range(before):
-            work.answer("a")
-        work.request.fail(ExecutionFailed("why"))
-        assert await call.answer() == (500, b"application/json", b'{"error":"why"}')
+        for step in steps:
+            if step == ".":
+                work.request.finish()
+            elif step == "!":
+                work.request.fail(ExecutionFailed("why"))
+            else:
+                work.answer(step)
+        assert await call.answer() == (status, kind, body)
 
 
-async def test_a_stream() -> None:
-    async with calling() as call:
-        work = await call.work()
-        assert not call.sent
-        for number, letters in enumerate(("a", "bc", "d")):
-            work.answer(letters)
-            await until(lambda: call.text.count(b"\n\n") == number + 1)  # noqa: B023
-        assert call.engine.admission.requests == 1
-        work.answer("e", final=True)
-        status, kind, text = await call.answer()
-        assert (status, kind) == (200, _EVENTS)
-        assert b"content-length" not in dict(call.sent[0]["headers"])
-        events = [document(t) for t in (b"a", b"bc", b"d", b"e")]
-        assert text == b"".join(b"data: %b\n\n" % event for event in events)
-        assert call.scope["inference"]["request_id"] == "a"
+async def test_a_stream(call: AskedCall) -> None:
+    work = await call.work()
+    assert not call.sent
+    for number, letters in enumerate(("a", "bc", "d")):
+        work.answer(letters)
+        await until(lambda: call.text.count(b"\n\n") == number + 1)  # noqa: B023
+    assert call.engine.admission.requests == 1
+    work.answer("e", final=True)
+    status, kind, text = await call.answer()
+    assert (status, kind) == (200, _EVENTS)
+    assert b"content-length" not in dict(call.sent[0]["headers"])
+    assert text == events(*[document(t) for t in (b"a", b"bc", b"d", b"e")])
+    assert call.scope["inference"]["request_id"] == "a"
 
 
-async def test_a_stream_without_responses() -> None:
-    async with calling() as call:
-        (await call.work()).request.finish()
-        assert await call.answer() == (200, _EVENTS, b"")
-
-
-async def test_an_error_after_responses_is_an_event() -> None:
-    async with calling() as call:
-        work = await call.work()
-        work.answer("a")
-        work.request.fail(ExecutionFailed("why"))
-        status, kind, text = await call.answer()
-        assert (status, kind) == (200, _EVENTS)
-        assert text == b'data: %b\n\ndata: {"error":"why"}\n\n' % document(b"a")
-
-
-async def test_an_error_of_execution_that_comes_first_decides_on_the_status() -> None:
-    async with calling() as call:
-        (await call.work()).request.fail(QueueTimeout("late"))
-        assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
-        assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
+async def test_an_error_that_comes_first_decides_on_the_status(call: AskedCall) -> None:
+    (await call.work()).request.fail(QueueTimeout("late"))
+    assert await call.answer() == (503, _EVENTS, b'data: {"error":"late"}\n\n')
+    assert dict(call.sent[0]["headers"])[b"retry-after"] == b"1"
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
@@ -259,25 +244,24 @@ async def test_timings_among_the_members() -> None:
         assert (answer["batch_rows"], answer["queue_us"], answer["compute_us"]) == (3, 0, 0)
 
 
-async def test_a_model_pauses_while_its_client_does_not_read() -> None:
-    async with calling() as call:
-        work = await call.work()
-        work.answer("a")
-        await until(lambda: bool(call.text))
-        call.reads.clear()
-        work.answer("b")
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not work.held  # what is on its way does not count
-        work.answer(PAUSE_BYTES)
-        assert work.holds == 1
-        work.answer("under way when it was asked")
-        assert work.holds == 1
-        call.reads.set()
-        await until(lambda: not work.held)
-        work.answer("c", final=True)
-        _, _, text = await call.answer()
-        assert text.count(b"\n\n") == 5
+async def test_a_model_pauses_while_its_client_does_not_read(call: AskedCall) -> None:
+    work = await call.work()
+    work.answer("a")
+    await until(lambda: bool(call.text))
+    call.reads.clear()
+    work.answer("b")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not work.held  # what is on its way does not count
+    work.answer(PAUSE_BYTES)
+    assert work.holds == 1
+    work.answer("under way when it was asked")
+    assert work.holds == 1
+    call.reads.set()
+    await until(lambda: not work.held)
+    work.answer("c", final=True)
+    _, _, text = await call.answer()
+    assert text.count(b"\n\n") == 5
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
@@ -300,15 +284,14 @@ async def test_the_client_goes_away_before_its_request_is_there() -> None:
         assert not call.engine.many.work
 
 
-async def test_a_response_that_has_no_json() -> None:
-    async with calling() as call:
-        work = await call.work()
-        half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
-        work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
-        assert work.cancelled
-        status, _, text = await call.answer()
-        assert status == 400
-        assert b"sending FP16 data via JSON is not supported" in text
+async def test_a_response_that_has_no_json(call: AskedCall) -> None:
+    work = await call.work()
+    half = Tensor("h", Datatype.FP16, np.zeros(1, np.float16))
+    work.request.respond(InferResponse("many", "7", "a", [half], Timing(1, 2, 3)), False)
+    assert work.cancelled
+    status, _, text = await call.answer()
+    assert status == 400
+    assert b"sending FP16 data via JSON is not supported" in text
 
 
 @pytest.mark.parametrize(("verb", "started"), [("generate", 0), ("generate_stream", 1)])
@@ -325,13 +308,12 @@ async def test_the_server_ends(verb: str, started: int) -> None:
         assert work.cancelled
 
 
-async def test_a_connection_does_not_outlast_the_server() -> None:
-    async with calling() as call:
-        work = await call.work()
-        call.engine.admission.close()
-        work.answer("a", final=True)
-        await call.answer()
-        assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
+async def test_a_connection_does_not_outlast_the_server(call: AskedCall) -> None:
+    work = await call.work()
+    call.engine.admission.close()
+    work.answer("a", final=True)
+    await call.answer()
+    assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
 
 
 async def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
@@ -387,43 +369,40 @@ async def test_what_comes_before_it_is_under_way() -> None:
     assert work.cancelled
 
 
-async def test_what_comes_behind_a_large_response_waits_for_it() -> None:
+async def test_what_comes_behind_a_large_response_waits_for_it(call: AskedCall) -> None:
     """It is encoded on a thread."""
-    async with calling() as call:
-        work = await call.work()
-        work.answer(200_000)
-        work.answer("b", final=True)
-        await call.task
-        events = call.text.split(b"\n\n")
-        assert len(events[0]) > 400_000
-        assert events[1:] == [b"data: " + document(b"b"), b""]
+    work = await call.work()
+    work.answer(200_000)
+    work.answer("b", final=True)
+    await call.task
+    large, *rest = call.text.split(b"\n\n")
+    assert len(large) > 400_000
+    assert rest == [b"data: " + document(b"b"), b""]
 
 
-async def test_a_client_that_goes_while_a_response_is_encoded() -> None:
-    async with calling() as call:
-        work = await call.work()
-        work.answer(200_000)
-        work.answer("b")
-        call.leave()
-        await call.task
-        assert work.cancelled
-        assert call.text == b""
+async def test_a_client_that_goes_while_a_response_is_encoded(call: AskedCall) -> None:
+    work = await call.work()
+    work.answer(200_000)
+    work.answer("b")
+    call.leave()
+    await call.task
+    assert work.cancelled
+    assert call.text == b""
 
 
-async def test_what_waits_for_the_client_counts() -> None:
-    async with calling() as call:
-        work, admission = await call.work(), call.engine.admission
-        before = admission.bytes
-        work.answer("first")
-        await until(lambda: bool(call.text))
-        call.reads.clear()
-        work.answer("second")
-        await until(lambda: admission.bytes == before)  # it is being sent
+async def test_what_waits_for_the_client_counts(call: AskedCall) -> None:
+    work, admission = await call.work(), call.engine.admission
+    before = admission.bytes
+    work.answer("first")
+    await until(lambda: bool(call.text))
+    call.reads.clear()
+    work.answer("second")
+    await until(lambda: admission.bytes == before)  # it is being sent
+    work.answer(1000)
+    assert admission.bytes > before + 1000
+    call.reads.set()
+    await until(lambda: admission.bytes == before)
+    call.reads.clear()
+    for _ in range(3):
         work.answer(1000)
-        assert admission.bytes > before + 1000
-        call.reads.set()
-        await until(lambda: admission.bytes == before)
-        call.reads.clear()
-        for _ in range(3):
-            work.answer(1000)
-        call.leave()
+    call.leave()

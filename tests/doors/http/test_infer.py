@@ -3,20 +3,13 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from headrace.doors.http.infer import InferRoute
 from headrace.engine.workbench import LARGE
-from tests.doors.fakes import FakeEngine
+from tests.doors.fakes import FakeEngine, until
 
 _BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1,1],"data":[1]}]}'
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - anything may make it so
-            await asyncio.sleep(0)
 
 
 def test_a_request_with_a_long_answer_does_not_wait_for_the_collector() -> None:
@@ -36,14 +29,14 @@ def test_a_request_with_a_long_answer_does_not_wait_for_the_collector() -> None:
         scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
         route = InferRoute(engine, 1_000)
         task = asyncio.create_task(route.handle(scope, receive, send))
-        await _until(lambda: bool(engine.plain.work))
+        await until(lambda: bool(engine.plain.work))
         work = engine.plain.work.pop()
         request = weakref.ref(work.request.inputs["x"].array)
         work.answer(LARGE + 1, final=True)  # as JSON, on a thread
         del work
         await task
         assert sent[0]["status"] == 200
-        await _until(lambda: request() is None)
+        await until(lambda: request() is None)
 
     gc.disable()
     try:

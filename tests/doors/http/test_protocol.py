@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 
 import pytest
 import uvicorn
@@ -15,6 +14,7 @@ from uvicorn.server import ServerState
 
 from headrace.doors.http.protocol import BoundedProtocol
 from headrace.engine.admission import Admission
+from tests.doors.fakes import until
 
 _REQUEST = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 
@@ -95,13 +95,6 @@ async def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> N
             client.close()
         async with asyncio.timeout(10):
             await told.wait()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let everything go on until it is so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - anything may make it so
-            await asyncio.sleep(0)
 
 
 async def test_heads_and_requests_that_wait_count() -> None:
