@@ -457,6 +457,14 @@ def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "nothing could be asked" in _refused(capsys, "serve", "--model-repository", "x", *words)
 
 
+def test_a_transport_that_is_not_installed_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)  # as where it is not installed
+    words = ("--model-repository", "x", "--grpc-transport=grpcio")
+    assert "pip install 'headrace[grpcio]'" in _refused(capsys, "serve", *words)
+
+
 @pytest.mark.slow
 def test_two_doors_on_one_port_are_refused(good: Path) -> None:
     port = free_port()

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,6 +190,12 @@ class Settings:
         "Directory with wheels that environments are built from, without any package index",
         metavar="DIR",
     )
+    environment_installer: str = setting(
+        "auto",
+        "What installs packages of Python models; `auto` is uv where it is installed and pip has no"
+        " settings of its own, else pip",
+        choices=("auto", "uv", "pip"),
+    )
     environment_build_timeout_secs: int = setting(
         1800, "How long building one environment may take", least=1
     )
@@ -273,7 +280,8 @@ class Settings:
     )
     grpc_transport: str = setting(
         "native",
-        "What speaks gRPC: this server's own event loop, or the grpcio library, which is slower",
+        "What speaks gRPC: this server's own event loop, or the slower grpcio library (the extra"
+        " `grpcio`)",
         choices=("native", "grpcio"),
     )
     grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS")
@@ -495,6 +503,7 @@ class Settings:
         return EnvironmentOptions(
             self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs,
             tuple(name for given in self.worker_env for name in variable_names(given)),
+            self.environment_installer,
         )  # fmt: skip
 
     @property
@@ -576,6 +585,10 @@ class Settings:
             raise SettingsError(
                 "--allow-http and --allow-grpc are both false: nothing could be asked"
             )
+        if self.allow_grpc and self.grpc_transport == "grpcio" and find_spec("grpc") is None:
+            raise SettingsError(
+                "--grpc-transport=grpcio needs grpcio: pip install 'headrace[grpcio]'"
+            )
         http, grpc = self.http_rules, self.grpc_rules
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("--metrics-config:", lambda: self.metrics),
@@ -652,9 +665,7 @@ for _option in OPTIONS:
     SECTIONS[next(reversed(SECTIONS))].append(_option)
 # Of these, those by which other commands find and build environments.
 ENVIRONMENT_OPTIONS = tuple(
-    option
-    for option in OPTIONS
-    if option.field in ("environment_cache", "wheelhouse", "environment_build_timeout_secs")
+    option for option in SECTIONS["Environments of models"] if option.field != "worker_env"
 )
 # Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")

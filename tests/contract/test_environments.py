@@ -111,8 +111,9 @@ def test_an_environment_that_cannot_be_built(caller: Client, server: ServerProce
     [bad] = [model for model in caller.index().models if model.name == "bad"]
     assert bad.state == "UNAVAILABLE"
     assert bad.reason == "the model's environment cannot be built; the server's log says why"
-    assert "failed to load bad version 1: its environment could not be built: pip" in server.log
-    assert "No matching distribution found for flavour==9.9" in server.log
+    why = "failed to load bad version 1: its environment could not be built: uv failed"
+    assert why in server.log
+    assert "Because there is no version of flavour==9.9" in server.log
     assert "Traceback" not in server.log
     assert "secret" not in server.log
     assert "token" not in server.log

@@ -21,13 +21,14 @@ class EnvironmentOptions:
     `cache` is the directory where they lie, empty for the usual one. `wheelhouse` is a directory
     that packages come from and no other place, if it is not empty. Building one may take
     `build_secs`. `variables` are the names, or patterns of names, of the server's environment
-    variables that workers see besides the usual ones.
+    variables that workers see besides the usual ones. `installer` is `uv`, `pip` or `auto`.
     """
 
     cache: str = ""
     wheelhouse: str = ""
     build_secs: int = 1800
     variables: tuple[str, ...] = ()
+    installer: str = "auto"
 
 
 def variable_names(text: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def test_specifiers(requires: str, fits: bool) -> None:
 
 @pytest.mark.parametrize("requires", ["3.11", ">=3.x", "=>3", "~=3", ">=3.*", ">=3.11 <4"])
 def test_specifiers_that_are_none(requires: str) -> None:
-    with pytest.raises(ValueError, match=r"no version specifier|at least two numbers"):
+    with pytest.raises(ValueError, match=r"is no version specifier such as"):
         satisfies((3, 11, 4), requires)
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_interpreter(script: str, says: str, tmp_path: Path) -> None:
 def test_the_newest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, version in (("python3.20", "[9, 2, 0]"), ("python3.19", "[9, 1, 0]")):
         path = tmp_path / name
-        path.write_text(f"""#!/bin/sh\necho '["/p", "/r", {version}, "abi", false, ""]'\n""")
+        path.write_text(f"""#!/bin/sh\necho '["/p", "/r", {version}, "abi", false]'\n""")
         path.chmod(0o755)
     (tmp_path / "python3.18").write_text("#!/bin/sh\nexit 127\n")
     (tmp_path / "python3.18").chmod(0o755)
@@ -81,11 +81,3 @@ def test_the_newest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert choose("==9.1.*").version == (9, 1, 0)
     with pytest.raises(LoadFailed, match=r"requires Python >=10; .*there is Python 3\."):
         choose(">=10")
-
-
-@pytest.mark.parametrize(
-    ("pip", "does"),
-    [("", False), ("22.2.2", False), ("22.3", True), ("23.0.1", True), ("x", False)],
-)
-def test_which_pips_install_elsewhere(pip: str, does: bool) -> None:
-    assert Interpreter("", "", (3, 12, 0), "", True, pip).installs_elsewhere is does

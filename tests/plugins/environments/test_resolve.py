@@ -1,5 +1,6 @@
 """From a model on disk to an interpreter that can run it: real builds, from tiny wheels."""
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -17,16 +18,19 @@ from headrace.plugins.environments.resolve import cache_of
 from tests.models.environments import write_wheelhouse
 from tests.support.wheels import write_wheel
 
+INSTALLERS = pytest.mark.parametrize("spec", ["pip", "uv"], indirect=True)
+
 
 @pytest.fixture
-def spec(tmp_path: Path) -> LoadSpec:
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> LoadSpec:
     """A model that asks for nothing yet, with an empty cache and a wheelhouse."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text("")
     wheels = write_wheelhouse(tmp_path / "wheels")
     write_wheel(wheels, "numpy", "2.9", {"numpy/__init__.py": ""})
     write_wheel(wheels, "array", "1.0", requires=["numpy"])
-    options = EnvironmentOptions(str(tmp_path / "cache"), str(wheels))
+    installer = getattr(request, "param", "auto")
+    options = EnvironmentOptions(str(tmp_path / "cache"), str(wheels), installer=installer)
     return LoadSpec(
         "m", tmp_path / "m" / "1" / "model.py", tmp_path / "m", version=1, environments=options
     )
@@ -97,6 +101,7 @@ def test_an_environment_that_is_none(content: str, spec: LoadSpec) -> None:
 
 
 @pytest.mark.slow
+@INSTALLERS
 def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
     (spec.root / "requirements.txt").write_text("array")
     found = environment_of(spec)
@@ -105,6 +110,47 @@ def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
 
 
 @pytest.mark.slow
+@INSTALLERS
+def test_packages_that_are_not_there(spec: LoadSpec, tmp_path: Path) -> None:
+    (spec.root / "requirements.txt").write_text("flavour==9.9")
+    with pytest.raises(
+        LoadFailed, match=r"could not be built: (pip|uv) failed(.|\n)*flavour==9\.9"
+    ):
+        environment_of(spec)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.slow
+@INSTALLERS
+def test_options_in_requirements(spec: LoadSpec, tmp_path: Path) -> None:
+    more = write_wheelhouse(spec.root / "more")
+    write_wheel(more, "flavour", "3.0rc1")
+    (spec.root / "limits.txt").write_text("colour<2\n")
+    (spec.root / "requirements.txt").write_text(
+        "--pre --prefer-binary --trusted-host host.invalid\n-i https://u:p@host.invalid/x\n"
+        "-f more\n-c limits.txt\nflavour ; python_version > '3'\n"
+        "./more/colour-1.0-py3-none-any.whl\n"
+    )
+    found = environment_of(spec)
+    assert ask(found, "__import__('flavour').VERSION") == "3.0rc1"
+    assert ask(found, "__import__('colour').VERSION") == "1.0"
+
+
+@pytest.mark.slow
+@INSTALLERS
+def test_hashes_are_compared(spec: LoadSpec, tmp_path: Path) -> None:
+    wheel = Path(spec.environments.wheelhouse) / "flavour-1.0-py3-none-any.whl"
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    line = "flavour==1.0 --hash=sha256:{}\n"
+    (spec.root / "requirements.txt").write_text(line.format("0" * 64))
+    with pytest.raises(LoadFailed, match=r"(?i)hash"):
+        environment_of(spec)
+    (spec.root / "requirements.txt").write_text(line.format(digest))
+    assert ask(environment_of(spec), "__import__('flavour').VERSION") == "1.0"
+
+
+@pytest.mark.slow
+@INSTALLERS
 def test_a_changed_file_means_another_environment(spec: LoadSpec) -> None:
     file = spec.root / "requirements.txt"
     file.write_text("flavour==1.0")
@@ -131,6 +177,7 @@ def test_an_interpreter_without_a_pip(spec: LoadSpec, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@INSTALLERS
 def test_another_interpreter_gets_numpy_installed(
     spec: LoadSpec, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Building environments: with the standard library's venv and pip, or from an archive.
+"""Building environments: with venv and uv or pip, or from an archive.
 
 Builders fill a directory that a cache gives them, and raise `StepFailed` or `OSError`. They run on
 loading threads. Each command is read while it runs, told of in the log, and bounded. The server may
@@ -12,21 +12,24 @@ import logging
 import os
 import shutil
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from time import monotonic
 
 import numpy as np
+from packaging.version import Version
 
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping
 from headrace.plugins.environments.cache import Built, key_of
 from headrace.plugins.environments.interpreters import Interpreter, build_surroundings, own, probe
-from headrace.plugins.environments.requirements import Requirements, redact
+from headrace.plugins.environments.requirements import Line, Requirements, redact
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +77,7 @@ class Steps:
     def __init__(
         self, environment: Mapping[str, str], lock: int, progress: Progress, limit_secs: float
     ) -> None:
-        self._environment = environment
+        self.environment = environment
         self._lock = lock
         self._progress = progress
         self._limit = limit_secs
@@ -94,7 +97,7 @@ class Steps:
     async def _run(self, command: Sequence[str], folder: Path, output: "_LastLines") -> int | None:
         """The status of a command; None for one that has not ended in time, and is killed."""
         child = ChildProcess(
-            command, self._environment, output, descriptors=(self._lock,), folder=folder,
+            command, self.environment, output, descriptors=(self._lock,), folder=folder,
             reaping=Reaping(),
         )  # fmt: skip
         try:
@@ -136,7 +139,27 @@ _MOST_UNPACKED = 64 << 30  # bytes that an archive may hold
 _LEAST_NUMPY = "numpy>=1.23"  # for workers, where the requirements bring none
 _LINKED = "headrace-numpy"
 UNFIT = "the model's environment lacks an interpreter, or numpy"
-_PIP_SAYS = "--disable-pip-version-check", "--no-input", "--no-color"
+_PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color")
+_PIP_INSTALL = ("install", "--progress-bar=off")
+_LEAST_PIP = Version("22.3")  # that installs into environments without a pip
+# As pip does: the best version of all indexes, and byte code, which an image cannot add to later.
+_UV = (
+    "pip install --color=never --no-progress --compile-bytecode --index-strategy=unsafe-best-match"
+)
+# Options that uv takes on its command line alone, by their names there.
+_UV_OPTIONS = {
+    "--pre": "--prerelease=allow", "--prefer-binary": "", "--require-hashes": "--require-hashes",
+    "--trusted-host": "--allow-insecure-host",
+}  # fmt: skip
+# Settings of pip that choose neither packages nor where they come from.
+_HARMLESS = frozenset({
+    "PIP_USER", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_INPUT", "PIP_NO_COLOR", "PIP_CACHE_DIR",
+    "PIP_NO_CACHE_DIR", "PIP_PROGRESS_BAR", "PIP_ROOT_USER_ACTION",
+})  # fmt: skip
+_PIP_FILES = (
+    "/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf",
+    f"{sys.prefix}/pip.conf",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,46 +224,98 @@ class _Venv:
         progress = _progress(self._spec, f"{what}, {self._interpreter}")
         temporary = self._path / "tmp"
         temporary.mkdir(mode=0o700)  # requirements may hold passwords
-        steps = _steps(self._spec, self._lock, progress, temporary, bool(self._wheelhouse))
+        offline = bool(self._wheelhouse)
+        steps = _steps(self._spec, self._lock, progress, temporary, offline)
+        uv = find_uv(self._spec.environments.installer, steps.environment)
+        command = (
+            [uv, *uv_arguments(requirements.lines, steps.environment, offline)]
+            if uv
+            else _pip_command(self._interpreter, self._python)
+        )
         # Putting a pip into it takes most of the time that an environment of little takes.
-        without = ["--without-pip"] if self._interpreter.installs_elsewhere else []
-        command = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
-        steps.run("venv", command, temporary)
+        without = ["--without-pip"] if command[0] != self._python else []
+        venv = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
+        steps.run("venv", venv, temporary)
+
+        def install(*what: str) -> None:
+            if self._wheelhouse:
+                what = "--no-index", "--find-links", os.path.abspath(self._wheelhouse), *what
+            python = ["--python", self._python] if uv else []
+            steps.run("uv" if uv else "pip", [*command, *python, *what], temporary)
+
         if requirements.wanted:
-            self._pip(steps, temporary, *_files(requirements, temporary, bool(self._wheelhouse)))
+            install(*self._files(requirements, temporary, bool(uv)))
         [site] = self._path.glob("lib/*/site-packages")
         if not (site / "numpy").is_dir():
             if self._interpreter.abi == own().abi:
                 _link_numpy(self._path, site)
             else:
-                self._pip(steps, temporary, _LEAST_NUMPY)
+                install(_LEAST_NUMPY)
         shutil.rmtree(temporary)
         installed = len(list(site.glob("*.dist-info")))
         progress.done(f"{_count(installed)}, {self._interpreter}")
         return Built(wanted, str(self._interpreter))
 
-    def _pip(self, steps: Steps, temporary: Path, *what: str) -> None:
-        command = [self._python, "-I", "-m", "pip", *_PIP_SAYS]
-        if self._interpreter.installs_elsewhere:
-            command = [self._interpreter.path, *command[1:], "--python", self._python]
-        command += ["install", "--progress-bar=off"]
+    def _files(self, requirements: Requirements, folder: Path, uv: bool) -> list[str]:
+        """Write the requirements; the options that name their files, which go with the folder."""
+        lines = [line.text for line in requirements.lines]
         if self._wheelhouse:
-            command += ["--no-index", "--find-links", os.path.abspath(self._wheelhouse)]
-        steps.run("pip", [*command, *what], temporary)
+            lines = [t for t in lines if not (t.startswith("--find-links") and "://" in t)]
+        if uv:
+            lines = [text for text in lines if text.partition(" ")[0] not in _UV_OPTIONS]
+        files = {"-r": lines, "-c": [line.text for line in requirements.constraints]}
+        options = []
+        for option, texts in files.items():
+            file = folder / f"pip{option}.txt"
+            file.write_text("\n".join(texts) + "\n", "utf-8")
+            options += [option, str(file)]
+        return options
 
 
-def _files(requirements: Requirements, folder: Path, offline: bool) -> list[str]:
-    """Write what pip reads; the options that name it. It goes with the directory it is in."""
-    lines = [line.text for line in requirements.lines]
-    if offline:
-        lines = [text for text in lines if not (text.startswith("--find-links") and "://" in text)]
-    files = {"-r": lines, "-c": [line.text for line in requirements.constraints]}
-    options = []
-    for option, texts in files.items():
-        file = folder / f"pip{option}.txt"
-        file.write_text("\n".join(texts) + "\n", "utf-8")
-        options += [option, str(file)]
-    return options
+def find_uv(choice: str, environment: Mapping[str, str]) -> str:
+    """The program of uv if it is to install packages, else empty: then pip does.
+
+    Unless `choice` names one of them, uv does where it is and pip has no settings, which uv would
+    not heed. Raises `StepFailed`.
+    """
+    if choice == "pip":
+        return ""
+    places = sysconfig.get_path("scripts"), environment.get("PATH", "")
+    uv = shutil.which("uv", path=os.pathsep.join(places)) or ""
+    if choice == "uv":
+        if not uv:
+            raise StepFailed("there is no uv: pip install 'headrace[environments]'")
+        return uv
+    settings = {name for name in environment if name.startswith("PIP_")} - _HARMLESS
+    if environment.get("PIP_CONFIG_FILE") == os.devnull:
+        settings.remove("PIP_CONFIG_FILE")
+    else:
+        settings |= {path for path in _PIP_FILES if Path(path).expanduser().is_file()}
+    return "" if settings else uv
+
+
+def uv_arguments(lines: Sequence[Line], environment: Mapping[str, str], offline: bool) -> list[str]:
+    """Arguments by which uv does what pip does of itself, and by what the requirements say."""
+    arguments = _UV.split()
+    for line in lines:
+        name, _, value = line.text.partition(" ")
+        if name in _UV_OPTIONS:
+            arguments += filter(None, (_UV_OPTIONS[name], value))
+    if any("--hash" in line.text for line in lines):  # of one, as with pip
+        arguments.append("--require-hashes")
+    cache = environment.get("UV_CACHE_DIR") or environment.get("XDG_CACHE_HOME") or "~/.cache"
+    if offline or not os.access(os.path.expanduser(cache), os.W_OK):
+        arguments.append("--no-cache")
+    return [*arguments, "--no-config"] if offline else arguments
+
+
+def _pip_command(interpreter: Interpreter, python: str) -> list[str]:
+    """How to install with the server's pip, or for another Python with that of the environment."""
+    with suppress(metadata.PackageNotFoundError):
+        able = Version(metadata.version("pip")) >= _LEAST_PIP
+        if able and interpreter.version == own().version:
+            return [sys.executable, *_PIP, "--python", python, *_PIP_INSTALL]
+    return [python, *_PIP, *_PIP_INSTALL]
 
 
 def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:

@@ -2,21 +2,20 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from operator import ge, gt, le, lt
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from headrace.core.errors import LoadFailed
 from headrace.placement.isolation import passed_variables
 
-# Further variables that a build sees: more than workers, namely what pip, compilers and downloads
-# are configured with. Of pip's those are left out that would have it install somewhere else.
+# Further variables that a build sees: more than workers, namely what pip, uv, compilers and
+# downloads are configured with. Without those that would have packages installed elsewhere.
 _PASSED = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE", "NETRC", "SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "CC", "CXX", "CFLAGS",
@@ -28,13 +27,14 @@ _ELSEWHERE = frozenset(
         "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_DRY_RUN",
         "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_EDITABLE", "PIP_REPORT", "PIP_LOG",
         "PIP_VERBOSE", "PIP_QUIET", "PIP_REQUIRE_VIRTUALENV", "PIP_IGNORE_INSTALLED",
+        "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE", "UV_WORKING_DIR",
     }
 )  # fmt: skip
 
 
 def build_surroundings(environment: Mapping[str, str], offline: bool = False) -> dict[str, str]:
     """Environment variables of a build; `offline` takes pip its configuration, files and all."""
-    found = passed_variables(environment, _PASSED if offline else (*_PASSED, "PIP_*"))
+    found = passed_variables(environment, _PASSED if offline else (*_PASSED, "PIP_*", "UV_*"))
     if offline:
         found["PIP_CONFIG_FILE"] = os.devnull
     kept = {name: value for name, value in found.items() if name not in _ELSEWHERE}
@@ -51,33 +51,21 @@ import json, os, sys
 told = [sys.executable, os.path.realpath(sys.executable), list(sys.version_info[:3])]
 if told[2] >= [3, 10]:
     import sysconfig
-    from importlib import metadata, util
+    from importlib import util
     abi = "%s %s" % (sysconfig.get_config_var("SOABI"), sysconfig.get_platform())
-    try:
-        pip = metadata.version("pip")
-    except metadata.PackageNotFoundError:
-        pip = ""
-    told += [abi, util.find_spec("numpy") is not None, pip]
+    told += [abi, util.find_spec("numpy") is not None]
 print(json.dumps(told))
 """
 # Looked up once, while the import lock is held: of two threads that ask `sysconfig` for the first
 # time at once, one may get nothing.
 _ABI = f"{sysconfig.get_config_var('SOABI')} {sysconfig.get_platform()}"
-_ORDERS: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    "<=": le,
-    ">=": ge,
-    "<": lt,
-    ">": gt,
-}
-_CLAUSE = re.compile(r"(~=|==|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """An interpreter: `path` is how it is started, `real` the file behind all links.
 
-    Compiled packages of interpreters with an equal `abi` can be exchanged. `pip` is the version of
-    its own pip, empty without one.
+    Compiled packages of interpreters with an equal `abi` can be exchanged.
     """
 
     path: str
@@ -85,26 +73,15 @@ class Interpreter:
     version: tuple[int, ...]
     abi: str
     has_numpy: bool = True
-    pip: str = ""
 
     def __str__(self) -> str:
         return f"Python {'.'.join(map(str, self.version))}"
-
-    @property
-    def installs_elsewhere(self) -> bool:
-        """Whether its pip can install into environments that have none, as from 22.3 on."""
-        numbers = re.match(r"(\d+)\.(\d+)", self.pip)
-        return numbers is not None and tuple(map(int, numbers.groups())) >= (22, 3)
 
 
 def own() -> Interpreter:
     """The one that runs the server."""
     real = os.path.realpath(sys.executable)
-    try:
-        pip = metadata.version("pip")
-    except metadata.PackageNotFoundError:
-        pip = ""
-    return Interpreter(sys.executable, real, tuple(sys.version_info[:3]), _ABI, True, pip)
+    return Interpreter(sys.executable, real, tuple(sys.version_info[:3]), _ABI)
 
 
 def probe(path: str) -> Interpreter:
@@ -152,24 +129,10 @@ def satisfies(version: tuple[int, ...], requires: str) -> bool:
 
     Raises `ValueError` for one that cannot be read.
     """
-    return all(_clause(version, text.strip()) for text in requires.split(",") if text.strip())
-
-
-def _clause(version: tuple[int, ...], text: str) -> bool:
-    match = _CLAUSE.fullmatch(text)
-    operator, number, star = match.groups() if match else ("", "0", None)
-    given = tuple(map(int, number.split(".")))
-    if not operator or (star and operator not in ("==", "!=")):
-        raise ValueError(f"{text!r} is no version specifier such as '>=3.11'")
-    if operator == "~=" and len(given) < 2:
-        raise ValueError(f"{text!r}: expected at least two numbers after '~='")
-    asked = (*given, 0, 0, 0)[:3]
-    begins = version[: len(given)] == given
-    if operator in ("==", "!="):
-        return (begins if star else version == asked) is (operator == "==")
-    if operator == "~=":
-        return version >= asked and version[: len(given) - 1] == given[:-1]
-    return _ORDERS[operator](version, asked)
+    try:
+        return SpecifierSet(requires).contains(".".join(map(str, version)))
+    except InvalidSpecifier:
+        raise ValueError(f"{requires!r} is no version specifier such as '>=3.11'") from None
 
 
 def _on_path() -> Iterator[str]:

@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from headrace.core.errors import LoadFailed
 
 _USER = re.compile(r"(://)[^/\s]*@")
@@ -30,7 +33,8 @@ def redact(text: str) -> str:
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
-_BEGIN, _END = "# /// script", "# ///"
+# Of several ends of a run of comments the last one counts. Without an end there is no block.
+_BLOCK = re.compile(r"(?m)^# /// script\n((?:#(?:| .*)\n)*)# ///$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,12 @@ class ScriptBlock:
 
 def read_script_block(source: str) -> ScriptBlock | None:
     """The block of a Python file; None without one. Raises `ValueError` for one that is wrong."""
-    found = list(_blocks(source.splitlines()))
+    found = _BLOCK.findall("\n".join(source.splitlines()))
     if not found:
         return None
     if len(found) > 1:
         raise ValueError("there is more than one")
-    document = tomllib.loads(found[0])  # its error is a ValueError
+    document = tomllib.loads(re.sub("(?m)^# ?", "", found[0]))  # its error is a ValueError
     dependencies = document.get("dependencies", [])
     requires = document.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(d, str) for d in dependencies):
@@ -58,29 +62,7 @@ def read_script_block(source: str) -> ScriptBlock | None:
     return ScriptBlock(tuple(dependencies), requires.strip())
 
 
-def _blocks(lines: list[str]) -> Iterator[str]:
-    """The text of each block. One without an end is none, as the specification has it."""
-    at = 0
-    while at < len(lines):
-        at += 1
-        if lines[at - 1] != _BEGIN:
-            continue
-        run = []
-        for line in lines[at:]:
-            if line != "#" and not line.startswith("# "):
-                break
-            run.append(line)
-        # Of several ends the last one counts.
-        if _END in run:
-            size = len(run) - 1 - run[::-1].index(_END)
-            yield "\n".join(line[2:] for line in run[:size])
-            at += size + 1
-
-
 _COMMENT = re.compile(r"(^|\s)#.*$")
-_NAMED = re.compile(
-    r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?P<extras>\[[^\]]*\])?\s*(?P<rest>([@<>=!~(;]|--).*)?"
-)
 _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 _PATH = re.compile(r"(?P<path>.*?)(?P<extras>\[[^\]]*\])?(?P<rest>\s*(;| --).*)?")
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz")
@@ -176,16 +158,17 @@ class _Reader:
         """A line that asks for a package; raises `LoadFailed`."""
         if _URL.match(line):
             return self._from_url(line, line.split()[0], where)
-        match = _NAMED.fullmatch(line)
-        if match is None or _is_archive(match["name"]):
+        text, *options = re.split(r"\s(?=--)", line, maxsplit=1)
+        try:
+            found = Requirement(text)
+        except InvalidRequirement:
             return self._local(line, folder, where)
-        name = re.sub(r"[-_.]+", "-", match["name"]).lower() + (match["extras"] or "")
-        rest = match["rest"] or ""
-        if rest.startswith("@"):
-            url = rest[1:].split(maxsplit=1)
-            return self._from_url(line, url[0] if url else "", where)
-        plain = rest.isascii() and not re.search(r";|--", rest)
-        return Line(line, name + ("".join(rest.split()) if plain else rest))
+        if found.url is not None:
+            return self._from_url(line, found.url, where)
+        if _is_archive(found.name):
+            return self._local(line, folder, where)
+        found.name = canonicalize_name(found.name)
+        return Line(line, " ".join([str(found), *options]))
 
     def _from_url(self, line: str, url: str, where: str) -> Line:
         parts = urlsplit(url)
