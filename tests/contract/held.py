@@ -46,9 +46,9 @@ _MODEL = """
 """
 
 
-def _signature(dims: str) -> str:
-    outputs = (("OUTPUT0", "INT64", dims), ("TURN", "INT64", dims))
-    return tensors("input", ("VALUE", "INT64", dims)) + tensors("output", *outputs)
+_SIGNATURE = tensors("input", ("VALUE", "INT64", "1")) + tensors(
+    "output", ("OUTPUT0", "INT64", "1"), ("TURN", "INT64", "1")
+)
 
 
 class Gates:
@@ -73,13 +73,12 @@ class Gates:
 
 
 def write_held_model(
-    root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1,
-    dims: str = "1",
-) -> None:  # fmt: skip
-    """A model whose gates are in a folder of their own; `dims` are of a row."""
+    root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1
+) -> None:
+    """A model whose gates are in a folder of their own."""
     write_python_model(
         root, name, _MODEL,
         f"max_batch_size: {rows}\ninstance_group {{ count: {instances} }}\n{batching}\n"
         f'parameters {{ key: "gates" value {{ string_value: "{gates}" }} }}\n'
-        + execution("thread") + _signature(dims if rows else f"-1, {dims}"),
+        + execution("thread") + _SIGNATURE,
     )  # fmt: skip

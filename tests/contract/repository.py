@@ -63,10 +63,8 @@ def write_busy_repository(root: Path, gates: Path) -> None:
         _add_scheduled(root, name)
     for name, (rows, instances, batching) in _HELD.items():
         write_held_model(root, name, gates, batching, rows, instances)
-    write_held_model(root, "held_shapes", gates, dims="-1")
     write_model(root, "preferred", graphs.add_constant(1), f"max_batch_size: 8\n{_PREFERRED}")
     write_model(root, "patient", graphs.add_constant(1), f"max_batch_size: 8\n{_PATIENT}")
-    write_model(root, "lookup_four", lookup(), f"max_batch_size: 8\n{_PREFERRED}")
     write_model(root, "lookup", lookup(), "max_batch_size: 8")
     write_model(root, "row_sum", graphs.row_sum(), "max_batch_size: 8")
     write_model(root, "first_row", graphs.first_row(), "max_batch_size: 8")
@@ -185,7 +183,6 @@ _SCHEDULED = {
 
 _HELD = {
     "held": (8, 1, ""),
-    "held_alone": (0, 1, ""),
     "held_two": (1, 2, ""),
     "held_ordered": (1, 2, "dynamic_batching { preserve_ordering: true }"),
     "held_limited": (1, 1, _LIMITED),
@@ -199,11 +196,6 @@ _HELD = {
         1,
         """dynamic_batching { default_queue_policy {
              default_timeout_microseconds: 60000000 allow_timeout_override: true } }""",
-    ),
-    "held_no_default": (
-        1,
-        1,
-        "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
     ),
     "held_delay": (1, 1, _DELAY),
     "held_priority": (1, 1, _PRIORITY),

@@ -1,6 +1,5 @@
 """ModelStreamInfer: many requests for any models on one stream."""
 
-import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, Self
@@ -105,14 +104,6 @@ def test_requests_for_several_models(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_each_answer_comes_at_once(client: GrpcClient) -> None:
-    with Stream(client) as stream:
-        for n in range(5):
-            stream.send(_sum([n], id=str(n)))
-            assert stream.receive().infer_response.id == str(n)
-
-
-@BOTH
 def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Rounds) -> None:
     """They are executed side by side, yet what is ready early waits for what was sent earlier."""
     with Stream(client) as stream:
@@ -131,20 +122,6 @@ def test_many_requests_under_way(client: GrpcClient) -> None:
     answers = [read_answer(message.infer_response) for message in messages]
     assert [answer.id for answer in answers] == [str(n) for n in range(count)]
     assert [answer["OUTPUT0"].item() for answer in answers] == [n + 1 for n in range(count)]
-
-
-@BOTH
-def test_two_streams_do_not_block_each_other(client: GrpcClient, number: int, gates: Gates) -> None:
-    with Stream(client) as slow, Stream(client) as quick:
-        slow.send(_held(number, id="slow"))
-        ended = threading.Event()
-        slow.call.add_callback(ended.set)
-        slow.half_close()
-        quick.send(_sum([1], id="quick"))
-        assert quick.receive().infer_response.id == "quick"
-        assert not ended.is_set()
-        gates.open()
-        assert [message.infer_response.id for message in slow.rest()] == ["slow"]
 
 
 @BOTH
@@ -178,18 +155,6 @@ def test_an_error_of_execution(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_real_statuses_if_asked_for(client: GrpcClient) -> None:
-    with Stream(client, ("triton_grpc_error", "true")) as stream:
-        stream.send(_lookup(1, id="good"))
-        assert stream.receive().infer_response.id == "good"
-        stream.send(_lookup(99, id="bad"))
-        with pytest.raises(grpc.RpcError):
-            stream.receive()
-        assert stream.call.code() is grpc.StatusCode.INTERNAL
-        assert stream.call.details() == "model 'lookup' failed to execute the request"
-
-
-@BOTH
 def test_a_real_status_cancels_what_else_is_under_way(
     client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
@@ -199,21 +164,12 @@ def test_a_real_status_cancels_what_else_is_under_way(
         stream.send(_lookup(99), _held(1))
         with pytest.raises(grpc.RpcError):
             stream.receive()
+        assert stream.call.code() is grpc.StatusCode.INTERNAL
+        assert stream.call.details() == "model 'lookup' failed to execute the request"
         busy_metrics.until_queued("held", 0)
         gates.open()
         other.half_close()
         assert len(other.rest()) == 1
-
-
-@BOTH
-@pytest.mark.parametrize("id", ["", "x"])
-def test_final_response_is_marked(client: GrpcClient, id: str) -> None:
-    with Stream(client) as stream:
-        stream.send(_sum([1], id=id, triton_enable_empty_final_response=True))
-        stream.half_close()
-        [message] = stream.rest()
-    assert _parameters(message) == {"triton_final_response": True}
-    assert message.infer_response.id == id
 
 
 def test_a_decoupled_model_answers_once_on_a_stream(grpc_client: GrpcClient) -> None:
@@ -241,21 +197,6 @@ def test_classification_on_a_stream(grpc_client: GrpcClient) -> None:
         stream.send(message)
         answer = read_answer(stream.receive().infer_response)
     assert answer["OUTPUT0"].tolist() == [[b"5.000000:1:one"]]
-
-
-@BOTH
-def test_a_stream_without_requests(client: GrpcClient) -> None:
-    with Stream(client) as stream:
-        stream.half_close()
-        assert stream.rest() == []
-
-
-@BOTH
-def test_half_close_waits_for_what_is_under_way(client: GrpcClient, rounds: Rounds) -> None:
-    with Stream(client) as stream:
-        stream.send(_spin(rounds(0.2), id="slow"))
-        stream.half_close()
-        assert [message.infer_response.id for message in stream.rest()] == ["slow"]
 
 
 @BOTH

@@ -6,7 +6,7 @@ wait.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ExecutionFailed, Unavailable
-from headrace.core.tensors import Array
-from headrace.observability.statistics import Closed
 from tests.contract.conftest import CLIENTS
 from tests.contract.held import Gates
 from tests.contract.proxied import behind
@@ -41,9 +39,7 @@ class Crowd:
 
     def send(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
         """A request of so many rows that is under way when this returns, wherever it is then."""
-        return self._send(np.array(values).reshape(-1, 1), parameters)
-
-    def _send(self, rows: Array, parameters: Mapping[str, Parameter]) -> "Future[Answer]":
+        rows = np.array(values).reshape(-1, 1)
         given = {"headrace_timing": True, **parameters}
         return self._pool.submit(self.client.infer, self.model, {"VALUE": rows}, parameters=given)
 
@@ -61,13 +57,7 @@ class Crowd:
 
     def queue(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
         """A request that waits behind the one that runs when this returns."""
-        return self._wait_for(self.send(*values, **parameters))
-
-    def queue_wide(self, value: int, width: int) -> "Future[Answer]":
-        """The same of one row with a value so many times."""
-        return self._wait_for(self._send(np.full((1, width), value), {}))
-
-    def _wait_for(self, sent: "Future[Answer]") -> "Future[Answer]":
+        sent = self.send(*values, **parameters)
         self._queued += 1
         self.metrics.until_queued(self.model, self._queued)
         return sent
@@ -151,35 +141,6 @@ def test_a_batch_holds_whole_requests_only(crowd: Crowds) -> None:
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n]] * n for n in sizes]
 
 
-def test_requests_of_other_shapes_do_not_close_a_batch(crowd: Crowds) -> None:
-    mixed = crowd("held_shapes")
-    name, labels = "headrace_batch_closed_total", {"model": "held_shapes"}
-    mixed.run()
-    before = {reason: mixed.metrics.now().value(name, **labels, reason=reason) for reason in Closed}
-    waiting = [mixed.queue_wide(n, 1 + n % 2) for n in range(20)]
-    mixed.go_on()
-    for n, sent in enumerate(waiting):
-        assert sent.result()["OUTPUT0"].tolist() == [[n] * (1 + n % 2)]  # its own row
-    rows = [sent.result().parameters["batch_rows"] for sent in waiting]
-    assert rows == [8] * 16 + [2] * 4
-    after = {reason: mixed.metrics.now().value(name, **labels, reason=reason) for reason in Closed}
-    # The last one but one closes with requests of another shape behind it, the last one with none.
-    assert {reason: after[reason] - before[reason] for reason in Closed} == {
-        Closed.FULL: 2, Closed.SHAPE: 1, Closed.IDLE: 1, Closed.DELAY: 0, Closed.DEADLINE: 0,
-    }  # fmt: skip
-
-
-def test_a_model_without_batches_runs_one_by_one(crowd: Crowds) -> None:
-    single = crowd("held_alone")
-    single.run()
-    waiting = [single.queue(n) for n in range(3)]
-    single.go_on()
-    for n, sent in enumerate(waiting):
-        answer = sent.result()
-        assert answer["OUTPUT0"].tolist() == [[n]]
-        assert answer.parameters["batch_rows"] == 1
-
-
 def test_two_instances_run_side_by_side(crowd: Crowds) -> None:
     two = crowd("held_two")
     slow = two.run()
@@ -246,15 +207,6 @@ def test_request_with_a_shorter_timeout(crowd: Crowds) -> None:
     assert unhurried.result()["OUTPUT0"].tolist() == [[1]]
 
 
-def test_no_timeout_to_shorten(crowd: Crowds) -> None:
-    """Without a default time-out a request's own has no effect: so it is in Triton."""
-    patient = crowd("held_no_default")
-    patient.run()
-    waiting = patient.queue(1, timeout=1)
-    patient.go_on()
-    assert waiting.result()["OUTPUT0"].tolist() == [[1]]
-
-
 def test_timed_out_requests_go_behind_the_others(crowd: Crowds) -> None:
     delaying = crowd("held_delay")
     delaying.run()
@@ -309,18 +261,6 @@ def test_a_failing_request(caller: Client) -> None:
     assert computed > 0
     assert rows == 1
     assert caller.infer("lookup", {"INPUT0": np.array([[2]])})["OUTPUT0"].tolist() == [[20]]
-
-
-def test_a_failing_request_does_not_hurt_its_batch(
-    caller: Client, pool: ThreadPoolExecutor
-) -> None:
-    sent = [
-        pool.submit(caller.infer, "lookup_four", {"INPUT0": np.array([[n]])}) for n in (0, 1, 99, 3)
-    ]
-    with pytest.raises(ExecutionFailed, match="model 'lookup_four' failed to execute the request"):
-        sent[2].result()
-    rows = [sent[n].result()["OUTPUT0"].tolist() for n in (0, 1, 3)]
-    assert rows == [[[0]], [[10]], [[30]]]
 
 
 def test_a_model_that_loses_rows(caller: Client) -> None:

@@ -98,21 +98,10 @@ def test_requests_are_divided(over: Client) -> None:
     assert counts["2"] == 20 - counts["1"]
 
 
-@pytest.mark.parametrize("version", ["1", "2", "3"])
-def test_a_named_version_is_never_another(over: Client, version: str) -> None:
-    assert count(over, "plain", 8, version=version) == {version: 8}
-    assert count(over, "sticky", 8, version=version) == {version: 8}
-
-
-def test_documents_are_of_the_highest_version(over: Client) -> None:
-    assert list(over.model_metadata("plain").versions) == ["1", "2", "3"]
-    assert {statistics.version for statistics in over.statistics("plain")} == {"1", "2", "3"}
-    assert over.model_ready("plain")
-
-
-def test_errors_are_those_of_any_model(over: Client) -> None:
-    with pytest.raises(InvalidRequest, match="unexpected inference input 'Y' for model 'plain'"):
-        over.infer("plain", {"Y": X})
+def test_a_named_version_is_never_another(over: Client) -> None:
+    for version in ("1", "2", "3"):
+        assert count(over, "plain", 8, version=version) == {version: 8}
+        assert count(over, "sticky", 8, version=version) == {version: 8}
 
 
 def test_rules_of_a_call(over: Client, traffic: TrafficClient) -> None:
@@ -150,12 +139,8 @@ def test_promotion_in_one_call(over: Client, traffic: TrafficClient) -> None:
     ("act", "kind", "text"),
     [
         (lambda t: t.get("nope"), NotFound, "'nope' is not found"),
-        (lambda t: t.promote("nope"), NotFound, "'nope' is not found"),
         (lambda t: t.set("plain", {"split": {"1": -1}}), InvalidRequest, r"split\['1'\]: must be"),
-        (lambda t: t.set("plain", {"sticky": {"header": "a"}}), InvalidRequest, "sticky: is about"),
-        (lambda t: t.set("plain", {"shadow": {}}), InvalidRequest, "shadow.version: "),
         (lambda t: t.promote("plain", "9"), InvalidRequest, "version 9 is not ready"),
-        (lambda t: t.promote("plain", "one"), InvalidRequest, "should be an integral value"),
         (lambda t: t.roll_back("plain", "3"), InvalidRequest, "version 3 gets no requests"),
     ],
 )
@@ -174,7 +159,6 @@ def test_calls_that_make_no_sense(
     ("path", "body", "text"),
     [
         ("traffic", b"{", "failed to parse the request JSON buffer"),
-        ("traffic", b"[]", "the request must be a JSON object"),
         ("traffic", b'{"splits": {}}', "unknown member 'splits'"),
         ("traffic/promote", b'{"to": "2"}', "unknown member 'to', it may have version, reason"),
         ("traffic/rollback", b'{"version": true}', "'version' must be a string"),
@@ -233,17 +217,6 @@ def test_a_header_decides_over_every_door(divided: ServerProcess) -> None:
             }
     assert all(len(versions) == 1 for versions in chosen.values()), chosen
     assert {version for [version] in chosen.values()} == {"1", "2"}
-
-
-def test_without_the_header_requests_take_turns(over: Client) -> None:
-    assert set(count(over, "sticky")) == {"1", "2"}
-
-
-def test_a_parameter_decides(over: Client, traffic: TrafficClient) -> None:
-    traffic.set("plain", SPLIT | {"sticky": {"parameter": "user"}})
-    chosen = {user: count(over, "plain", 3, parameters={"user": user}) for user in USERS}
-    assert all(len(counts) == 1 for counts in chosen.values())
-    assert len({version for counts in chosen.values() for version in counts}) == 2
 
 
 def test_a_parameter_decides_on_flat_json(divided: ServerProcess, traffic: TrafficClient) -> None:

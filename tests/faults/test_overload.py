@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.conftest import Busy
 from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
-from tests.support.busy_model import POISON, busy_json, cost_of_a_second, write_busy_model
+from tests.support.busy_model import busy_json, cost_of_a_second
 from tests.support.raw_clients import (
     HttpConnection,
     call,
@@ -21,7 +21,7 @@ from tests.support.raw_clients import (
     post_bytes,
 )
 from tests.support.server_process import ServerProcess
-from tests.support.watching import admitted, failures, metrics, pending, statistics, until
+from tests.support.watching import admitted, metrics, pending, until
 
 MODEL = "busy_alone"
 LIMIT = 4
@@ -154,20 +154,6 @@ def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(small
     asyncio.run(scenario())
 
 
-def test_a_body_is_refused_before_it_is_sent(small: Busy) -> None:
-    async def scenario() -> None:
-        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nContent-Length: 900000000000\r\n\r\n"
-        async with await HttpConnection.open(small.server.http) as connection:
-            await connection.send(head.encode())
-            answer = await connection.receive()
-            assert answer.status == 413
-            assert b"5000000 bytes" in answer.body
-            assert answer.headers["connection"] == "close"
-            assert await connection.ended()
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("why", ["overload", "no such model"])
 def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str) -> None:
     async def scenario() -> None:
@@ -189,36 +175,6 @@ def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str)
             await connection.send(body[10:])
             await asyncio.gather(*waiting)
             assert (await connection.post(INFER[MODEL], busy_json(3))).status == 200
-
-    asyncio.run(scenario())
-
-
-def test_a_body_beyond_the_limit_is_refused_without_its_length_being_told(small: Busy) -> None:
-    async def scenario() -> None:
-        server = small.server
-        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with await HttpConnection.open(server.http) as connection:
-            await connection.send(head.encode())
-            chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-            for _ in range(5_000_000 // 0x10000 + 1):
-                await connection.send(chunk)
-            # There is no last chunk: it is refused for what has come so far.
-            assert (await connection.receive()).status == 413
-            assert await connection.ended()
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
-
-
-def test_a_body_that_unpacks_beyond_the_limit(small: Busy) -> None:
-    import gzip
-
-    async def scenario() -> None:
-        body = gzip.compress(b" " * 50_000_000)
-        headers = {"Content-Encoding": "gzip"}
-        answer = await post(small.server.http, INFER[MODEL], body, headers)
-        assert answer.status == 413, answer
-        await until(lambda: admitted(small.server), lambda found: found == (0, 0))
 
     asyncio.run(scenario())
 
@@ -249,85 +205,6 @@ def test_one_model_leaves_room_for_others(repository: Path, options: list[str]) 
     with ServerProcess(repository, options=["--max-admitted-requests=100", *options]) as server:
         asyncio.run(scenario(Busy(server, cost_of_a_second(server.http))))
         assert server.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_full_queue_of_one_model(tmp_path: Path) -> None:
-    write_busy_model(
-        tmp_path, max_batch_size=1,
-        more="dynamic_batching { default_queue_policy { max_queue_size: 2 } }",
-    )  # fmt: skip
-
-    async def scenario() -> None:
-        with ServerProcess(tmp_path) as server:
-            busy = Busy(server, cost_of_a_second(server.http))
-            async with open_channel(server.grpc) as channel:
-                async with holding(busy, "busy"):
-                    waiting = [asyncio.ensure_future(infer(server, "busy", n)) for n in range(2)]
-                    await until(lambda: pending(server, "busy"), lambda n: n == 2)
-                    answer = await post(server.http, INFER["busy"], busy_json(9))
-                    assert answer.status == 503
-                    assert b"maximum queue size of 2" in answer.body
-                    assert answer.headers["retry-after"]
-                    text = await refused_grpc(call(channel, "ModelInfer", busy_message("busy", 9)))
-                    assert "maximum queue size of 2" in text
-                assert await asyncio.gather(*waiting) == [0, 1]
-            await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
-
-
-def test_one_poisoned_request_in_a_batch(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        before = await statistics(server, "busy")
-        failed = await failures(server, "busy", "BACKEND")
-        values = [POISON if n == 5 else n for n in range(8)]
-        async with holding(busy, "busy"):
-            waiting = [
-                asyncio.ensure_future(post(server.http, INFER["busy"], busy_json(value)))
-                for value in values
-            ]
-            await until(lambda: pending(server, "busy"), lambda n: n == 8)
-        answers = await asyncio.gather(*waiting)
-        assert [answer.status for answer in answers] == [500 if n == 5 else 200 for n in range(8)]
-        for n, answer in enumerate(answers):
-            if n != 5:
-                assert b'"data":[%d]' % n in answer.body
-        assert b"model 'busy' failed to execute the request" in answers[5].body
-        after = await statistics(server, "busy")
-        # The one that held the instance, and seven good ones.
-        assert after["inference_count"] - before["inference_count"] == 8
-        assert await failures(server, "busy", "BACKEND") == failed + 1
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.slow
-def test_what_waits_too_long_is_refused(tmp_path: Path) -> None:
-    policy = "default_timeout_microseconds: 100000 timeout_action: REJECT"
-    write_busy_model(
-        tmp_path,
-        max_batch_size=1,
-        more=f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
-    )
-
-    async def scenario() -> None:
-        with ServerProcess(tmp_path) as server:
-            busy = Busy(server, cost_of_a_second(server.http))
-            async with open_channel(server.grpc) as channel:
-                async with holding(busy, "busy"):
-                    refused = asyncio.ensure_future(
-                        refused_grpc(call(channel, "ModelInfer", busy_message("busy", 9)))
-                    )
-                    answer = await post(server.http, INFER["busy"], busy_json(9))
-                    assert answer.status == 503
-                    assert b"timeout expired" in answer.body
-                    assert "timeout expired" in await refused
-                    assert (await admitted(server))[0] == 1  # before its turn would have come
-                assert await failures(server, "busy", "REJECTED") == 2
-
-    asyncio.run(scenario())
 
 
 def test_several_requests_on_one_connection_at_once(busy: Busy) -> None:

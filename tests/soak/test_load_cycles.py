@@ -1,7 +1,6 @@
 """Models that are loaded and unloaded again and again leave nothing behind.
 
-As many cycles as the issue asks for, or as many as fit into the time: `HEADRACE_CYCLES_SECS`
-seconds for each kind of model.
+`MOST` cycles, or as many as fit into the time: `HEADRACE_CYCLES_SECS` seconds by kind of model.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from headrace.repository.layout import ModelSource, read_model_directory
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model
 
-SECONDS = float(os.environ.get("HEADRACE_CYCLES_SECS", "30"))
+SECONDS = float(os.environ.get("HEADRACE_CYCLES_SECS", "10"))
 MOST = 10_000
 WARM_UP_SECS = 3  # until allocators and caches have what they keep
 MEMORY = 16 << 20  # bytes by which the process may grow: allocators' waste, whatever the cycles

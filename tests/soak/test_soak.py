@@ -19,7 +19,7 @@ from tests.soak.caller import Plan, Report
 from tests.support.server_process import ServerProcess, examples
 from tests.support.watching import Resources, admitted, failures, statistics, until
 
-REQUESTS = int(os.environ.get("HEADRACE_SOAK_REQUESTS", "100000"))
+REQUESTS = int(os.environ.get("HEADRACE_SOAK_REQUESTS", "40000"))
 CALLERS = 64
 PROTOCOLS = ("http", "grpc")
 SHARE = 0.01  # of malformed requests, and of clients that leave
