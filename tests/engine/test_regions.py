@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -387,6 +388,13 @@ def test_cuda_without_a_gpu() -> None:
         "failed to register CUDA shared memory region: 'c', GPUs not supported"
     )
     assert not regions.cuda_status().regions
+
+
+def test_cuda_without_its_plugin(caplog: pytest.LogCaptureFixture) -> None:
+    regions = Regions(Admission(0, 0), 1 << 20, True, "", cast(Any, "not callable"))
+    with pytest.raises(InvalidRequest, match="shared memory region: 'c', not supported"):
+        asyncio.run(regions.register_cuda("c", handle(0), 0, 8))
+    assert "plugin left out: memory 'cuda'" in caplog.text
 
 
 def test_cuda_with_a_gpu() -> None:

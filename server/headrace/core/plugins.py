@@ -22,7 +22,8 @@ PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
 SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.OwnServers`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES)
+MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -55,6 +56,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
     SERVERS: {"triton": "headrace.plugins.triton.servers:TritonServers"},
+    MEMORY: {"cuda": "headrace.plugins.cuda_memory:opener"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
 }
 _US = "headrace"

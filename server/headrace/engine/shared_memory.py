@@ -20,11 +20,12 @@ import resource
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
 
+from headrace.core import plugins
 from headrace.core.call import (
     Call,
     Done,
@@ -49,7 +50,6 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Array, Tensor, elsewhere, raw_bytes
 from headrace.engine.admission import Admission
-from headrace.placement.local.gpus import CudaDriver, CudaError
 from headrace.protocol.compression import too_large
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import INTERNAL_TEXT
@@ -66,6 +66,11 @@ class Memory(Protocol):
 
     def close(self) -> None:
         """Release the memory."""
+
+
+# Opens memory of a GPU by the region's name, a handle, the device and the bytes that are wanted;
+# blocks. Raises `InvalidRequest`.
+Open = Callable[[str, bytes, int, int], Memory]
 
 
 class SharedFile:
@@ -100,29 +105,6 @@ class SharedFile:
         os.close(self._descriptor)
 
 
-class CudaMemory:
-    """Memory of a GPU that another process has allocated."""
-
-    def __init__(self, cuda: CudaDriver, device: int, address: int) -> None:
-        self._cuda = cuda
-        self._device = device
-        self._address = address
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """`Memory.read`."""
-        self._cuda.to_host(self._device, self._address + offset, into)
-        return len(into)
-
-    def write(self, data: memoryview, offset: int) -> bool:
-        """`Memory.write`."""
-        self._cuda.to_device(self._device, self._address + offset, data)
-        return True
-
-    def close(self) -> None:
-        """`Memory.close`."""
-        self._cuda.close(self._device, self._address)
-
-
 log = logging.getLogger(__name__)
 
 DISABLED = (
@@ -134,7 +116,6 @@ _RESERVED = ("triton_python_backend_shm_region_", "sem.", "__KMP_REGISTERED_LIB_
 _LONGEST = 255  # bytes of a key, which is a file's name, and of a region's name
 _MOST_REGIONS = 1024  # each has a file open
 _MOST = 2**63 - 1
-_HANDLE_SIZE = 64  # bytes of a cudaIpcMemHandle_t
 _THREADS = 4
 
 
@@ -206,16 +187,14 @@ class Regions:
         max_bytes: int,
         allowed: bool = False,
         prefix: str = "",
-        cuda: Callable[[], CudaDriver | None] = lambda: None,
+        find_gpus: Callable[[], object] = lambda: None,
     ) -> None:
-        """With `prefix`, only keys that begin so are taken."""
+        """With `prefix`, only keys that begin so are taken. `find_gpus` is for plugins."""
         self.admission = admission
         self.max_bytes = max_bytes
         self._allowed = allowed
         self._prefix = prefix
-        self._find_cuda = cuda
-        self._cuda: CudaDriver | None = None
-        self._looked = False  # for GPUs, which takes time
+        self._find_gpus = find_gpus
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -263,7 +242,7 @@ class Regions:
         self._check_allowed()
         file_name = self._file_name(name, key)
         if not (0 <= offset <= _MOST and 0 < byte_size <= _MOST - offset):
-            raise _invalid_args(name, "offset must not be negative, byte_size not less than 1")
+            raise invalid_args(name, "offset must not be negative, byte_size not less than 1")
 
         def opened() -> Region:
             memory = _open_file(name, key, file_name, offset, byte_size)
@@ -275,28 +254,19 @@ class Regions:
         """Open memory of a GPU by its `cudaIpcMemHandle_t`; raises `ServerError`."""
         self._check_allowed()
         if not (0 < byte_size <= _MOST and 0 <= device_id <= _MOST):
-            raise _invalid_args(name, "device_id must not be negative, byte_size not less than 1")
+            raise invalid_args(name, "device_id must not be negative, byte_size not less than 1")
 
         def opened() -> Region:
-            if not self._looked:
-                self._cuda = self._find_cuda()
-                self._looked = True
-            cuda = self._cuda
-            if cuda is None:
-                raise InvalidRequest(
-                    f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
-                )
-            if len(handle) != _HANDLE_SIZE or device_id >= cuda.devices:
-                raise _invalid_args(name, "it has no handle of 64 bytes, or there is no such GPU")
-            try:
-                address = cuda.open(device_id, handle, byte_size)
-            except CudaError as error:
-                log.error("cannot open CUDA shared memory region %r: %s", name, error)
-                raise _invalid_args(name, "the handle cannot be opened, or has less") from None
-            memory = CudaMemory(cuda, device_id, address)
+            memory = self._open_cuda(name, handle, device_id, byte_size)
             return Region(name, memory, byte_size, device_id=device_id)
 
         await self._register(name, opened)
+
+    @cached_property
+    def _open_cuda(self) -> Open:
+        # Found when it is first needed, on a thread.
+        found: dict[str, Open] = plugins.load(plugins.MEMORY, lambda make: make(self._find_gpus))
+        return found.get("cuda", _without_plugin)
 
     def unregister(self, name: str, cuda: bool) -> None:
         """Forget a region, or all of the kind for "".
@@ -412,18 +382,23 @@ def _open_file(name: str, key: str, file_name: str, offset: int, byte_size: int)
         if not stat.S_ISREG(found.st_mode):
             raise _unable(key)
         if offset + byte_size > found.st_size:
-            raise _invalid_args(name, "offset + byte_size lie beyond its end")
+            raise invalid_args(name, "offset + byte_size lie beyond its end")
     except BaseException:
         os.close(descriptor)
         raise
     return SharedFile(descriptor, offset)
 
 
+def _without_plugin(name: str, *given: object) -> Memory:
+    raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', not supported")
+
+
 def _unable(key: str) -> ServerError:
     return InvalidRequest(f"Unable to open shared memory region: '{key[:300]}'")
 
 
-def _invalid_args(name: str, why: str) -> ServerError:
+def invalid_args(name: str, why: str) -> ServerError:
+    """The error that refuses the registration of a region."""
     return InvalidRequest(f"failed to register shared memory region '{name}': invalid args: {why}")
 
 
