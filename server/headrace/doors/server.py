@@ -1,22 +1,20 @@
 """All doors of a server: in its own process or in front ends, and that of the metrics."""
 
-import asyncio
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
-from headrace.doors.grpc.call import Server as GrpcServer
-from headrace.doors.grpc.native.server import NativeServer
+from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import CountedApp
-from headrace.doors.http.protocol import BoundedProtocol
 from headrace.doors.http.routes import LateApp, late_app
-from headrace.doors.http.server import HttpServer, bind, fast_protocol, reserve
+from headrace.doors.http.server import HttpServer, bind, reserve
 from headrace.engine.engine import Engine
 from headrace.observability.machine import Machine
 from headrace.observability.series import GpuSeries
@@ -42,9 +40,10 @@ class ServerDoors:
         self._gpus = gpus
         self._settings = settings
         self._engine = engine
-        self._http: list[HttpServer] = []
-        self._grpc: GrpcServer | None = None
-        self._clients: list[HttpServer | GrpcServer] = []  # doors of theirs
+        self._clients = ClientDoors(
+            engine.admission, settings.max_request_bytes, settings.access_log
+        )
+        self._metrics: HttpServer | None = None
         self._supervisor: Supervisor | None = None  # of front ends
         self._ports: list[socket.socket] = []  # theirs
 
@@ -80,13 +79,14 @@ class ServerDoors:
         """
         if self._supervisor is not None:
             return await self._supervisor.drain(seconds)
-        await asyncio.gather(*(door.announce(seconds) for door in self._clients))
+        await self._clients.announce(seconds)
         return 0
 
     def end_unfinished(self) -> None:
         """Give up requests that are half there."""
-        for server in self._http:
-            server.end_unfinished()
+        self._clients.end_unfinished()
+        if self._metrics is not None:
+            self._metrics.end_unfinished()
 
     async def close(self, grace: float) -> None:
         """Close every door; what is under way has `grace` seconds."""
@@ -94,63 +94,26 @@ class ServerDoors:
             await self._supervisor.stop()
         for port in self._ports:
             port.close()
-        if self._grpc is not None:
-            await self._grpc.stop(grace)
-        await asyncio.gather(*(server.stop(grace) for server in self._http))
+        await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
 
     # --- in this process
 
     def _open_http(self) -> int:
-        """Answer over HTTP; the port."""
-        settings, engine = self._settings, self._engine
-        limit, rules = settings.max_request_bytes, settings.http_rules
+        engine, config = self._engine, self._http_config()
+        limit, rules = self._settings.max_request_bytes, config.rules
         app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
-        server = HttpServer(
-            CountedApp(app, engine.admission.answers, settings.access_log),
-            self._listen("HTTP"),
-            settings.http_keep_alive_secs,
-            settings.http_body_timeout_secs,
-            fast_protocol(engine, limit, settings.access_log, rules)
-            if settings.http_fast_path
-            else BoundedProtocol,
-            keep_names=bool(settings.http_header_forward_pattern),
-            max_age_secs=settings.http_max_connection_age_secs,
-            admission=engine.admission,
-            read_secs=settings.progress_timeout_secs,
-        )
-        self._http.append(server)
-        self._clients.append(server)
-        server.start()
-        return server.port
+        return self._clients.open_http(config, self._listen("HTTP"), app, engine)
 
     async def _open_grpc(self) -> int:
-        """Answer over gRPC; the port."""
         settings, engine = self._settings, self._engine
-        limit, options, tls = settings.max_request_bytes, settings.grpc_options, settings.tls
+        limit, config = settings.max_request_bytes, self._grpc_config()
         unary = unary_handlers(engine, limit)
-        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, settings.grpc_rules)
-        listener = self._listen("gRPC")
-        if settings.grpc_transport == "native":
-            context = tls.context() if tls else None
-            native = NativeServer(
-                handlers, engine.admission, limit, settings.access_log, context, options
-            )
-            self._grpc = native
-            self._clients.append(native)
-            await native.start(listener)
-            return int(listener.getsockname()[1])
-        listener.close()  # only grpcio cannot say why it cannot have a port
-        from headrace.doors.grpc.grpcio import GrpcioServer
-
-        server = GrpcioServer(
-            handlers, engine.admission, limit, settings.access_log, options,
-            settings.reuse_grpc_port,
-        )  # fmt: skip
-        self._grpc = server
-        self._clients.append(server)
-        port = server.bind(settings.grpc_address, settings.grpc_port, tls)
-        await server.start()
-        return port
+        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, config.rules)
+        listener: socket.socket | None = self._listen("gRPC")
+        if config.transport != "native" and listener is not None:
+            listener.close()  # only grpcio cannot say why it cannot have a port
+            listener = None
+        return await self._clients.open_grpc(config, listener, handlers, settings.reuse_grpc_port)
 
     def _open_metrics(self) -> int:
         """Answer scrapes; the port."""
@@ -175,11 +138,10 @@ class ServerDoors:
                 CONTENT_TYPE,
             )
 
-        server = HttpServer(
+        self._metrics = server = HttpServer(
             LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
         )  # fmt: skip
-        self._http.append(server)
         server.start()
         engine.metrics_at = settings.metrics_address, server.port
         return server.port
@@ -225,28 +187,36 @@ class ServerDoors:
         return config.http.port if config.http else 0, config.grpc.port if config.grpc else 0
 
     def _front_end_config(self) -> "FrontendConfig":
-        from headrace.doors.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+        from headrace.doors.frontends.config import FrontendConfig
 
         settings = self._settings
         http = grpc = None
         if (tls := settings.tls) is not None:
             tls.context()  # which says what is wrong with the files
         if settings.allow_http:
-            http = HttpConfig(
-                settings.http_address, self._keep("HTTP"), settings.http_fast_path,
-                settings.http_keep_alive_secs, settings.http_body_timeout_secs,
-                settings.http_max_connection_age_secs, settings.progress_timeout_secs,
-                settings.http_rules,
-            )  # fmt: skip
+            http = replace(self._http_config(), port=self._keep("HTTP"))
         if settings.allow_grpc:
-            grpc = GrpcConfig(
-                settings.grpc_address, self._keep("gRPC"), settings.grpc_transport,
-                settings.grpc_rules, settings.grpc_options, tls,
-            )  # fmt: skip
+            grpc = replace(self._grpc_config(), port=self._keep("gRPC"))
         return FrontendConfig(
             http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
             settings.max_admitted_bytes, self._engine.admission.shares, settings.access_log,
             self._engine.logs.settings,
+        )  # fmt: skip
+
+    def _http_config(self) -> HttpConfig:
+        settings = self._settings
+        return HttpConfig(
+            settings.http_address, settings.http_port, settings.http_fast_path,
+            settings.http_keep_alive_secs, settings.http_body_timeout_secs,
+            settings.http_max_connection_age_secs, settings.progress_timeout_secs,
+            settings.http_rules,
+        )  # fmt: skip
+
+    def _grpc_config(self) -> GrpcConfig:
+        settings = self._settings
+        return GrpcConfig(
+            settings.grpc_address, settings.grpc_port, settings.grpc_transport,
+            settings.grpc_rules, settings.grpc_options, settings.tls,
         )  # fmt: skip
 
     def _keep(self, door: str) -> int:

@@ -7,36 +7,11 @@ from typing import Any
 from headrace.api.header_rules import HeaderRules
 from headrace.core.limits import Shares
 from headrace.core.texts import FORWARD_PARAMETER, HEADER_PARAMETER
+from headrace.doors.clients import GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.engine.doors import CONTEXT_HEADERS
 from headrace.observability.logs import LogSettings
 from headrace.protocol.http2.keep_alive import KeepAlive
-
-
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
-    """The HTTP door."""
-
-    address: str
-    port: int
-    fast_path: bool
-    keep_alive_secs: int
-    body_timeout_secs: int
-    max_age_secs: int
-    read_secs: int
-    rules: HeaderRules
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcConfig:
-    """The gRPC door."""
-
-    address: str
-    port: int
-    transport: str
-    rules: HeaderRules
-    options: GrpcOptions
-    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

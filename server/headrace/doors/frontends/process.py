@@ -20,23 +20,19 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
+from headrace.doors.clients import ClientDoors
 from headrace.doors.frontends.channel import allow_many_files
-from headrace.doors.frontends.config import FrontendConfig, GrpcConfig, HttpConfig
+from headrace.doors.frontends.config import FrontendConfig
 from headrace.doors.frontends.engine_session import (
     EngineSession,
     RemoteEngine,
     forwarding_app,
     forwarding_handler,
 )
-from headrace.doors.grpc.call import Handlers, Server
-from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
-from headrace.doors.http.infer import CountedApp
-from headrace.doors.http.protocol import BoundedProtocol
-from headrace.doors.http.server import HttpServer, bind, fast_protocol
+from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission
 from headrace.observability.logs import Logs
 from headrace.protocol.link_infer import Flag
@@ -49,90 +45,24 @@ _COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the
 _UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
 
 
-class Doors:
-    """The HTTP and gRPC doors of one front end."""
-
-    def __init__(self, config: FrontendConfig, link: EngineSession, admission: Admission) -> None:
-        self._config = config
-        self._link = link
-        self._admission = admission
-        self._http: HttpServer | None = None
-        self._grpc: Server | None = None
-
-    async def open(self) -> None:
-        """Answer from now on; raises `OSError`."""
-        if self._config.http is not None:
-            self._open_http(self._config.http)
-        if self._config.grpc is not None:
-            await self._open_grpc(self._config.grpc)
-
-    def end_unfinished(self) -> None:
-        """Give up requests that are half there."""
-        if self._http is not None:
-            self._http.end_unfinished()
-
-    async def announce(self, grace: float) -> None:
-        """Send clients elsewhere; what they have sent is still taken."""
-        doors = [door for door in (self._http, self._grpc) if door is not None]
-        await asyncio.gather(*(door.announce(grace) for door in doors))
-
-    async def close(self, grace: float) -> None:
-        """Close them; what is under way has `grace` seconds."""
-        if self._grpc is not None:
-            await self._grpc.stop(grace)
-        if self._http is not None:
-            await self._http.stop(grace)
-
-    def _open_http(self, http: HttpConfig) -> None:
-        config = self._config
-        entrance = RemoteEngine(self._link, self._admission, Flag.HTTP)
-        generate = RemoteEngine(self._link, self._admission, Flag.GENERATE)
-        limit, rules = config.max_request_bytes, http.rules
-        routes = inference_routes(entrance, limit, rules, generate)
-        app = forwarding_app(self._link, routes)
-        self._http = HttpServer(
-            CountedApp(app, self._admission.answers, config.access_log),
-            bind(http.address, http.port, shared=True),
-            http.keep_alive_secs,
-            http.body_timeout_secs,
-            fast_protocol(entrance, limit, config.access_log, rules)
-            if http.fast_path
-            else BoundedProtocol,
-            keep_names=bool(rules.forward),
-            max_age_secs=http.max_age_secs,
-            admission=self._admission,
-            read_secs=http.read_secs,
-        )
-        self._http.start()
-
-    async def _open_grpc(self, grpc: GrpcConfig) -> None:
-        config, admission = self._config, self._admission
-        limit = config.max_request_bytes
-        handlers = self._handlers(limit, grpc.rules)
-        if grpc.transport == "native":
-            context = grpc.tls.context() if grpc.tls else None
-            native = NativeServer(
-                handlers, admission, limit, config.access_log, context, grpc.options
-            )
-            self._grpc = native
-            await native.start(bind(grpc.address, grpc.port, shared=True))
-            return
-        # Imported here because it takes memory and time, and few want it.
-        from headrace.doors.grpc.grpcio import GrpcioServer
-
-        server = GrpcioServer(
-            handlers, admission, limit, config.access_log, grpc.options, shared=True
-        )
-        self._grpc = server
-        server.bind(grpc.address, grpc.port, grpc.tls)
-        await server.start()
-
-    def _handlers(self, limit: int, rules: HeaderRules) -> Handlers:
-        link, admission = self._link, self._admission
+async def _open(
+    doors: ClientDoors, config: FrontendConfig, link: EngineSession, admission: Admission
+) -> None:
+    """Answer from now on; raises `OSError`."""
+    limit = config.max_request_bytes
+    if (http := config.http) is not None:
+        entrance = RemoteEngine(link, admission, Flag.HTTP)
+        generate = RemoteEngine(link, admission, Flag.GENERATE)
+        app = forwarding_app(link, inference_routes(entrance, limit, http.rules, generate))
+        doors.open_http(http, bind(http.address, http.port, shared=True), app, entrance)
+    if (grpc := config.grpc) is not None:
         unary = {path: forwarding_handler(link, path) for path in handed_on()}
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
-        return all_handlers(entrance, streams, unary, link.readiness, limit, rules)
+        handlers = all_handlers(entrance, streams, unary, link.readiness, limit, grpc.rules)
+        native = grpc.transport == "native"
+        listener = bind(grpc.address, grpc.port, shared=True) if native else None
+        await doors.open_grpc(grpc, listener, handlers, shared=True)
 
 
 def main(descriptor: int) -> int:
@@ -154,9 +84,9 @@ async def _serve(sock: socket.socket) -> int:
     limits = config.max_admitted_requests, config.max_admitted_bytes
     admission = Admission(*limits, config.shares)
     link.watch(admission)
-    doors = Doors(config, link, admission)
+    doors = ClientDoors(admission, config.max_request_bytes, config.access_log)
     try:
-        await doors.open()
+        await _open(doors, config, link, admission)
     except OSError as error:
         log.error("a front end cannot start: %s", error)
         return 1
@@ -182,7 +112,7 @@ async def _serve(sock: socket.socket) -> int:
 
 
 async def _shut_down(
-    doors: Doors, admission: Admission, seconds: float, report: Callable[[], None]
+    doors: ClientDoors, admission: Admission, seconds: float, report: Callable[[], None]
 ) -> int:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

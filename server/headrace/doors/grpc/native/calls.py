@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Session
 from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
-from headrace.engine.workbench import Job
 
 _CONGESTED = 1 << 20  # bytes that wait for the client before a session is to wait
 
@@ -55,7 +54,6 @@ class SessionRpc(Rpc):
     """
 
     _half_closed = False
-    _packing: Job[bytes] | None = None  # compresses a message, behind which others wait
 
     def __init__(self, head: RpcHead, number: int) -> None:
         super().__init__(head, number)
@@ -75,19 +73,13 @@ class SessionRpc(Rpc):
         """`Peer.send`."""
         if self._packing is not None:
             self._outbox.append(partial(self.send, message))
-        elif not self.finished:
-            if self.head.packing:
-                self._packing = self.pack_later(message, partial(self._packed, message))
-            if self._packing is None:
-                self.write(message)
-
-    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
-        """Send a message that was compressed on a thread, and what waits behind it."""
-        self._packing = None
-        if packed is None:
-            self.guard(problem or ExecutionFailed("no message"))
+        elif self.finished:
             return
-        self.write(message, packed)
+        elif not self.head.packing or not self.pack_later(message, self._send_waiting):
+            self.write(message)
+
+    def _send_waiting(self) -> None:
+        """Send what waits behind a message that was compressed on a thread."""
         while self._outbox and self._packing is None:
             self._outbox.popleft()()
         self.on_sent()
@@ -153,9 +145,6 @@ class SessionRpc(Rpc):
         super()._settle(status)
         self._inbox.clear()
         self._outbox.clear()
-        if self._packing is not None:
-            self._packing.cancel()
-            self._packing = None
         session, self._session = self._session, None
         if session is not None:
             session.closed()

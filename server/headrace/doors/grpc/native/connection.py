@@ -14,7 +14,7 @@ from random import uniform
 from time import perf_counter
 
 from headrace.api.header_rules import Key
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.limits import Patience, undelivered
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import (
@@ -165,6 +165,7 @@ class Rpc(MessageStream):
     _charged = 0  # bytes of kept messages that the account has counted
     _patience: Patience | None = None
     _unpacking: tuple[Job[Buffer], int] | None = None  # and bytes that are counted for it
+    _packing: Job[bytes] | None = None  # compresses a message
     _behind = b""  # what came since, which the client's window bounds
     _end_behind = False
     _head_sent = False
@@ -220,7 +221,7 @@ class Rpc(MessageStream):
     def write(self, message: Message, packed: bytes | None = None) -> None:
         """Send a message, after the response's head if it is the first.
 
-        `packed` is what `pack_later` has made of it.
+        `packed` is what it was compressed to, if it was.
         """
         packing = self.head.packing
         sender = self._connection.sender
@@ -239,15 +240,26 @@ class Rpc(MessageStream):
     def _pack(self, message: Message) -> bytes:
         return compress(b"".join(message), self.head.packing, self._context.compression_level)
 
-    def pack_later(
-        self, message: Message, done: Callable[[bytes | None, Exception | None], None]
-    ) -> Job[bytes] | None:
-        """Compress a large message on a thread; None for one that is small, or goes as it is."""
+    def pack_later(self, message: Message, sent: Callable[[], None]) -> bool:
+        """Compress a large message on a thread, write it and call `sent`.
+
+        False for one that is small, or goes as it is.
+        """
         size = sum(map(len, message))
         if not self.head.packing or size <= LARGE:
-            return None
+            return False
+
+        def packed(data: bytes | None, problem: Exception | None) -> None:
+            self._packing = None
+            if data is None:
+                self.guard(problem or ExecutionFailed("no message"))
+                return
+            self.write(message, data)
+            sent()
+
         bench = self._context.admission.workbench
-        return bench.do(size, lambda charge: self._pack(message), done, uncharged)
+        self._packing = bench.do(size, lambda charge: self._pack(message), packed, uncharged)
+        return True
 
     def close(self, status: int = 0, text: str = "", details: bytes = b"") -> None:
         """End the call with a status, of which there may be `details`."""
@@ -292,6 +304,9 @@ class Rpc(MessageStream):
             self._unpacking = None
             job.cancel()
             self.account.drop(counted)
+        if self._packing is not None:
+            self._packing.cancel()
+            self._packing = None
         if context.access_log:
             log_access(self.client, self.head.path, status, self._begun, noted_fields(self.noted))
 

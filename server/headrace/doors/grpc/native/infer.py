@@ -5,17 +5,15 @@ before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond
 it costs in the transport. Any other goes to the `InferenceService`, as on the other transport.
 """
 
-from functools import partial
 from typing import Any
 
 from headrace.core.call import Computed
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message
 from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
 from headrace.doors.grpc.service import InferCall, InferenceService
 from headrace.engine.doors import Direct
-from headrace.engine.workbench import Job
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 
@@ -23,7 +21,6 @@ from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, tim
 class InferRpc(UnaryRpc, InferCall):
     """One ModelInfer."""
 
-    _packing: Job[bytes] | None = None  # compresses the answer
     _direct: Direct | None = None  # of a plain call
 
     def __init__(self, head: RpcHead, number: int) -> None:
@@ -120,8 +117,7 @@ class InferRpc(UnaryRpc, InferCall):
         ):
             self.inputs = {}  # nobody asks for them, and the answer may wait long for its client
             self.set_trailing(TIMING, timing.decode())
-            self._packing = self.pack_later(message, partial(self._packed, message))
-            if self._packing is None:
+            if not self.pack_later(message, self.close):
                 self.write(message)
                 self.close()
             return
@@ -135,14 +131,6 @@ class InferRpc(UnaryRpc, InferCall):
         elif not connection.sender.awake:
             connection.sender.rouse()  # the others' answers may come in the same turn of the loop
 
-    def _packed(self, message: Message, packed: bytes | None, problem: Exception | None) -> None:
-        self._packing = None
-        if packed is None:
-            self.guard(problem or ExecutionFailed("no message"))
-            return
-        self.write(message, packed)
-        self.close()
-
     def fail(self, error: ServerError) -> None:
         """Send the error."""
         self.leave()
@@ -155,9 +143,6 @@ class InferRpc(UnaryRpc, InferCall):
         super().guard(error)
 
     def abandon(self) -> None:
-        """Cancel the request, or the compression of its answer."""
-        packing, self._packing = self._packing, None
-        if packing is not None:
-            packing.cancel()
-        elif self.entered:
+        """Cancel the request."""
+        if self.entered:
             self.cancel()

@@ -1,0 +1,110 @@
+"""The doors of clients, HTTP and gRPC, in the server's process or in a front end."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from headrace.api.header_rules import HeaderRules
+from headrace.doors.grpc.call import Handlers, Server
+from headrace.doors.grpc.native.server import NativeServer
+from headrace.doors.grpc.options import GrpcOptions, TlsFiles
+from headrace.doors.http.infer import CountedApp
+from headrace.doors.http.protocol import BoundedProtocol
+from headrace.doors.http.server import HttpServer, fast_protocol
+from headrace.engine.admission import Admission
+from headrace.engine.doors import Entrance
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP door."""
+
+    address: str
+    port: int
+    fast_path: bool
+    keep_alive_secs: int
+    body_timeout_secs: int
+    max_age_secs: int
+    read_secs: int
+    rules: HeaderRules
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    """The gRPC door."""
+
+    address: str
+    port: int
+    transport: str
+    rules: HeaderRules
+    options: GrpcOptions
+    tls: TlsFiles | None = None
+
+
+class ClientDoors:
+    """The doors that are open, which count with one `admission`."""
+
+    def __init__(self, admission: Admission, max_request_bytes: int, access_log: bool) -> None:
+        self._admission = admission
+        self._limit = max_request_bytes
+        self._access_log = access_log
+        self._http: HttpServer | None = None
+        self._grpc: Server | None = None
+
+    def open_http(
+        self, config: HttpConfig, listener: socket.socket, app: ASGIApp, entrance: Entrance
+    ) -> int:
+        """Answer over HTTP; the port. `app` has what is no plain request to `entrance`."""
+        rules, access_log = config.rules, self._access_log
+        self._http = HttpServer(
+            CountedApp(app, self._admission.answers, access_log),
+            listener,
+            config.keep_alive_secs,
+            config.body_timeout_secs,
+            fast_protocol(entrance, self._limit, access_log, rules)
+            if config.fast_path
+            else BoundedProtocol,
+            keep_names=bool(rules.forward),
+            max_age_secs=config.max_age_secs,
+            admission=self._admission,
+            read_secs=config.read_secs,
+        )
+        self._http.start()
+        return self._http.port
+
+    async def open_grpc(
+        self, config: GrpcConfig, listener: socket.socket | None, handlers: Handlers, shared: bool
+    ) -> int:
+        """Answer over gRPC, by grpcio without a `listener`, on a port `shared` or not; the port."""
+        given = handlers, self._admission, self._limit, self._access_log
+        if listener is not None:
+            context = config.tls.context() if config.tls else None
+            self._grpc = native = NativeServer(*given, context, config.options)
+            await native.start(listener)
+            return int(listener.getsockname()[1])
+        # Imported here because it takes memory and time, and few want it.
+        from headrace.doors.grpc.grpcio import GrpcioServer
+
+        self._grpc = server = GrpcioServer(*given, config.options, shared)
+        port = server.bind(config.address, config.port, config.tls)
+        await server.start()
+        return port
+
+    def end_unfinished(self) -> None:
+        """Give up requests that are half there."""
+        if self._http is not None:
+            self._http.end_unfinished()
+
+    async def announce(self, grace: float) -> None:
+        """Send clients elsewhere; what they have sent is still taken."""
+        doors = [door for door in (self._http, self._grpc) if door is not None]
+        await asyncio.gather(*(door.announce(grace) for door in doors))
+
+    async def close(self, grace: float, *beside: HttpServer) -> None:
+        """Close the doors, and others `beside` them; what is under way has `grace` seconds."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        doors = [*beside] if self._http is None else [self._http, *beside]
+        await asyncio.gather(*(door.stop(grace) for door in doors))
