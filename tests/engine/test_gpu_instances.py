@@ -8,7 +8,6 @@ import pytest
 from headrace.core.errors import InvalidConfig
 from headrace.engine.loading import load_version
 from headrace.engine.opening import LoadOptions, Opened, open_model
-from headrace.observability.nvml import Nvml
 from headrace.placement.backend import Backend
 from headrace.placement.local.gpus import CudaDriver, Gpus
 from headrace.placement.local.onnx import OnnxBackend
@@ -16,7 +15,7 @@ from headrace.placement.worker.python_backend import PythonBackend
 from headrace.repository.layout import read_model_directory
 from tests.models import onnx_graphs
 from tests.models.python_models import execution, tensors, write_python_model
-from tests.support.gpu_libraries import cuda_library, nvml_library
+from tests.support.gpu_libraries import NvmlOfTwo, cuda_library
 
 # Says in a file where it was told to be.
 PLACED = """
@@ -40,7 +39,7 @@ def two(tmp_path: Path) -> Gpus:
     return Gpus(
         1 << 20,
         partial(CudaDriver, cuda_library(tmp_path, devices=2)),
-        partial(Nvml, nvml_library(tmp_path)),
+        NvmlOfTwo,
     )
 
 

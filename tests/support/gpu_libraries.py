@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.observability.nvml import GpuReading, Nvml
+
 _CUDA = r"""
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +48,7 @@ _NVML = r"""
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
-int nvmlInit_v2(void) { return INIT; }
+int nvmlInitWithFlags(unsigned flags) { return flags; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     if (!strncmp(uuid, "GPU-0a", 6)) { *device = (void *)1; return 0; }
     if (!strncmp(uuid, "MIG-0b", 6)) { *device = (void *)2; return 0; }
@@ -69,16 +71,27 @@ def cuda_library(folder: Path, devices: int, init: int = 0) -> str:
     return _built(folder, f"cuda{devices}_{init}", _CUDA, {"DEVICES": devices, "INIT": init})
 
 
-def nvml_library(folder: Path, init: int = 0) -> str:
-    """NVML with a GPU, and a part of another one which tells of its memory only."""
-    return _built(folder, f"nvml{init}", _NVML, {"INIT": init})
+class NvmlOfTwo(Nvml):
+    """NVML with a GPU and a part of another one, without any library."""
+
+    def __init__(self) -> None: ...
+
+    def name(self, uuid: str) -> str:
+        return f"GPU-{uuid}" if uuid.startswith("0a") else f"MIG-{uuid}"
+
+    def memory(self, name: str) -> tuple[int, int]:
+        return 1000, 100
+
+    def read(self, name: str) -> GpuReading:
+        return GpuReading(name, *self.memory(name))
 
 
 def machine_with_gpus(folder: Path, devices: int) -> dict[str, str]:
     """Environment variables with which a process finds these libraries instead of real ones."""
     for built, name in (
         (cuda_library(folder, devices), "libcuda.so.1"),
-        (nvml_library(folder), "libnvidia-ml.so.1"),
+        # A GPU, and a part of another one which tells of its memory only.
+        (_built(folder, "nvml", _NVML, {}), "libnvidia-ml.so.1"),
     ):
         Path(built).rename(folder / name)
     return {"LD_LIBRARY_PATH": str(folder)}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.nvml import Nvml
+from headrace.observability.nvml import Nvml, NvmlError
 from headrace.placement.local.gpus import CudaDriver, Gpus
-from tests.support.gpu_libraries import cuda_library, nvml_library
+from tests.support.gpu_libraries import NvmlOfTwo, cuda_library
 
 WHOLE, PART = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "MIG-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
 
@@ -16,7 +16,7 @@ def test_two_gpus(tmp_path: Path) -> None:
     gpus = Gpus(
         1 << 20,
         partial(CudaDriver, cuda_library(tmp_path, devices=2)),
-        partial(Nvml, nvml_library(tmp_path)),
+        NvmlOfTwo,
     )
     before = gpus.pool
     assert before is None  # nobody has looked
@@ -36,11 +36,14 @@ def test_two_gpus(tmp_path: Path) -> None:
 
 
 def test_a_driver_alone_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def failing() -> Nvml:
+        raise NvmlError("no package")
+
     caplog.set_level("INFO")
     gpus = Gpus(
         0,
         partial(CudaDriver, cuda_library(tmp_path, devices=1)),
-        partial(Nvml, nvml_library(tmp_path, init=9)),
+        failing,
     )
     assert gpus.count == 1
     assert gpus.uuid(0) == WHOLE
@@ -48,7 +51,7 @@ def test_a_driver_alone_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert list(gpus.readings()) == []
     assert gpus.pinned(1 << 17) is None
     assert [record.message for record in caplog.records] == [
-        "nothing tells how the GPUs are: nvmlInit_v2 gave the error 9", f"GPUs: {WHOLE}",
+        "no metrics of GPUs: no package", f"GPUs: {WHOLE}",
     ]  # fmt: skip
 
 

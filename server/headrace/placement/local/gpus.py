@@ -290,7 +290,7 @@ class Gpus:
             self._meters = [GrowthMeter(_used_of(nvml, name)) for name in self._names]
             self._nvml = nvml
         except OSError as error:
-            log.info("nothing tells how the GPUs are: %s", error)
+            log.warning("no metrics of GPUs: %s", error)
         log.info("GPUs: %s", ", ".join(self._names))
 
 
