@@ -5,14 +5,7 @@ that a test can predict. What other suites use too is in `tests.models.onnx_grap
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import (
-    GraphProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from headrace.core.datatypes import Datatype
 from tests.models.onnx_graphs import ELEMENT_TYPES

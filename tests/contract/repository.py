@@ -24,10 +24,7 @@ def write_repository(root: Path) -> None:
     write_model(root, "one_string", one, "max_batch_size: 8")
     write_model(root, "scalar", identity(Datatype.FP64, []))
     write_model(
-        root,
-        "matrix",
-        identity(Datatype.FP32, ["rows", "high", "wide"]),
-        "max_batch_size: 4",
+        root, "matrix", identity(Datatype.FP32, ["rows", "high", "wide"]), "max_batch_size: 4"
     )
     write_model(root, "row_sum", graphs.row_sum(), "max_batch_size: 8")
     write_model(root, "optional_bias", graphs.optional_bias(), _OPTIONAL_BIAS)
@@ -37,12 +34,7 @@ def write_repository(root: Path) -> None:
     write_model(root, "ranked", identity(Datatype.FP32, ["rows", 4]), _RANKED)
     (root / "ranked" / "names.txt").write_text("zero\none\ntwo\n")
     write_model(root, "spaced out \u00fc+%", graphs.add_constant(1), "max_batch_size: 8")
-    write_model(
-        root,
-        "two_unknown",
-        identity(Datatype.FP32, ["high", "wide"]),
-        "max_batch_size: 0",
-    )
+    write_model(root, "two_unknown", identity(Datatype.FP32, ["high", "wide"]), "max_batch_size: 0")
     write_model(root, "lookup", lookup(), "max_batch_size: 8")
     write_model(root, "decoupled", graphs.add_constant(1), _DECOUPLED)
     _add_scheduled(root, "spin_delay")
@@ -86,12 +78,7 @@ def write_late_repository(root: Path) -> None:
 
 def write_small_repository(root: Path) -> None:
     """What the servers with unusual settings serve."""
-    write_model(
-        root,
-        "identity",
-        identity(Datatype.FP32, ["rows", "length"]),
-        "max_batch_size: 8",
-    )
+    write_model(root, "identity", identity(Datatype.FP32, ["rows", "length"]), "max_batch_size: 8")
     write_model(root, "spin", graphs.spin(), f"max_batch_size: 8\n{_ONE_INSTANCE}\n{_HOLD}")
 
 

@@ -15,19 +15,16 @@ from tests.support.server_process import ServerProcess, clean_server
 EVIL = "evil.example:8000"
 SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("reference",)]
 CHANGES = [
-    ("POST", "/v2/repository/models/m/load", {}),
-    ("POST", "/v2/repository/models/m/unload", {}),
+    ("POST", "/v2/repository/models/m/load", {}), ("POST", "/v2/repository/models/m/unload", {}),
     ("POST", "/v2/logging", {"log_verbose_level": 0}),
     ("POST", "/v2/trace/setting", {"trace_rate": "1"}),
     ("POST", "/v2/models/m/trace/setting", {"trace_rate": "1"}),
-    ("POST", "/v2/models/m/traffic", {}),
-    ("DELETE", "/v2/models/m/traffic", None),
-    ("POST", "/v2/models/m/traffic/promote", {}),
-    ("POST", "/v2/models/m/traffic/rollback", {}),
+    ("POST", "/v2/models/m/traffic", {}), ("DELETE", "/v2/models/m/traffic", None),
+    ("POST", "/v2/models/m/traffic/promote", {}), ("POST", "/v2/models/m/traffic/rollback", {}),
     ("POST", "/v2/systemsharedmemory/region/r/register", {"key": "/k", "byte_size": 1}),
     ("POST", "/v2/systemsharedmemory/unregister", None),
     ("POST", "/v2/cudasharedmemory/region/r/unregister", None),
-]
+]  # fmt: skip
 BODY = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":[1]}]}'
 
 
@@ -77,15 +74,12 @@ def test_pages_of_other_sites_change_nothing(
 @pytest.mark.parametrize(
     "headers",
     [
-        {},
-        {"host": "headrace.models.svc.cluster.local"},
-        {"origin": "http://localhost:3000"},
-        {"origin": "http://127.0.0.1:3000"},
-        {"origin": "https://ops.example"},
+        {}, {"host": "headrace.models.svc.cluster.local"}, {"origin": "http://localhost:3000"},
+        {"origin": "http://127.0.0.1:3000"}, {"origin": "https://ops.example"},
         {"origin": "https://other.example:8443", "sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-origin"},
     ],
-)
+)  # fmt: skip
 def test_others_change_what_they_may(server: ServerProcess, headers: dict[str, str]) -> None:
     for path in ("/v2/repository/models/m/load", "/v2/models/m/traffic"):
         assert send(server, "POST", path, {}, headers).status_code == 200

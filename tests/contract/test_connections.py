@@ -39,9 +39,7 @@ from tests.support.server_process import ServerProcess, clean_server
 
 # grpcio tests its own signs of life.
 NATIVE = pytest.mark.parametrize(
-    "watchful",
-    ["default", pytest.param("frontends", marks=pytest.mark.slow)],
-    indirect=True,
+    "watchful", ["default", pytest.param("frontends", marks=pytest.mark.slow)], indirect=True
 )
 _MESSAGE = infer_message("identity", [Input("INPUT0", np.zeros((1, 1), np.float32))])
 _LARGE = infer_message("identity", [Input("INPUT0", np.zeros((1, 4_000), np.float32))])

@@ -138,8 +138,7 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
     name = f"broken_{world.transport}"
     write_model(world.root / "one", name, b"no model at all", CONFIG)
     with pytest.raises(
-        InvalidRequest,
-        match=f"load failed for model '{name}': version 1 is at UNAVAILABLE state: ",
+        InvalidRequest, match=f"load failed for model '{name}': version 1 is at UNAVAILABLE state: "
     ):
         world.client.load(name)
     ((version, state, _),) = world.index(name)
@@ -156,17 +155,14 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
         ("nowhere", NotFound, "failed to load 'nowhere', failed to poll from model repository"),
         ("twice", InvalidRequest, "model appears in two or more repositories"),
         (" ", InvalidRequest, "Model name cannot be empty. Please enter a valid name to deploy."),
-        (
-            "model..1",
-            InvalidRequest,
-            r"failed to load 'model\.\.1', model name must not contain path",
-        ),
+        ("model..1", InvalidRequest,
+         r"failed to load 'model\.\.1', model name must not contain path"),
         ("..", InvalidRequest, "model name must not contain path traversal characters"),
         ("../one/first", InvalidRequest, "must not contain path traversal characters"),
         ("/etc/passwd", InvalidRequest, "must not contain path traversal characters"),
         ("a\0b", InvalidRequest, "must not contain path traversal characters"),
     ],
-)
+)  # fmt: skip
 def test_names_that_cannot_be_loaded(
     world: World, name: str, error: type[Exception], text: str
 ) -> None:
@@ -202,13 +198,10 @@ def test_a_repository_cannot_be_named(world: World) -> None:
         ("load", b'{"parameters": {"config": {}}}', "'config', expected a string"),
         ("load", b'{"parameters": {"file:1/x": "%"}}', "'file:1/x', expected base64"),
         ("unload", b'{"parameters": []}', "Invalid value for 'parameters': expected an object"),
-        (
-            "unload",
-            b'{"parameters": {"unload_dependents": 1}}',
-            "Invalid value for 'unload_dependents': expected a boolean",
-        ),
+        ("unload", b'{"parameters": {"unload_dependents": 1}}',
+         "Invalid value for 'unload_dependents': expected a boolean"),
     ],
-)
+)  # fmt: skip
 def test_bodies_that_are_wrong(
     explicit: tuple[Path, ServerProcess], action: str, body: bytes, text: str
 ) -> None:
@@ -275,10 +268,7 @@ def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
     write_model(tmp_path / "two", "other", graphs.add_constant(9), CONFIG)
     repositories = [tmp_path / "one", tmp_path / "two", tmp_path / "sub/two"]
     options = ("--model-control-mode=explicit", "--load-model=*", "--model-namespacing=true")
-    with (
-        ServerProcess(*repositories, options=options) as server,
-        CLIENTS["http"](server) as client,
-    ):
+    with ServerProcess(*repositories, options=options) as server, CLIENTS["http"](server) as client:
         world = World(tmp_path, server, client, "http")
         names = ["same@one", "same@two", "same@two-2"]
         assert [m.name for m in client.index().models] == ["other", *names]

@@ -14,16 +14,10 @@ from tests.support.server_process import ServerProcess, clean_server
 from tests.support.watching import admitted, metrics, until
 
 CONTROL = [
-    "/v2/logging",
-    "/v2/trace/setting",
-    "/v2/models/m/trace/setting",
-    "/v2/models/m/traffic",
-    "/v2/repository/index",
-    "/v2/repository/models/m/load",
-    "/v2/repository/models/m/unload",
-    "/v2/systemsharedmemory/region/r/register",
-    "/v2/cudasharedmemory/region/r/register",
-]
+    "/v2/logging", "/v2/trace/setting", "/v2/models/m/trace/setting", "/v2/models/m/traffic",
+    "/v2/repository/index", "/v2/repository/models/m/load", "/v2/repository/models/m/unload",
+    "/v2/systemsharedmemory/region/r/register", "/v2/cudasharedmemory/region/r/register",
+]  # fmt: skip
 KEY = {"x-key": "secret"}
 LARGE = 3_000_000
 SLOWLY = [pytest.param("reference", marks=pytest.mark.slow)]

@@ -41,15 +41,10 @@ def test_model_metadata(caller: Client) -> None:
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        ("unbatched", [2, 3]),
-        ("scalar", []),
-        ("row_sum", [-1, -1]),
-        ("matrix", [-1, -1, -1]),
-        ("bare", [-1, 3]),
-        ("flat", [-1, 1]),  # as clients see it: the model itself has no second axis
-        ("folded", [-1, 2, 2]),
+        ("unbatched", [2, 3]), ("scalar", []), ("row_sum", [-1, -1]), ("matrix", [-1, -1, -1]),
+        ("bare", [-1, 3]), ("flat", [-1, 1]), ("folded", [-1, 2, 2]),
     ],
-)
+)  # fmt: skip
 def test_shapes_in_metadata(caller: Client, model: str, shape: list[int]) -> None:
     assert list(caller.model_metadata(model).inputs[0].shape) == shape
 

@@ -34,14 +34,9 @@ SIMPLE = add_sub(Datatype.FP32, 3)
 BOTH = {"INPUT0": FLOATS, "INPUT1": FLOATS}
 # By model, who answers.
 ANSWERS = {
-    "first": "triton",
-    "second": "onnxruntime",
-    "standby": "triton-2",
-    "third": "onnxruntime",
-    "python": "python",
-    "local": "onnxruntime",
-    "plain": "",
-}
+    "first": "triton", "second": "onnxruntime", "standby": "triton-2", "third": "onnxruntime",
+    "python": "python", "local": "onnxruntime", "plain": "",
+}  # fmt: skip
 STREAMS = {"teller": "triton", "standing_by": "triton-2", "here": "python"}  # decoupled ones
 
 
@@ -268,11 +263,7 @@ def test_a_request_that_no_backend_can_run(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_explained(
-    there: ServerProcess,
-    tmp_path: Path,
-    parameters: dict[str, str],
-    model: bytes | None,
-    told: str,
+    there: ServerProcess, tmp_path: Path, parameters: dict[str, str], model: bytes | None, told: str
 ) -> None:
     write_remote(tmp_path, "first", there.grpc, **parameters)
     if model is not None:

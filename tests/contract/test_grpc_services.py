@@ -11,12 +11,9 @@ from tests.support.grpc_client import GrpcClient, procedure
 
 _REFLECTION = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
 _SERVICES = {
-    "inference.GRPCInferenceService",
-    "headrace.v1.TrafficService",
-    "grpc.health.v1.Health",
-    "grpc.reflection.v1.ServerReflection",
-    "grpc.reflection.v1alpha.ServerReflection",
-}
+    "inference.GRPCInferenceService", "headrace.v1.TrafficService", "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "anything"])

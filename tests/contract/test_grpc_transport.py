@@ -256,10 +256,7 @@ def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: s
         with grpc.secure_channel(process.grpc, known) as channel:
             _infer_securely(channel)
         stranger = grpc.ssl_channel_credentials(root)
-        with (
-            pytest.raises(grpc.RpcError),
-            grpc.secure_channel(process.grpc, stranger) as channel,
-        ):
+        with pytest.raises(grpc.RpcError), grpc.secure_channel(process.grpc, stranger) as channel:
             _infer_securely(channel)
 
 

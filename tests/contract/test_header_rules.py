@@ -39,12 +39,9 @@ input { name: "X" data_type: TYPE_INT32 dims: 1 optional: true }
 output { name: "TOLD" data_type: TYPE_STRING dims: 1 }
 """
 _CATEGORIES = {
-    "health": "health",
-    "metadata,model-config": "meta",
-    "inference": "infer",
-    "model-repository": "admin",
-    "shared-memory,trace,logging": "other",
-}
+    "health": "health", "metadata,model-config": "meta", "inference": "infer",
+    "model-repository": "admin", "shared-memory,trace,logging": "other",
+}  # fmt: skip
 _INFER = "/v2/models/told/infer"
 _BODY = b'{"inputs":[]}'
 _KEY = {"X_Infer": "a=secret of infer"}
@@ -169,25 +166,19 @@ def test_metadata_of_a_stream_go_with_all_its_requests(served: ServerProcess) ->
 # --- restrictions
 
 _ROUTES = [
-    ("health", "GET", "/v2/health/live"),
-    ("health", "HEAD", "/v2/health/ready"),
+    ("health", "GET", "/v2/health/live"), ("health", "HEAD", "/v2/health/ready"),
     ("health", "GET", "/v2/models/told/ready"),
-    ("health", "GET", "/v2/models/told/versions/1/ready"),
-    ("meta", "GET", "/v2"),
-    ("meta", "GET", "/v2/"),
-    ("meta", "GET", "/v2/models/told"),
-    ("meta", "GET", "/v2/models/told/config"),
-    ("meta", "GET", "/v2/models/told/versions/1/config"),
+    ("health", "GET", "/v2/models/told/versions/1/ready"), ("meta", "GET", "/v2"),
+    ("meta", "GET", "/v2/"), ("meta", "GET", "/v2/models/told"),
+    ("meta", "GET", "/v2/models/told/config"), ("meta", "GET", "/v2/models/told/versions/1/config"),
     ("infer", "POST", "/v2/models/told/infer"),
     ("infer", "POST", "/v2/models/told/versions/1/infer"),
     ("infer", "POST", "/v2/models/told/generate"),
-    ("infer", "POST", "/v2/models/told/generate_stream"),
-    ("admin", "POST", "/v2/repository/index"),
+    ("infer", "POST", "/v2/models/told/generate_stream"), ("admin", "POST", "/v2/repository/index"),
     ("admin", "POST", "/v2/repository/models/told/load"),
-    ("admin", "POST", "/v2/repository/models/told/unload"),
-    ("both", "GET", "/v2/models/stats"),
+    ("admin", "POST", "/v2/repository/models/told/unload"), ("both", "GET", "/v2/models/stats"),
     ("both", "GET", "/v2/models/told/stats"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("header", "method", "path"), _ROUTES)

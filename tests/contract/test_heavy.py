@@ -70,10 +70,7 @@ def _zeros() -> bytes:
 
 _HEAVY: dict[str, Callable[[], tuple[bytes, dict[str, str]]]] = {
     "zeros": lambda: (_zeros(), {}),
-    "nested": lambda: (
-        _json(b",".join([b"[0,1]"] * _COUNT), "FP32", 2 * _COUNT, _IN_BINARY),
-        {},
-    ),
+    "nested": lambda: (_json(b",".join([b"[0,1]"] * _COUNT), "FP32", 2 * _COUNT, _IN_BINARY), {}),
     "nan": lambda: (_json(b",".join([b"NaN"] * _COUNT), "FP32", _COUNT, _IN_BINARY), {}),
     "compressed": lambda: (gzip.compress(_zeros(), 1), {"content-encoding": "gzip"}),
     "answer": lambda: _binary(_NUMBERS, [{"name": "OUTPUT0"}]),
@@ -116,12 +113,10 @@ def test_a_heavy_request_whose_client_goes(heavy: ServerProcess) -> None:
     ("parameters", "text"),
     [
         ({"parameters": {str(n): n for n in range(1025)}}, "may have 1024 parameters, got 1025"),
-        (
-            {"outputs": [{"name": "OUTPUT0", "parameters": {"classification": MAX_CLASSES + 1}}]},
-            f"must be at most {MAX_CLASSES}",
-        ),
+        ({"outputs": [{"name": "OUTPUT0", "parameters": {"classification": MAX_CLASSES + 1}}]},
+         f"must be at most {MAX_CLASSES}"),
     ],
-)
+)  # fmt: skip
 def test_caps_over_http(heavy: ServerProcess, parameters: dict[str, object], text: str) -> None:
     document = json.loads(_json(b"7", "FP32", 1)) | parameters
     answer = ask(heavy.http, "POST", _INFER.format("identity_FP32"), json.dumps(document).encode())

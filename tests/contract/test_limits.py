@@ -44,11 +44,7 @@ def test_too_large_a_request(limited: Client) -> None:
 
 
 def test_one_too_many(
-    limited: Client,
-    narrow_metrics: Scraper,
-    pool: ThreadPoolExecutor,
-    number: int,
-    gates: Gates,
+    limited: Client, narrow_metrics: Scraper, pool: ThreadPoolExecutor, number: int, gates: Gates
 ) -> None:
     refused = narrow_metrics.now().value("headrace_overloaded_total")
     running = pool.submit(limited.infer, "held", {"VALUE": np.array([[number]])})

@@ -20,10 +20,7 @@ pytestmark = pytest.mark.slow
 
 COUNT = 1_000_000
 MODELS = ["in_worker", "in_onnx"]
-ELEMENTS = {
-    "mixed": [b"", b"a", "ä€".encode(), b"seven!!"] * (COUNT // 4),
-    "empty": [b""] * COUNT,
-}
+ELEMENTS = {"mixed": [b"", b"a", "ä€".encode(), b"seven!!"] * (COUNT // 4), "empty": [b""] * COUNT}
 every_model = pytest.mark.parametrize("model", MODELS)
 every_kind = pytest.mark.parametrize("kind", ELEMENTS)
 

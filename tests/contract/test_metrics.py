@@ -16,38 +16,22 @@ from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
 _OF_A_MODEL = (
-    "nv_inference_request_success",
-    "nv_inference_count",
-    "nv_inference_exec_count",
-    "nv_inference_request_duration_us",
-    "nv_inference_queue_duration_us",
-    "nv_inference_compute_input_duration_us",
-    "nv_inference_compute_infer_duration_us",
-    "nv_inference_compute_output_duration_us",
-    "nv_inference_pending_request_count",
-    "nv_model_load_duration_secs",
-    "headrace_queue_duration_seconds_bucket",
-    "headrace_queue_duration_seconds_sum",
-    "headrace_compute_duration_seconds_count",
-    "headrace_request_duration_seconds_count",
-    "headrace_batch_rows_count",
-)
+    "nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count",
+    "nv_inference_request_duration_us", "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us", "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us", "nv_inference_pending_request_count",
+    "nv_model_load_duration_secs", "headrace_queue_duration_seconds_bucket",
+    "headrace_queue_duration_seconds_sum", "headrace_compute_duration_seconds_count",
+    "headrace_request_duration_seconds_count", "headrace_batch_rows_count",
+)  # fmt: skip
 _OF_THE_SERVER = (
-    "headrace_ready",
-    "headrace_admitted_requests",
-    "headrace_admitted_bytes",
-    "headrace_admitted_bytes_peak",
-    "headrace_admitted_requests_limit",
-    "headrace_admitted_bytes_limit",
-    "headrace_overloaded_total",
-    "headrace_log_lines_dropped_total",
-    "headrace_model_loads_total",
-    "nv_cpu_utilization",
-    "nv_cpu_memory_total_bytes",
-    "nv_cpu_memory_used_bytes",
-    "process_resident_memory_bytes",
+    "headrace_ready", "headrace_admitted_requests", "headrace_admitted_bytes",
+    "headrace_admitted_bytes_peak", "headrace_admitted_requests_limit",
+    "headrace_admitted_bytes_limit", "headrace_overloaded_total",
+    "headrace_log_lines_dropped_total", "headrace_model_loads_total", "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes", "process_resident_memory_bytes",
     "python_gc_collections_total",
-)
+)  # fmt: skip
 
 
 def test_names_and_labels(metrics: Scraper) -> None:

@@ -47,10 +47,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=FIRST_CARRIER,
-)
+@pytest.fixture(scope="module", params=FIRST_CARRIER)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

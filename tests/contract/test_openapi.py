@@ -11,14 +11,11 @@ from tests.support.http_socket import ask
 from tests.support.server_process import ServerProcess
 from tests.support.shared_memory import SharedFile
 
-CONTROL = {  # which this server does not allow
-    ("post", "/v2/repository/models/{name}/load"),
-    ("post", "/v2/repository/models/{name}/unload"),
-    ("delete", "/v2/models/{name}/traffic"),
-    ("post", "/v2/models/{name}/traffic"),
-    ("post", "/v2/models/{name}/traffic/promote"),
-    ("post", "/v2/models/{name}/traffic/rollback"),
-}
+CONTROL = {
+    ("post", "/v2/repository/models/{name}/load"), ("post", "/v2/repository/models/{name}/unload"),
+    ("delete", "/v2/models/{name}/traffic"), ("post", "/v2/models/{name}/traffic"),
+    ("post", "/v2/models/{name}/traffic/promote"), ("post", "/v2/models/{name}/traffic/rollback"),
+}  # fmt: skip
 ROUTES = CONTROL | {
     ("get", "/v2"),
     ("get", "/v2/health/live"),

@@ -30,19 +30,15 @@ INTS = np.arange(32, dtype=np.int32).reshape(2, 16)
 CASES: list[tuple[str, Inputs]] = [
     ("simple", {"INPUT0": INTS, "INPUT1": INTS}),
     ("unbatched", {"INPUT0": FLOATS[:3], "INPUT1": FLOATS[3:]}),
-    ("scalar", {"INPUT0": np.array(2.5)}),
-    ("matrix", {"INPUT0": FLOATS.reshape(1, 2, 3)}),
+    ("scalar", {"INPUT0": np.array(2.5)}), ("matrix", {"INPUT0": FLOATS.reshape(1, 2, 3)}),
     ("matrix", {"INPUT0": FLOATS.reshape(2, 3, 1)}),
-    ("two_unknown", {"INPUT0": FLOATS.reshape(2, 3)}),
-    ("flat", {"INPUT0": FLOATS.reshape(6, 1)}),
-    ("simple", {"INPUT0": INTS}),
-    ("simple", {"INPUT0": INTS, "INPUT1": INTS[:, :3]}),
+    ("two_unknown", {"INPUT0": FLOATS.reshape(2, 3)}), ("flat", {"INPUT0": FLOATS.reshape(6, 1)}),
+    ("simple", {"INPUT0": INTS}), ("simple", {"INPUT0": INTS, "INPUT1": INTS[:, :3]}),
     ("simple", {"INPUT0": INTS, "other": INTS}),
     ("simple", {"INPUT0": INTS, "INPUT1": INTS.astype(np.int64)}),
     ("simple", {"INPUT0": np.zeros((9, 16), np.int32), "INPUT1": np.zeros((9, 16), np.int32)}),
-    ("lookup", {"INPUT0": np.array([[10_000]], np.int64)}),
-    ("nope", {"INPUT0": INTS}),
-]
+    ("lookup", {"INPUT0": np.array([[10_000]], np.int64)}), ("nope", {"INPUT0": INTS}),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -187,8 +187,7 @@ def test_the_configuration_is_the_servers(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_sequence_is_lost_with_its_server(
-    tmp_path: Path,
-    started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]],
+    tmp_path: Path, started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]
 ) -> None:
     there, front, client = started(tmp_path, count=2)
     ids = ["a", "b"]
@@ -208,8 +207,7 @@ def test_a_sequence_is_lost_with_its_server(
 
 @pytest.mark.slow
 def test_an_idle_sequence_is_forgotten(
-    tmp_path: Path,
-    started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]],
+    tmp_path: Path, started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]
 ) -> None:
     there, front, client = started(tmp_path, idle_us=100_000)
     assert add(client, 1, 3, start=True) == 1
@@ -220,8 +218,7 @@ def test_an_idle_sequence_is_forgotten(
 
 
 def test_a_client_that_goes_meanwhile_loses_its_sequence(
-    tmp_path: Path,
-    started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]],
+    tmp_path: Path, started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]
 ) -> None:
     there, front, client = started(tmp_path)
     assert add(client, 1, "a", start=True) == 1

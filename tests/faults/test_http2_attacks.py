@@ -123,10 +123,7 @@ def test_a_client_that_never_opens_its_windows(busy: Busy) -> None:
     """Its answers wait, and are let go of with it."""
 
     async def scenario() -> None:
-        async with (
-            attacking(busy, (4, 0)) as attacker,
-            open_channel(busy.server.grpc) as channel,
-        ):
+        async with attacking(busy, (4, 0)) as attacker, open_channel(busy.server.grpc) as channel:
             for number in range(1, 400, 2):
                 attacker.writer.write(attacker.request(number, busy_message("busy", 1)))
             heads: set[int] = set()

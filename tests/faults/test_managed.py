@@ -18,13 +18,7 @@ import pytest
 
 from headrace.core.errors import ServerError
 from tests.support.grpc_client import GrpcClient
-from tests.support.managed import (
-    CPU,
-    descendants,
-    servers,
-    write_managed,
-    write_program,
-)
+from tests.support.managed import CPU, descendants, servers, write_managed, write_program
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import real_program

@@ -161,10 +161,7 @@ def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str)
         path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
         whole = post_bytes(path, busy_json(2) + b" " * 300_000)
         head, body = whole.split(b"\r\n\r\n", 1)
-        async with (
-            await HttpConnection.open(server.http) as connection,
-            holding(few, MODEL),
-        ):
+        async with await HttpConnection.open(server.http) as connection, holding(few, MODEL):
             waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
             await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
             await connection.send(head + b"\r\n\r\n" + body[:10])

@@ -69,8 +69,7 @@ def start(folder: Path, *options: str) -> ServerProcess:
 
 
 @pytest.fixture(
-    scope="module",
-    params=["one process", pytest.param("front ends", marks=pytest.mark.slow)],
+    scope="module", params=["one process", pytest.param("front ends", marks=pytest.mark.slow)]
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

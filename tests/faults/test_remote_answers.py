@@ -208,10 +208,7 @@ def front(
     write_remote(root, "hasty", url, remote_model="m", timeout_secs="1")
     write_remote(root, "usual", url, remote_model="m")
     write_model(root, "neighbour", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
-    with (
-        grpc_upstream(messages) as port,
-        grpc_upstream(messages, grpc.Compression.Gzip) as packing,
-    ):
+    with grpc_upstream(messages) as port, grpc_upstream(messages, grpc.Compression.Gzip) as packing:
         write_remote(root, "message", f"127.0.0.1:{port}", remote_model="m", **more)
         write_remote(root, "packed", f"127.0.0.1:{packing}", remote_model="m", **more)
         count = "1" if request.param == "frontends" else "0"

@@ -125,14 +125,11 @@ BROKEN = {
     "no_execute": "class TritonPythonModel: ...",
 }
 _SAYS = {
-    "no_class": "neither a class TritonPythonModel",
-    "syntax": "SyntaxError",
+    "no_class": "neither a class TritonPythonModel", "syntax": "SyntaxError",
     "missing_module": "No module named 'no_such_module'",
-    "raises_at_import": "RuntimeError: at import",
-    "exits_at_import": "ended with status 7",
-    "raises_at_start": "KeyError: 'at start'",
-    "no_execute": "has no method execute",
-}
+    "raises_at_import": "RuntimeError: at import", "exits_at_import": "ended with status 7",
+    "raises_at_start": "KeyError: 'at start'", "no_execute": "has no method execute",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -16,21 +16,14 @@ Dims = Sequence[int | str]
 ROWS = "rows"
 
 ELEMENT_TYPES: dict[Datatype, int] = {
-    Datatype.BOOL: TensorProto.BOOL,
-    Datatype.UINT8: TensorProto.UINT8,
-    Datatype.UINT16: TensorProto.UINT16,
-    Datatype.UINT32: TensorProto.UINT32,
-    Datatype.UINT64: TensorProto.UINT64,
-    Datatype.INT8: TensorProto.INT8,
-    Datatype.INT16: TensorProto.INT16,
-    Datatype.INT32: TensorProto.INT32,
-    Datatype.INT64: TensorProto.INT64,
-    Datatype.FP16: TensorProto.FLOAT16,
-    Datatype.FP32: TensorProto.FLOAT,
-    Datatype.FP64: TensorProto.DOUBLE,
-    Datatype.BYTES: TensorProto.STRING,
-    Datatype.BF16: TensorProto.BFLOAT16,
-}
+    Datatype.BOOL: TensorProto.BOOL, Datatype.UINT8: TensorProto.UINT8,
+    Datatype.UINT16: TensorProto.UINT16, Datatype.UINT32: TensorProto.UINT32,
+    Datatype.UINT64: TensorProto.UINT64, Datatype.INT8: TensorProto.INT8,
+    Datatype.INT16: TensorProto.INT16, Datatype.INT32: TensorProto.INT32,
+    Datatype.INT64: TensorProto.INT64, Datatype.FP16: TensorProto.FLOAT16,
+    Datatype.FP32: TensorProto.FLOAT, Datatype.FP64: TensorProto.DOUBLE,
+    Datatype.BYTES: TensorProto.STRING, Datatype.BF16: TensorProto.BFLOAT16,
+}  # fmt: skip
 
 
 def write_model(
@@ -212,10 +205,7 @@ def with_default() -> bytes:
     """OUTPUT0 = INPUT0 * SCALE, where SCALE is an input that the model has a value for, 2."""
     return _model(
         [helper.make_node("Mul", ["INPUT0", "SCALE"], ["OUTPUT0"])],
-        [
-            _info("INPUT0", TensorProto.FLOAT, (ROWS, 2)),
-            _info("SCALE", TensorProto.FLOAT, (1,)),
-        ],
+        [_info("INPUT0", TensorProto.FLOAT, (ROWS, 2)), _info("SCALE", TensorProto.FLOAT, (1,))],
         [_info("OUTPUT0", TensorProto.FLOAT, (ROWS, 2))],
         [helper.make_tensor("SCALE", TensorProto.FLOAT, [1], [2.0])],
     )

@@ -126,9 +126,7 @@ class GrpcClient(Client):
         return procedure(self.channel, f"{SERVICE}/{name}", answer)
 
     def stream(
-        self,
-        requests: Iterable[pb.ModelInferRequest],
-        metadata: Sequence[tuple[str, str]] = (),
+        self, requests: Iterable[pb.ModelInferRequest], metadata: Sequence[tuple[str, str]] = ()
     ) -> Any:
         """ModelStreamInfer: grpcio's call, which gives the responses when iterated."""
         path = f"{SERVICE}/ModelStreamInfer"
@@ -221,11 +219,8 @@ def _retry_after(call: Any) -> int:
 
 
 _PARAMETER_FIELDS: dict[type, str] = {
-    bool: "bool_param",
-    int: "int64_param",
-    float: "double_param",
-    str: "string_param",
-}
+    bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param",
+}  # fmt: skip
 
 
 def _serialise(message: Message | bytes) -> bytes:

@@ -11,13 +11,10 @@ import h2.events
 from h2.config import H2Configuration
 
 REQUEST = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/inference.GRPCInferenceService/ModelInfer"),
-    (":authority", "test"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
+    (":method", "POST"), (":scheme", "http"),
+    (":path", "/inference.GRPCInferenceService/ModelInfer"), (":authority", "test"),
+    ("te", "trailers"), ("content-type", "application/grpc"),
+]  # fmt: skip
 _SECONDS = 30
 
 
