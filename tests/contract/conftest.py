@@ -139,28 +139,29 @@ def server(
     return servers(request.param)
 
 
-@pytest.fixture(scope="session", params=CLIENTS)
+# Of the module's own server where it has one.
+@pytest.fixture(scope="module", params=CLIENTS)
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     """The suite's server through each transport and form of tensors."""
     with CLIENTS[request.param](server) as client:
         yield client
 
 
-@pytest.fixture(scope="session", params=["http", "grpc"])
+@pytest.fixture(scope="module", params=["http", "grpc"])
 def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     """The suite's server through each transport, for what the form of tensors has no part in."""
     with CLIENTS[request.param](server) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
     """The suite's server over gRPC."""
     with GrpcClient(server.grpc) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def metrics(server: ServerProcess) -> Iterator[Scraper]:
     """The metrics of the suite's server."""
     with Scraper(server.metrics) as scraper:

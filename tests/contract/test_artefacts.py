@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound
-from tests.contract.conftest import CLIENTS
 from tests.support.client import Client, strings
 from tests.support.server_process import ServerProcess, clean_server
 
@@ -78,7 +77,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a model in each format, and of some that it refuses."""
     root = tmp_path_factory.mktemp("artefacts")
     skops_io.dump(MODELS["skl"], folder(root, "skl") / "model.skops")
@@ -101,13 +100,6 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     write_mlflow(root)
     with clean_server(root, options=["--exit-on-error=false"]) as process:
         yield process
-
-
-@pytest.fixture(scope="module", params=CLIENTS)
-def client(request: pytest.FixtureRequest, artefacts: ServerProcess) -> Iterator[Client]:
-    """That server through each transport and form of tensors."""
-    with CLIENTS[request.param](artefacts) as client:
-        yield client
 
 
 def reason(client: Client, model: str) -> str:
@@ -196,11 +188,11 @@ def test_trust_is_true_or_false(client: Client) -> None:
     )
 
 
-def test_a_file_that_cannot_be_read(client: Client, artefacts: ServerProcess) -> None:
+def test_a_file_that_cannot_be_read(client: Client, server: ServerProcess) -> None:
     told = reason(client, "broken")
     assert told.startswith("ValueError: model.ubj cannot be loaded as an XGBoost model: ")
     assert "/" not in told
-    assert "XGBoostError" in artefacts.log
+    assert "XGBoostError" in server.log
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
@@ -210,6 +202,6 @@ def test_a_library_that_is_missing(client: Client) -> None:
     assert "requirements.txt beside the model" in told
 
 
-def test_a_parameter_that_nothing_reads_is_reported(artefacts: ServerProcess) -> None:
-    assert "parameters['DISABLE_CUDNN'] has no effect on this server" in artefacts.log
-    assert "parameters['trust_model_code'] has no effect" not in artefacts.log
+def test_a_parameter_that_nothing_reads_is_reported(server: ServerProcess) -> None:
+    assert "parameters['DISABLE_CUDNN'] has no effect on this server" in server.log
+    assert "parameters['trust_model_code'] has no effect" not in server.log

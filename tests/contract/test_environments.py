@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.conftest import CLIENTS
 from tests.models.environments import (
     parameter,
     write_archive,
@@ -63,12 +62,6 @@ def server(folder: Path) -> Iterator[ServerProcess]:
     environment = {"PIP_INDEX_URL": "https://token@host.invalid/simple"}
     with clean_server(folder / "repository", options=given, environment=environment) as process:
         yield process
-
-
-@pytest.fixture(scope="module", params=["http", "grpc"])
-def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](server) as client:
-        yield client
 
 
 def tell(client: Client, model: str) -> dict[str, Any]:

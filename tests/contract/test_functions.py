@@ -16,7 +16,7 @@ import pytest
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, RepositoryError, ServerError
 from headrace.placement.worker.python_backend import PythonBackend
-from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
 from tests.models.python_models import write_python_model
 from tests.placement.test_python_backend import spec
@@ -39,7 +39,7 @@ NARROW = """
 
 
 @pytest.fixture(scope="module", params=["default", *EACH_PROXY])
-def function_server(
+def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of functions: one as a file, the others in a repository."""
@@ -56,13 +56,6 @@ def function_server(
         assert "the counter is closed" in process.log
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
-def functions(request: pytest.FixtureRequest, function_server: ServerProcess) -> Iterator[Client]:
-    """That server through each transport and form of tensors."""
-    with CLIENTS[request.param](function_server) as client:
-        yield client
-
-
 def text(*values: str) -> Any:
     """A BYTES array of one value a row."""
     return strings([value.encode() for value in values])
@@ -74,30 +67,30 @@ def ask(client: Client, *texts: str, **more: Any) -> Mapping[str, Any]:
     return {name: outputs[name].tolist() for name in ("score", "label")}
 
 
-def test_a_file_by_itself(functions: Client) -> None:
-    assert ask(functions, "good day", "bad, bad") == {
+def test_a_file_by_itself(client: Client) -> None:
+    assert ask(client, "good day", "bad, bad") == {
         "score": [1.0, -2.0], "label": [b"positive", b"negative"]
     }  # fmt: skip
     bias = np.array([-2, 5], np.float32)
-    assert ask(functions, "good day", "bad, bad", bias=bias)["score"] == [-1.0, 3.0]
+    assert ask(client, "good day", "bad, bad", bias=bias)["score"] == [-1.0, 3.0]
 
 
-def test_its_metadata_and_configuration(functions: Client) -> None:
-    metadata = functions.model_metadata("sentiment")
+def test_its_metadata_and_configuration(client: Client) -> None:
+    metadata = client.model_metadata("sentiment")
     assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
         ("text", "BYTES", [-1]), ("bias", "FP32", [-1])
     ]  # fmt: skip
     assert [(t.name, t.datatype, list(t.shape)) for t in metadata.outputs] == [
         ("score", "FP32", [-1]), ("label", "BYTES", [-1]), ("calls", "FP32", [-1])
     ]  # fmt: skip
-    config = functions.model_config("sentiment")
+    config = client.model_config("sentiment")
     assert config.max_batch_size == 64
     assert [tensor.optional for tensor in config.input] == [False, True]
 
 
-def test_many_requests_are_few_calls(functions: Client) -> None:
+def test_many_requests_are_few_calls(client: Client) -> None:
     def calls(number: int) -> float:
-        answer = functions.infer("sentiment", {"text": text("." + "good " * number)})
+        answer = client.infer("sentiment", {"text": text("." + "good " * number)})
         assert answer["score"].tolist() == [number]
         return float(answer["calls"][0])
 
@@ -105,11 +98,11 @@ def test_many_requests_are_few_calls(functions: Client) -> None:
         assert len(set(pool.map(calls, range(100)))) < 100
 
 
-def test_what_is_wrong_with_one_request_is_its_own(functions: Client) -> None:
+def test_what_is_wrong_with_one_request_is_its_own(client: Client) -> None:
     def outcome(number: int) -> str:
         words = {3: "", 5: "boom"}.get(number % 8, "." + "good " * number)
         try:
-            return str(ask(functions, words)["score"][0])
+            return str(ask(client, words)["score"][0])
         except InvalidRequest as error:
             assert str(error) == "text is empty"  # noqa: PT017
             return "empty"
@@ -124,87 +117,87 @@ def test_what_is_wrong_with_one_request_is_its_own(functions: Client) -> None:
     ]
 
 
-def test_text_that_is_none(functions: Client) -> None:
-    if not functions.carries_bytes:
+def test_text_that_is_none(client: Client) -> None:
+    if not client.carries_bytes:
         pytest.skip("JSON carries text alone")
     with pytest.raises(InvalidRequest, match=r"input 'text': b'\\xff' is not UTF-8"):
-        functions.infer("sentiment", {"text": strings([b"\xff"])})
+        client.infer("sentiment", {"text": strings([b"\xff"])})
 
 
-def test_every_datatype(functions: Client) -> None:
+def test_every_datatype(client: Client) -> None:
     inputs = {
         str(one): np.array([1, 0], NUMPY[one])
         for one in Datatype
         if one not in (Datatype.BYTES, Datatype.BF16)
     }
-    if not functions.carries(Datatype.FP16):
+    if not client.carries(Datatype.FP16):
         pytest.skip("JSON has no FP16")
     inputs["BYTES"] = strings([b"\xff\0", b""])
     inputs["BF16"] = np.array([1.5, -2], NUMPY[Datatype.BF16])
-    answer = functions.infer("every", inputs)
+    answer = client.infer("every", inputs)
     assert answer.datatypes == {name: name for name in inputs}
     for name, array in inputs.items():
         assert answer[name].tolist() == array.tolist(), name
 
 
-def test_single_values_are_rows(functions: Client) -> None:
+def test_single_values_are_rows(client: Client) -> None:
     width = np.array([1.5, 2.0])
-    answer = functions.infer("area", {"width": width})
+    answer = client.infer("area", {"width": width})
     assert answer["output0"].tolist() == [1.5, 2.0]
     assert answer["output1"].tolist() == ["m²".encode()] * 2
-    answer = functions.infer("area", {"width": width, "height": width, "unit": text("a", "b")})
+    answer = client.infer("area", {"width": width, "height": width, "unit": text("a", "b")})
     assert answer["output0"].tolist() == [2.25, 4.0]
     assert answer["output1"].tolist() == ["a²".encode(), "b²".encode()]
     with pytest.raises(ExecutionFailed, match=r"ValueError: width -1\.0 is negative"):
-        functions.infer("area", {"width": np.array([2.0, -1.0])})
+        client.infer("area", {"width": np.array([2.0, -1.0])})
     with pytest.raises(InvalidRequest, match="batch-size must be <= 64"):
-        functions.infer("area", {"width": np.ones(65)})
+        client.infer("area", {"width": np.ones(65)})
 
 
-def test_a_class_that_gets_whole_requests(functions: Client) -> None:
+def test_a_class_that_gets_whole_requests(client: Client) -> None:
     x = np.array([[1, 2, 3], [0, 0, 1]], np.float32)
-    assert functions.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
-    assert functions.model_config("counter").max_batch_size == 0
+    assert client.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
+    assert client.model_config("counter").max_batch_size == 0
     with pytest.raises(InvalidRequest, match=r"Expected \[-1,3\], got \[2,4\]"):
-        functions.infer("counter", {"x": np.ones((2, 4), np.float32)})
+        client.infer("counter", {"x": np.ones((2, 4), np.float32)})
 
 
-def test_a_configuration_that_says_less(functions: Client) -> None:
-    config = functions.model_config("narrow")
+def test_a_configuration_that_says_less(client: Client) -> None:
+    config = client.model_config("narrow")
     assert config.max_batch_size == 4
     assert {tensor.name for tensor in config.input} == {"width", "height", "unit"}
-    answer = functions.infer("narrow", {"width": np.array([[2.0], [3.0]])})
+    answer = client.infer("narrow", {"width": np.array([[2.0], [3.0]])})
     assert answer["output0"].tolist() == [2.0, 3.0]
 
 
-def test_data_frames(functions: Client) -> None:
+def test_data_frames(client: Client) -> None:
     inputs = [
         Input("name", text("Ada", "Bob")),
         Input("age", np.array([36, 0])),
         Input("age.null", np.array([False, True])),
     ]
-    answer = functions.infer("people", inputs)
+    answer = client.infer("people", inputs)
     assert {name: array.tolist() for name, array in answer.outputs.items()} == {
         "name": [b"Ada", b"Bob"], "next": [37, 0], "next.null": [False, True],
         "adult": [True, False],
     }  # fmt: skip
-    assert functions.infer("people", inputs[:2])["next"].tolist() == [37, 1]
+    assert client.infer("people", inputs[:2])["next"].tolist() == [37, 1]
 
 
 @needs_arrow
-def test_tables(functions: Client) -> None:
+def test_tables(client: Client) -> None:
     inputs = {
         "word": text("a", "b", ""), "word.null": np.array([False, False, True]),
         "weight": np.array([1.5, 0, 2]), "weight.null": np.array([False, True, False]),
     }  # fmt: skip
-    answer = functions.infer("tables", inputs, outputs=["word", "word.null", "weight.null"])
+    answer = client.infer("tables", inputs, outputs=["word", "word.null", "weight.null"])
     assert answer["word"].tolist() == [b"", b"b", b"a"]
     assert answer["word.null"].tolist() == [True, False, False]
     assert answer["weight.null"].tolist() == [False, True, False]
 
 
-def test_a_coroutine(functions: Client) -> None:
-    answer = functions.infer("doubled_async", {"x": np.array([1.0, 2.0])})
+def test_a_coroutine(client: Client) -> None:
+    answer = client.infer("doubled_async", {"x": np.array([1.0, 2.0])})
     assert answer["output"].tolist() == [2.0, 4.0]
 
 
@@ -223,31 +216,31 @@ def streamed(server: ServerProcess, model: str, sentence: str) -> list[tuple[str
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_a_generator(function_server: ServerProcess, model: str) -> None:
-    assert streamed(function_server, model, "one two three") == [
+def test_a_generator(server: ServerProcess, model: str) -> None:
+    assert streamed(server, model, "one two three") == [
         ("one", 0), ("two", 1), ("three", 2)
     ]  # fmt: skip
-    assert streamed(function_server, model, " ") == []
+    assert streamed(server, model, " ") == []
     with pytest.raises(ServerError, match="text is empty"):
-        streamed(function_server, model, "")
+        streamed(server, model, "")
     with pytest.raises(ServerError, match="RuntimeError: boom"):
-        streamed(function_server, model, "one boom")
+        streamed(server, model, "one boom")
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_many_generators_at_once(function_server: ServerProcess, model: str) -> None:
+def test_many_generators_at_once(server: ServerProcess, model: str) -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: streamed(function_server, model, f"a{n} b"), range(40)))
+        found = list(pool.map(lambda n: streamed(server, model, f"a{n} b"), range(40)))
     assert found == [[(f"a{n}", 0), ("b", 1)] for n in range(40)]
 
 
 @pytest.mark.parametrize("model", STREAMS)
 def test_a_generator_whose_client_goes_is_closed(
-    function_server: ServerProcess, model: str, tmp_path: Path
+    server: ServerProcess, model: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     message = infer_message(model, [Input("text", text("one")), Input("log", text(str(log)))])
-    with GrpcClient(function_server.grpc) as client:
+    with GrpcClient(server.grpc) as client:
         call = client.stream([message])
         next(call)
         next(call)

@@ -8,7 +8,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.models.onnx_graphs import ROWS, identity, lookup, write_model
 from tests.support.client import Client
 from tests.support.scrape import Scraper
@@ -35,13 +35,6 @@ def server(
     options = ("--default-max-batch-size=8", *CARRIERS[request.param])
     with clean_server(root, options=options) as process:
         yield process
-
-
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """That server, through each transport and form of tensors."""
-    with CLIENTS[request.param](server) as client:
-        yield client
 
 
 def rows_of(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

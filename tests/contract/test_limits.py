@@ -1,7 +1,7 @@
 """A server that takes one request of 4096 bytes at once, and writes a JSON line for each."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -11,7 +11,6 @@ import pytest
 from headrace.core.errors import PayloadTooLarge, Unavailable
 from headrace.core.tensors import Array
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CLIENTS
 from tests.contract.held import Gates
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
@@ -22,54 +21,46 @@ from tests.support.server_process import ServerProcess
 _ONE: dict[str, Array] = {"INPUT0": np.ones((1, 1), np.float32)}
 
 
-@pytest.fixture(params=CLIENTS)
-def limited(request: pytest.FixtureRequest, narrow: ServerProcess) -> Iterator[Client]:
-    """The narrow server through each transport and form of tensors."""
-    with CLIENTS[request.param](narrow) as client:
-        yield client
+@pytest.fixture(scope="module")
+def server(narrow: ServerProcess) -> ServerProcess:
+    """One that takes little."""
+    return narrow
 
 
-@pytest.fixture
-def narrow_metrics(narrow: ServerProcess) -> Iterator[Scraper]:
-    """The narrow server's metrics."""
-    with Scraper(narrow.metrics) as scraper:
-        yield scraper
-
-
-def test_too_large_a_request(limited: Client) -> None:
+def test_too_large_a_request(client: Client) -> None:
     with pytest.raises(PayloadTooLarge) as refused:
-        limited.infer("identity", {"INPUT0": np.ones((8, 150), np.float32)})
+        client.infer("identity", {"INPUT0": np.ones((8, 150), np.float32)})
     assert "exceeds the maximum allowed value of 4096 bytes" in str(refused.value)
     assert "--max-request-bytes" in str(refused.value)
 
 
 def test_one_too_many(
-    limited: Client, narrow_metrics: Scraper, pool: ThreadPoolExecutor, number: int, gates: Gates
+    client: Client, metrics: Scraper, pool: ThreadPoolExecutor, number: int, gates: Gates
 ) -> None:
-    refused = narrow_metrics.now().value("headrace_overloaded_total")
-    running = pool.submit(limited.infer, "held", {"VALUE": np.array([[number]])})
-    narrow_metrics.until_running("held")
+    refused = metrics.now().value("headrace_overloaded_total")
+    running = pool.submit(client.infer, "held", {"VALUE": np.array([[number]])})
+    metrics.until_running("held")
     with pytest.raises(Unavailable, match="the server is at its limit of 1 requests") as refusal:
-        limited.infer("identity", _ONE)
+        client.infer("identity", _ONE)
     assert refusal.value.retry_after == 1
-    assert limited.live()
-    assert limited.ready()
+    assert client.live()
+    assert client.ready()
     gates.open()
     assert running.result()["OUTPUT0"].tolist() == [[number]]
-    narrow_metrics.until_idle()
-    assert limited.infer("identity", _ONE)["OUTPUT0"].tolist() == [[1]]
-    assert narrow_metrics.now().value("headrace_overloaded_total") - refused == 1
+    metrics.until_idle()
+    assert client.infer("identity", _ONE)["OUTPUT0"].tolist() == [[1]]
+    assert metrics.now().value("headrace_overloaded_total") - refused == 1
 
 
 def test_overload_says_when_to_come_back(
-    narrow: ServerProcess, narrow_metrics: Scraper, number: int, gates: Gates
+    server: ServerProcess, metrics: Scraper, number: int, gates: Gates
 ) -> None:
     """Over HTTP, which has a header for it; the refused connection can be used again."""
     tensor = {"name": "VALUE", "datatype": "INT64", "shape": [1, 1], "data": [number]}
     body = json.dumps({"inputs": [tensor]}).encode()
-    with HttpSocket(narrow.http) as busy, HttpSocket(narrow.http) as other:
+    with HttpSocket(server.http) as busy, HttpSocket(server.http) as other:
         busy.send(request("POST", "/v2/models/held/infer", body))
-        narrow_metrics.until_running("held")
+        metrics.until_running("held")
         answer = other.ask("POST", "/v2/models/held/infer", body)
         assert answer.status == 503
         assert answer.headers["retry-after"] == "1"
@@ -78,16 +69,16 @@ def test_overload_says_when_to_come_back(
         assert other.ask("GET", "/v2/health/ready").status == 200
 
 
-def test_access_log(narrow: ServerProcess) -> None:
+def test_access_log(server: ServerProcess) -> None:
     """One JSON object for each request, over both transports."""
-    with GrpcClient(narrow.grpc) as client:
+    with GrpcClient(server.grpc) as client:
         client.infer("identity", _ONE)
         with pytest.raises(PayloadTooLarge):
             client.infer("identity", {"INPUT0": np.ones((8, 150), np.float32)})
-    ask(narrow.http, "GET", "/v2/models/access_log_probe")
+    ask(server.http, "GET", "/v2/models/access_log_probe")
 
     def lines() -> list[dict[str, object]]:
-        entries = [json.loads(line) for line in narrow.log.splitlines()]
+        entries = [json.loads(line) for line in server.log.splitlines()]
         return [entry for entry in entries if entry["logger"] == "headrace.access"]
 
     probe = "/v2/models/access_log_probe"
@@ -107,23 +98,25 @@ def test_access_log(narrow: ServerProcess) -> None:
     assert {"OK", "RESOURCE_EXHAUSTED"} <= statuses
 
 
-def test_log_lines_are_json(narrow: ServerProcess) -> None:
-    for line in narrow.log.splitlines():
+def test_log_lines_are_json(server: ServerProcess) -> None:
+    for line in server.log.splitlines():
         entry = json.loads(line)
         assert {"time", "level", "logger", "message"} <= set(entry)
         assert entry["time"].endswith("Z")
 
 
-def test_requests_are_not_logged_unless_asked(server: ServerProcess) -> None:
+def test_requests_are_not_logged_unless_asked(servers: Callable[[str], ServerProcess]) -> None:
+    server = servers("default")
     ask(server.http, "GET", "/v2/models/access_log_probe")
     ask(server.http, "GET", "/v2")
     assert "access_log_probe" not in server.log
 
 
 @pytest.mark.slow
-def test_message_far_beyond_the_limit(narrow: ServerProcess) -> None:
+def test_message_far_beyond_the_limit(servers: Callable[[str], ServerProcess]) -> None:
     """grpcio refuses this one itself, before it is read; its own text names no setting."""
-    with GrpcClient(narrow.grpc) as client:
+    server = servers("reference")
+    with GrpcClient(server.grpc) as client:
         infer = client.procedure("ModelInfer", pb.ModelInferResponse)
         call = infer.future(bytes(100 << 20), timeout=60)
         assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

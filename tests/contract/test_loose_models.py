@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Array
-from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
 from tests.models.onnx_graphs import without_inputs, write_model
 from tests.models.python_models import STRICT, execution, tensors, write_python_model
@@ -111,13 +111,6 @@ def server(
             yield server
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
-
-
-@pytest.fixture(scope="module", params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """That server, over either protocol."""
-    with CLIENTS[request.param](server) as client:
-        yield client
 
 
 # --- no inputs

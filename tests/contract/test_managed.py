@@ -52,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(
     scope="module", params=["default", pytest.param("frontends", marks=pytest.mark.slow)]
 )
-def managed(request: pytest.FixtureRequest, program: Path, root: Path) -> Iterator[ServerProcess]:
+def server(request: pytest.FixtureRequest, program: Path, root: Path) -> Iterator[ServerProcess]:
     options = (
         f"--triton-server={program}", *OPTIONS, "--exit-on-error=false", *CARRIERS[request.param],
     )  # fmt: skip
@@ -65,16 +65,10 @@ def managed(request: pytest.FixtureRequest, program: Path, root: Path) -> Iterat
         assert "Exception in callback" not in process.log
 
 
-@pytest.fixture(params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, managed: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](managed) as client:
-        yield client
-
-
 @pytest.fixture(params=["http", pytest.param("grpc", marks=pytest.mark.slow)])
-def updated(request: pytest.FixtureRequest, managed: ServerProcess) -> Iterator[Client]:
+def updated(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
     """A client of a server whose repository changes."""
-    with CLIENTS[request.param](managed) as client:
+    with CLIENTS[request.param](server) as client:
         yield client
 
 
@@ -98,40 +92,40 @@ def callers(client: Client, name: str, many: int = 4) -> Iterator[list[float]]:
         one.result()  # nothing of what it asked for has failed
 
 
-def test_each_process_sees_its_own_gpu(client: Client, pool: ThreadPoolExecutor) -> None:
+def test_each_process_sees_its_own_gpu(caller: Client, pool: ThreadPoolExecutor) -> None:
     def ask(number: int) -> bytes:
-        answer = client.infer("times", {"INPUT0": ROW * number})
+        answer = caller.infer("times", {"INPUT0": ROW * number})
         np.testing.assert_array_equal(answer["OUTPUT0"], 3 * number * ROW)
         return bytes(answer["SEEN"][0, 0])
 
     assert set(pool.map(ask, range(64))) == {b"4", b"5"}
 
 
-def test_each_process_loads_it_once(managed: ServerProcess) -> None:
-    until(lambda: "model times: server triton-1 serves" in managed.log, "the second process")
+def test_each_process_loads_it_once(server: ServerProcess) -> None:
+    until(lambda: "model times: server triton-1 serves" in server.log, "the second process")
     for process in ("triton-0", "triton-1"):
-        lines = [line for line in managed.log.splitlines() if f"{process}: " in line]
+        lines = [line for line in server.log.splitlines() if f"{process}: " in line]
         assert sum("loaded times." in line for line in lines) == 1
 
 
-def test_a_model_is_where_its_instances_are(client: Client, pool: ThreadPoolExecutor) -> None:
+def test_a_model_is_where_its_instances_are(caller: Client, pool: ThreadPoolExecutor) -> None:
     def ask(_: int) -> tuple[float, bytes]:
-        answer = client.infer("second", {"INPUT0": ROW})
+        answer = caller.infer("second", {"INPUT0": ROW})
         return float(answer["OUTPUT0"][0, 0]), bytes(answer["SEEN"][0, 0])
 
     assert set(pool.map(ask, range(16))) == {(5.0, b"5")}
-    groups = client.model_config("second").instance_group
+    groups = caller.model_config("second").instance_group
     assert [list(group.gpus) for group in groups] == [[1]]
 
 
-def test_a_gpu_that_there_is_not(client: Client, managed: ServerProcess) -> None:
-    assert not client.model_ready("third")
-    assert "config.pbtxt:8: instance_group[0].gpus: there is no GPU 2" in managed.log
+def test_a_gpu_that_there_is_not(caller: Client, server: ServerProcess) -> None:
+    assert not caller.model_ready("third")
+    assert "config.pbtxt:8: instance_group[0].gpus: there is no GPU 2" in server.log
 
 
-def test_the_processes_have_metrics(client: Client, managed: ServerProcess) -> None:
-    client.infer("times", {"INPUT0": ROW})
-    with Scraper(managed.metrics) as scraper:
+def test_the_processes_have_metrics(caller: Client, server: ServerProcess) -> None:
+    caller.infer("times", {"INPUT0": ROW})
+    with Scraper(server.metrics) as scraper:
         found = scraper.now()
     for endpoint in ("triton-0", "triton-1"):
         labels = {"model": "times", "version": "1", "endpoint": endpoint}
@@ -139,10 +133,10 @@ def test_the_processes_have_metrics(client: Client, managed: ServerProcess) -> N
         assert found.value("headrace_endpoint_differences", **labels) == 0
 
 
-def test_only_this_server_can_ask_them(managed: ServerProcess) -> None:
+def test_only_this_server_can_ask_them(server: ServerProcess) -> None:
     """Whoever is on this machine can reach the port, but is asked for a key."""
-    commands = dict(descendants(managed.pid))
-    found = re.search(r"--grpc-port=(\d+)", commands[servers(managed.pid)[0]])
+    commands = dict(descendants(server.pid))
+    found = re.search(r"--grpc-port=(\d+)", commands[servers(server.pid)[0]])
     assert found is not None
     with grpc.insecure_channel(f"127.0.0.1:{found[1]}") as channel:
         ask: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
@@ -167,7 +161,7 @@ def test_a_new_version_loses_no_request(updated: Client, root: Path) -> None:
 
 
 def test_what_cannot_be_loaded_leaves_the_old_one(
-    updated: Client, managed: ServerProcess, root: Path
+    updated: Client, server: ServerProcess, root: Path
 ) -> None:
     client, name = updated, f"breaks_{next(NUMBERS)}"
     write_managed(root, CPU, name, 2)
@@ -177,7 +171,7 @@ def test_what_cannot_be_loaded_leaves_the_old_one(
     (whole / "model.py").write_text("raise ValueError('broken')")
     with callers(client, name, 2) as found:
         whole.rename(root / name / "2")
-        until(lambda: f"failed to load {name} version 2" in managed.log, "the failure")
+        until(lambda: f"failed to load {name} version 2" in server.log, "the failure")
     assert set(found) == {2}
 
 

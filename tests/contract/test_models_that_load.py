@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ServerError
-from tests.contract.conftest import CLIENTS
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.scrape import until
@@ -75,28 +74,21 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[ServerProcess
         yield process
 
 
-@pytest.fixture(params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """That server over each protocol."""
-    with CLIENTS[request.param](server) as client:
-        yield client
-
-
-def test_models_load_others_at_the_start_and_later(client: Client) -> None:
+def test_models_load_others_at_the_start_and_later(caller: Client) -> None:
     for name in ("top", "middle", "other", "leaf"):
-        assert client.model_ready(name), name
-        client.unload(name)
-    client.load("top")
+        assert caller.model_ready(name), name
+        caller.unload(name)
+    caller.load("top")
     for name in ("top", "middle", "other", "leaf"):
-        assert client.infer(name, {})["PID"].shape == (1,)
+        assert caller.infer(name, {})["PID"].shape == (1,)
 
 
-def test_models_unload_others(client: Client) -> None:
-    client.unload("cleaner")
-    client.load("cleaner")
-    assert client.model_ready("cleaner")
-    assert not client.model_ready("leaf")
-    client.load("leaf")
+def test_models_unload_others(caller: Client) -> None:
+    caller.unload("cleaner")
+    caller.load("cleaner")
+    assert caller.model_ready("cleaner")
+    assert not caller.model_ready("leaf")
+    caller.load("leaf")
 
 
 @pytest.mark.parametrize(
@@ -108,21 +100,21 @@ def test_models_unload_others(client: Client) -> None:
         ("shy", "load failed for model 'shy': .* unloaded"),
     ],
 )
-def test_loads_that_cannot_end_well_end(root: Path, client: Client, name: str, says: str) -> None:
+def test_loads_that_cannot_end_well_end(root: Path, caller: Client, name: str, says: str) -> None:
     with pytest.raises(ServerError, match=says):
-        client.load(name)
-    assert not client.model_ready(name)
+        caller.load(name)
+    assert not caller.model_ready(name)
     write_steps(root, name, [])
-    client.load(name)
-    assert client.model_ready(name)
-    client.unload(name)
+    caller.load(name)
+    assert caller.model_ready(name)
+    caller.unload(name)
     write_steps(root, name, STEPS[name])
 
 
-def test_a_worker_that_is_started_again_loads_again(client: Client) -> None:
-    client.load("middle")
-    client.unload("leaf")
-    pid = int(client.infer("middle", {})["PID"][0])
+def test_a_worker_that_is_started_again_loads_again(caller: Client) -> None:
+    caller.load("middle")
+    caller.unload("leaf")
+    pid = int(caller.infer("middle", {})["PID"][0])
     os.kill(pid, signal.SIGKILL)
-    until(lambda: client.model_ready("leaf"), "the next worker to have the model loaded")
-    until(lambda: client.infer("middle", {})["PID"] != np.int32(pid), "the next worker")
+    until(lambda: caller.model_ready("leaf"), "the next worker to have the model loaded")
+    until(lambda: caller.infer("middle", {})["PID"] != np.int32(pid), "the next worker")

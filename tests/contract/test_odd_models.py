@@ -38,82 +38,75 @@ def server(
         assert "was ended by" not in process.log
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[GrpcClient]:
-    """That server."""
-    with GrpcClient(server.grpc) as client:
-        yield client
-
-
-def test_a_misspelt_output(client: GrpcClient, server: ServerProcess) -> None:
+def test_a_misspelt_output(grpc_client: GrpcClient, server: ServerProcess) -> None:
     with pytest.raises(ExecutionFailed, match=r"gave output 'TODL', .* and no output 'TOLD'"):
-        ask(client, "odd", "misspelt")
+        ask(grpc_client, "odd", "misspelt")
 
 
-def test_a_model_that_asks_itself_alone(client: GrpcClient) -> None:
-    code, text = ask(client, "odd", "ask_itself")
+def test_a_model_that_asks_itself_alone(grpc_client: GrpcClient) -> None:
+    code, text = ask(grpc_client, "odd", "ask_itself")
     assert code == 5
     assert "would wait for itself: it needs a second instance" in text
 
 
-def test_an_event_loop_of_an_ordinary_model(client: GrpcClient) -> None:
-    assert ask(client, "odd", "run_a_loop") == [1, 1, 1]
+def test_an_event_loop_of_an_ordinary_model(grpc_client: GrpcClient) -> None:
+    assert ask(grpc_client, "odd", "run_a_loop") == [1, 1, 1]
 
 
-def test_responses_that_are_called_off_while_they_are_waited_for(client: GrpcClient) -> None:
-    assert ask(client, "odd", "call_off") is True
+def test_responses_that_are_called_off_while_they_are_waited_for(grpc_client: GrpcClient) -> None:
+    assert ask(grpc_client, "odd", "call_off") is True
 
 
-def test_responses_that_are_taken_late(client: GrpcClient) -> None:
-    assert ask(client, "odd", "keep_up", count=2000, seconds=0.2) == 2001
+def test_responses_that_are_taken_late(grpc_client: GrpcClient) -> None:
+    assert ask(grpc_client, "odd", "keep_up", count=2000, seconds=0.2) == 2001
 
 
-def test_long_texts(client: GrpcClient, server: ServerProcess) -> None:
-    before = ask(client, "odd", "pid")
-    assert ask(client, "odd", "log_much") == before
+def test_long_texts(grpc_client: GrpcClient, server: ServerProcess) -> None:
+    before = ask(grpc_client, "odd", "pid")
+    assert ask(grpc_client, "odd", "log_much") == before
     with pytest.raises(ExecutionFailed, match="z" * 1000):
-        ask(client, "odd", "say_much")
+        ask(grpc_client, "odd", "say_much")
     with pytest.raises(ExecutionFailed, match="takes more than 4 MiB"):
-        ask(client, "odd", "tell_much")
-    assert ask(client, "odd", "pid") == before
+        ask(grpc_client, "odd", "tell_much")
+    assert ask(grpc_client, "odd", "pid") == before
     assert "y" * 1000 in server.log
 
 
-def test_processes_that_a_model_starts(client: GrpcClient, server: ServerProcess) -> None:
-    before = ask(client, "odd", "pid")
-    assert ask(client, "odd", "fork") == before
-    assert ask(client, "odd", "spawn") == [1, 4, 9]
-    assert ask(client, "odd", "pid") == before
+def test_processes_that_a_model_starts(grpc_client: GrpcClient, server: ServerProcess) -> None:
+    before = ask(grpc_client, "odd", "pid")
+    assert ask(grpc_client, "odd", "fork") == before
+    assert ask(grpc_client, "odd", "spawn") == [1, 4, 9]
+    assert ask(grpc_client, "odd", "pid") == before
     until(lambda: server.log.count("from the child") == 2, "what the children have logged")
 
 
 def test_processes_that_a_model_forks_ask_other_models(
-    client: GrpcClient, server: ServerProcess, tmp_path: Path
+    grpc_client: GrpcClient, server: ServerProcess, tmp_path: Path
 ) -> None:
-    before = ask(client, "odd", "pid")
+    before = ask(grpc_client, "odd", "pid")
     values = [1, "x" * 300_000, *range(5)]
-    *found, [child, grandchild] = ask(client, "odd", "ask_in_children", values=values)
+    *found, [child, grandchild] = ask(grpc_client, "odd", "ask_in_children", values=values)
     assert found == [[value, 3, 2, True] for value in values]
     assert child == grandchild == [7, 3, 2, True]
     file = tmp_path / "cancelled"
-    assert ask(client, "odd", "leave_in_a_child", file=str(file)) is True
+    assert ask(grpc_client, "odd", "leave_in_a_child", file=str(file)) is True
     until(file.exists, "the other model to see that the child has gone")
-    refused = ask(client, "odd", "ask_in_a_spawned_child")
+    refused = ask(grpc_client, "odd", "ask_in_a_spawned_child")
     assert "only possible inside a server's worker" in refused
-    assert ask(client, "odd", "pid") == before
+    assert ask(grpc_client, "odd", "pid") == before
     assert "Exception ignored" not in server.log
 
 
-def test_a_coroutine_that_is_cancelled_from_within(client: GrpcClient) -> None:
-    [error] = values(stream_of(client, "odd_coroutine", {"do": "cancel"}))
+def test_a_coroutine_that_is_cancelled_from_within(grpc_client: GrpcClient) -> None:
+    [error] = values(stream_of(grpc_client, "odd_coroutine", {"do": "cancel"}))
     assert "CancelledError" in str(error)
-    assert values(stream_of(client, "odd_coroutine", {"do": ""})) == ["here"]
+    assert values(stream_of(grpc_client, "odd_coroutine", {"do": ""})) == ["here"]
 
 
-def test_a_cancellation_outlives_the_batch(client: GrpcClient, tmp_path: Path) -> None:
+def test_a_cancellation_outlives_the_batch(grpc_client: GrpcClient, tmp_path: Path) -> None:
     file = tmp_path / "cancelled"
     command = json.dumps({"do": "outlive", "file": str(file)}).encode()
-    with Stream(client) as stream:
+    with Stream(grpc_client) as stream:
         message = infer_message("odd_coroutine", [Input("COMMAND", strings([command], [1, 1]))])
         stream.send(message)
         stream.receive()

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_decoupled import tell, told
 from tests.contract.test_generate import events
 from tests.contract.test_grpc_stream import Stream
@@ -67,12 +67,6 @@ def server(
     options = (*CARRIERS[request.param], "--load-on-request", "--model-load-thread-count=1")
     with clean_server(root, options=options) as process:
         yield process
-
-
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    with CLIENTS[request.param](server) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

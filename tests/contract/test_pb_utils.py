@@ -11,7 +11,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, Unsupported
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.conftest import CLIENTS, EACH_PROXY
+from tests.contract.conftest import EACH_PROXY
 from tests.contract.proxied import behind
 from tests.contract.test_grpc_stream import Stream
 from tests.models.onnx_graphs import add_sub, write_model
@@ -64,20 +64,6 @@ def server(
         assert "bug " not in process.log, process.log
 
 
-@pytest.fixture(scope="module", params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """That server, over either protocol."""
-    with CLIENTS[request.param](server) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
-    """That server over gRPC."""
-    with GrpcClient(server.grpc) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def background() -> Iterator[ThreadPoolExecutor]:
     """Threads that wait for answers."""
@@ -96,26 +82,26 @@ def ask(client: Client, model: str, do: str, **more: object) -> Any:
 
 
 @pytest.mark.parametrize("how", ["send", "send without the flag", "send, then the flag"])
-def test_a_sender_answers(client: Client, how: str) -> None:
-    assert ask(client, "ordinary", how) == "sent"
+def test_a_sender_answers(caller: Client, how: str) -> None:
+    assert ask(caller, "ordinary", how) == "sent"
 
 
-def test_a_sender_answers_from_a_thread(client: Client) -> None:
-    assert ask(client, "ordinary", "thread") == "from a thread"
+def test_a_sender_answers_from_a_thread(caller: Client) -> None:
+    assert ask(caller, "ordinary", "thread") == "from a thread"
 
 
-def test_a_sender_answers_with_an_error(client: Client) -> None:
+def test_a_sender_answers_with_an_error(caller: Client) -> None:
     with pytest.raises(NotFound, match="later"):
-        ask(client, "ordinary", "error")
+        ask(caller, "ordinary", "error")
 
 
 def test_other_requests_run_while_one_is_kept(
-    client: Client, background: ThreadPoolExecutor, server: ServerProcess
+    caller: Client, background: ThreadPoolExecutor, server: ServerProcess
 ) -> None:
-    kept = background.submit(ask, client, "ordinary", "after the next")
+    kept = background.submit(ask, caller, "ordinary", "after the next")
     with Scraper(server.metrics) as scraper:
         scraper.until_running("ordinary")
-        until(lambda: _released(client, kept), "the kept request's answer")
+        until(lambda: _released(caller, kept), "the kept request's answer")
     assert kept.result() == "released"
 
 
@@ -124,17 +110,17 @@ def _released(client: Client, kept: "Future[object]") -> bool:
     return kept.done()
 
 
-def test_a_request_that_is_dropped_gets_an_error(client: Client) -> None:
+def test_a_request_that_is_dropped_gets_an_error(caller: Client) -> None:
     with pytest.raises(ExecutionFailed, match="has dropped the request without completing it"):
-        ask(client, "ordinary", "drop")
+        ask(caller, "ordinary", "drop")
 
 
-def test_a_request_that_is_given_back_is_run_again(client: Client) -> None:
-    assert ask(client, "ordinary", "again") == "the second time"
+def test_a_request_that_is_given_back_is_run_again(caller: Client) -> None:
+    assert ask(caller, "ordinary", "again") == "the second time"
 
 
-def test_what_a_sender_refuses(client: Client) -> None:
-    assert ask(client, "ordinary", "misuse") == [
+def test_what_a_sender_refuses(caller: Client) -> None:
+    assert ask(caller, "ordinary", "misuse") == [
         "Unable to send response. Unsupported flag provided.",
         "Inference Response object must be provided when the response flags is set to zero.",
         "Unable to send response. Non-decoupled model cannot send complete final before sending a"
@@ -259,64 +245,64 @@ def test_a_decoupled_model_sees_that_nobody_reads(grpc_client: GrpcClient, tmp_p
     assert values(stream_of(grpc_client, "many", {"count": 1})) == [0]
 
 
-def test_a_decoupled_model_is_for_streams(client: Client) -> None:
+def test_a_decoupled_model_is_for_streams(caller: Client) -> None:
     with pytest.raises(Unsupported, match="doesn't support models with decoupled transaction"):
-        ask(client, "many", "count")
+        ask(caller, "many", "count")
 
 
 # --- coroutines
 
 
-def test_coroutines_run_at_the_same_time(client: Client, background: ThreadPoolExecutor) -> None:
-    one, other = (background.submit(ask, client, "coroutine", "meet", where="a") for _ in range(2))
+def test_coroutines_run_at_the_same_time(caller: Client, background: ThreadPoolExecutor) -> None:
+    one, other = (background.submit(ask, caller, "coroutine", "meet", where="a") for _ in range(2))
     assert (one.result(), other.result()) == ("met", "met")
 
 
-def test_a_coroutine_that_raises(client: Client) -> None:
+def test_a_coroutine_that_raises(caller: Client) -> None:
     with pytest.raises(ExecutionFailed, match="ValueError: no"):
-        ask(client, "coroutine", "raise")
-    assert ask(client, "coroutine", "give") == "given"
+        ask(caller, "coroutine", "raise")
+    assert ask(caller, "coroutine", "give") == "given"
 
 
-def test_a_coroutine_calls_other_models(client: Client) -> None:
-    assert ask(client, "coroutine", "call", count=5) == [0, 2, 4, 6, 8]
-    assert ask(client, "coroutine", "stream", count=3) == [1, 1, 1, 0]
+def test_a_coroutine_calls_other_models(caller: Client) -> None:
+    assert ask(caller, "coroutine", "call", count=5) == [0, 2, 4, 6, 8]
+    assert ask(caller, "coroutine", "stream", count=3) == [1, 1, 1, 0]
 
 
 # --- calls to other models
 
 
-def test_a_model_calls_another(client: Client) -> None:
-    assert ask(client, "caller", "add", value=21) == {"OUTPUT0": 42, "OUTPUT1": 0}
+def test_a_model_calls_another(caller: Client) -> None:
+    assert ask(caller, "caller", "add", value=21) == {"OUTPUT0": 42, "OUTPUT1": 0}
 
 
-def test_a_model_calls_itself_in_another_instance(client: Client) -> None:
-    assert ask(client, "caller", "itself") == {"OUTPUT0": 8, "OUTPUT1": 0}
+def test_a_model_calls_itself_in_another_instance(caller: Client) -> None:
+    assert ask(caller, "caller", "itself") == {"OUTPUT0": 8, "OUTPUT1": 0}
 
 
-def test_a_model_calls_from_several_threads(client: Client) -> None:
-    assert ask(client, "caller", "threads", count=20) == [2 * number for number in range(20)]
+def test_a_model_calls_from_several_threads(caller: Client) -> None:
+    assert ask(caller, "caller", "threads", count=20) == [2 * number for number in range(20)]
 
 
-def test_a_model_calls_a_decoupled_one(client: Client, tmp_path: Path) -> None:
-    assert ask(client, "caller", "stream", count=2) == [["0"], ["1"], []]
+def test_a_model_calls_a_decoupled_one(caller: Client, tmp_path: Path) -> None:
+    assert ask(caller, "caller", "stream", count=2) == [["0"], ["1"], []]
     file = tmp_path / "cancelled"
-    assert ask(client, "caller", "leave_stream", file=str(file)) == "left"
+    assert ask(caller, "caller", "leave_stream", file=str(file)) == "left"
     until(file.exists, "the other model to see that nobody reads")
 
 
-def test_a_model_calls_another_off(client: Client, tmp_path: Path) -> None:
+def test_a_model_calls_another_off(caller: Client, tmp_path: Path) -> None:
     file = tmp_path / "cancelled"
-    assert ask(client, "caller", "cancel_stream", file=str(file)) is True
+    assert ask(caller, "caller", "cancel_stream", file=str(file)) is True
     until(file.exists, "the other model to see that nobody reads")
 
 
-def test_large_tensors_between_models(client: Client) -> None:
-    assert ask(client, "caller", "large", size=500_000) is True
+def test_large_tensors_between_models(caller: Client) -> None:
+    assert ask(caller, "caller", "large", size=500_000) is True
 
 
-def test_errors_of_other_models_come_as_responses(client: Client) -> None:
-    nobody, version, wrong, decoupled = ask(client, "caller", "errors")
+def test_errors_of_other_models_come_as_responses(caller: Client) -> None:
+    nobody, version, wrong, decoupled = ask(caller, "caller", "errors")
     assert nobody == [2, "Request for unknown model: 'nobody' is not found"]
     assert version == [2, "Request for unknown model: 'add_sub' version 7 is not found"]
     assert wrong[0] == 3
@@ -325,16 +311,16 @@ def test_errors_of_other_models_come_as_responses(client: Client) -> None:
     assert "decoupled=True" in decoupled[1]
 
 
-def test_what_a_model_cannot_ask_for(client: Client) -> None:
-    assert "only while the model executes" in ask(client, "caller", "start")
-    name, inputs, sender = ask(client, "caller", "misuse")
+def test_what_a_model_cannot_ask_for(caller: Client) -> None:
+    assert "only while the model executes" in ask(caller, "caller", "start")
+    name, inputs, sender = ask(caller, "caller", "misuse")
     assert "needs the name of a model" in name
     assert "inputs must be of Tensor, got int" in inputs
     assert "has no sender" in sender
 
 
-def test_control_of_models(client: Client) -> None:
-    found = ask(client, "caller", "control")
+def test_control_of_models(caller: Client) -> None:
+    found = ask(caller, "caller", "control")
     assert found["ready"] == [True, False, True]
     assert "not allowed" in found["load"]
     assert "not allowed" in found["unload"]
@@ -357,8 +343,8 @@ def test_metrics_of_models(grpc_client: GrpcClient, server: ServerProcess) -> No
     assert "# TYPE sizes histogram" in metrics.text
 
 
-def test_what_metrics_refuse(client: Client) -> None:
-    said = ask(client, "caller", "metric_misuse")
+def test_what_metrics_refuse(caller: Client) -> None:
+    said = ask(caller, "caller", "metric_misuse")
     for text, expected in zip(
         said,
         ["cannot be lowered", "set is not for", "observe is not for", "value is not for",
@@ -372,8 +358,8 @@ def test_what_metrics_refuse(client: Client) -> None:
         assert expected in text
 
 
-def test_metrics_of_a_family_that_is_deleted(client: Client, server: ServerProcess) -> None:
-    *said, kept, last = ask(client, "caller", "delete_a_family")
+def test_metrics_of_a_family_that_is_deleted(caller: Client, server: ServerProcess) -> None:
+    *said, kept, last = ask(caller, "caller", "delete_a_family")
     for text in (*said, last):
         assert "as the corresponding 'MetricFamily' has been deleted" in text
     assert kept == 7
@@ -381,9 +367,9 @@ def test_metrics_of_a_family_that_is_deleted(client: Client, server: ServerProce
         assert "brief" not in scraper.now().text
 
 
-def test_a_model_says_whether_it_is_ready(client: Client, root: Path) -> None:
+def test_a_model_says_whether_it_is_ready(caller: Client, root: Path) -> None:
     def ready(expected: bool) -> Callable[[], bool]:
-        return lambda: (client.model_ready("fickle"), client.ready()) == (expected, True)
+        return lambda: (caller.model_ready("fickle"), caller.ready()) == (expected, True)
 
     until(ready(True), "the model to be ready")
     (root / "it_is_ready").unlink()

@@ -23,7 +23,7 @@ from headrace.core.errors import (
     Unsupported,
 )
 from headrace.protocol.status import STATUS
-from tests.contract.conftest import CLIENTS, EACH_PROXY, EACH_TRITON
+from tests.contract.conftest import EACH_PROXY, EACH_TRITON
 from tests.contract.proxied import TRITONS, behind
 from tests.models.python_models import (
     ADD_SUB,
@@ -118,7 +118,7 @@ TELLING = """
     scope="session",
     params=["process", pytest.param("inline", marks=pytest.mark.slow), *EACH_PROXY, *EACH_TRITON],
 )
-def python_server(
+def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess | Triton]:
     """A server of Python models, by where they run."""
@@ -166,15 +166,6 @@ def write_models(root: Path, where: str) -> None:
     write_python_model(root, "py_telling", TELLING, config + STRICT)
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
-def python(
-    request: pytest.FixtureRequest, python_server: ServerProcess | Triton
-) -> Iterator[Client]:
-    """That server through each transport and form of tensors."""
-    with CLIENTS[request.param](python_server) as client:
-        yield client
-
-
 def tell(client: Client, step: str = "", **options: object) -> dict[str, object]:
     """What the model `py_telling` says of a request."""
     inputs = {"STEP": strings([step.encode()], [1, 1])}
@@ -183,17 +174,17 @@ def tell(client: Client, step: str = "", **options: object) -> dict[str, object]
     return told
 
 
-def test_a_model_for_triton(python: Client) -> None:
+def test_a_model_for_triton(client: Client) -> None:
     left = np.arange(32, dtype=np.int32).reshape(2, 16)
-    answer = python.infer("py_simple", {"INPUT0": left, "INPUT1": left * 3})
+    answer = client.infer("py_simple", {"INPUT0": left, "INPUT1": left * 3})
     np.testing.assert_array_equal(answer["OUTPUT0"], left * 4)
     np.testing.assert_array_equal(answer["OUTPUT1"], left * -2)
 
 
 @pytest.mark.parametrize("datatype", _TYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (1, 0), (3, 1), (2, 50_000)])
-def test_every_datatype(python: Client, datatype: Datatype, shape: tuple[int, int]) -> None:
-    if not python.carries(datatype):
+def test_every_datatype(client: Client, datatype: Datatype, shape: tuple[int, int]) -> None:
+    if not client.carries(datatype):
         pytest.skip("this form does not carry it")
     if datatype is Datatype.BYTES:
         count = shape[0] * shape[1]
@@ -201,37 +192,37 @@ def test_every_datatype(python: Client, datatype: Datatype, shape: tuple[int, in
     else:
         random = np.random.default_rng(5)
         values = random.integers(0, 2, shape).astype(NUMPY[datatype])
-    answer = python.infer(f"py_{datatype}", {"INPUT0": values})
+    answer = client.infer(f"py_{datatype}", {"INPUT0": values})
     assert answer.datatypes == {"OUTPUT0": datatype.value}
     assert answer["OUTPUT0"].shape == shape
     assert answer["OUTPUT0"].tolist() == values.tolist()
 
 
-def test_a_model_without_batches(python: Client) -> None:
+def test_a_model_without_batches(client: Client) -> None:
     for shape in ((2, 3), (1, 1), (7, 11)):
         values = np.random.default_rng(3).random(shape, np.float32)
-        answer = python.infer("py_unbatched", {"INPUT0": values})
+        answer = client.infer("py_unbatched", {"INPUT0": values})
         np.testing.assert_array_equal(answer["OUTPUT0"], values)
 
 
-def test_a_model_that_completes_its_configuration(python: Client) -> None:
-    answer = python.infer("py_completed", {"X": np.array([[1, 2, 3.5]], np.float32)})
+def test_a_model_that_completes_its_configuration(client: Client) -> None:
+    answer = client.infer("py_completed", {"X": np.array([[1, 2, 3.5]], np.float32)})
     assert answer["SUM"].tolist() == [[6.5]]
     with pytest.raises(InvalidRequest, match="batch-size must be <= 4"):
-        python.infer("py_completed", {"X": np.zeros((5, 1), np.float32)})
+        client.infer("py_completed", {"X": np.zeros((5, 1), np.float32)})
 
 
-def test_what_a_model_sees_of_a_request(python: Client) -> None:
-    told = tell(python, id="seven", parameters={"own": "x", "timeout": 5_000_000})
+def test_what_a_model_sees_of_a_request(client: Client) -> None:
+    told = tell(client, id="seven", parameters={"own": "x", "timeout": 5_000_000})
     assert told == {
         "id": "seven", "parameters": {"own": "x"}, "outputs": ["MORE", "TOLD"],
         "timeout": 5_000_000, "count": 1, "args": None,
     }  # fmt: skip
-    assert tell(python, outputs=["TOLD"])["outputs"] == ["TOLD"]
+    assert tell(client, outputs=["TOLD"])["outputs"] == ["TOLD"]
 
 
-def test_what_a_model_is_started_with(python: Client) -> None:
-    args = tell(python, "args")["args"]
+def test_what_a_model_is_started_with(client: Client) -> None:
+    args = tell(client, "args")["args"]
     assert isinstance(args, dict)
     assert all(isinstance(value, str) for value in args.values())
     assert args["model_name"] == "py_telling"
@@ -241,8 +232,8 @@ def test_what_a_model_is_started_with(python: Client) -> None:
     assert json.loads(args["model_config"])["max_batch_size"] == 8
 
 
-def test_parameters_of_a_response(python: Client) -> None:
-    answer = python.infer("py_telling", {"STEP": strings([b"tell"], [1, 1])})
+def test_parameters_of_a_response(client: Client) -> None:
+    answer = client.infer("py_telling", {"STEP": strings([b"tell"], [1, 1])})
     assert answer.parameters == {"seen": 1, "really": True, "name": "x"}
 
 
@@ -253,13 +244,13 @@ def test_parameters_of_a_response(python: Client) -> None:
         ("list", ", got <class 'list'>"),
     ],
 )
-def test_parameters_that_a_response_cannot_have(python: Client, step: str, says: str) -> None:
+def test_parameters_that_a_response_cannot_have(client: Client, step: str, says: str) -> None:
     with pytest.raises(ExecutionFailed, match=says):
-        python.infer("py_telling", {"STEP": strings([step.encode()], [1, 1])})
+        client.infer("py_telling", {"STEP": strings([step.encode()], [1, 1])})
 
 
-def test_parameters_that_json_has_no_numbers_for(python: Client) -> None:
-    told = tell(python, "go", parameters={"high": float("inf")})
+def test_parameters_that_json_has_no_numbers_for(client: Client) -> None:
+    told = tell(client, "go", parameters={"high": float("inf")})
     assert told["parameters"] == {"high": float("inf")}
 
 
@@ -275,9 +266,9 @@ def test_parameters_that_json_has_no_numbers_for(python: Client) -> None:
         ("ALREADY_EXISTS", AlreadyExists),
     ],
 )
-def test_errors_by_code(python: Client, code: str, error: type[ServerError]) -> None:
+def test_errors_by_code(client: Client, code: str, error: type[ServerError]) -> None:
     with pytest.raises(ServerError, match="as asked") as raised:
-        tell(python, f"code {code}")
+        tell(client, f"code {code}")
     # Over HTTP several kinds have one status.
     found, wanted = STATUS[type(raised.value)], STATUS[error]
     assert found.grpc == wanted.grpc or (found.http, wanted.http) == (400, 400)
@@ -292,24 +283,24 @@ def test_errors_by_code(python: Client, code: str, error: type[ServerError]) -> 
         ("type", "'TOLD' as float32, its configuration says BYTES"),
     ],
 )
-def test_a_model_that_does_wrong(python: Client, step: str, says: str) -> None:
+def test_a_model_that_does_wrong(client: Client, step: str, says: str) -> None:
     with pytest.raises(ExecutionFailed, match=says):
-        tell(python, step)
-    assert tell(python)["count"] == 1
+        tell(client, step)
+    assert tell(client)["count"] == 1
 
 
-def test_a_traceback_is_in_the_log(python_server: ServerProcess, python: Client) -> None:
+def test_a_traceback_is_in_the_log(server: ServerProcess, client: Client) -> None:
     with pytest.raises(ExecutionFailed):
-        tell(python, "raise")
-    assert "in answer" in python_server.log
-    assert "py_telling/1/model.py" in python_server.log
+        tell(client, "raise")
+    assert "in answer" in server.log
+    assert "py_telling/1/model.py" in server.log
 
 
-def test_the_innocent_are_not_punished(python: Client) -> None:
+def test_the_innocent_are_not_punished(client: Client) -> None:
     def ask(number: int) -> str:
         step = "raise" if number % 8 == 3 else "code NOT_FOUND" if number % 8 == 5 else ""
         try:
-            return str(tell(python, step, id=str(number))["id"])
+            return str(tell(client, step, id=str(number))["id"])
         except ExecutionFailed:
             return "raised"
         except NotFound:
@@ -322,11 +313,11 @@ def test_the_innocent_are_not_punished(python: Client) -> None:
     ]
 
 
-def test_each_caller_gets_its_own_rows(python: Client) -> None:
+def test_each_caller_gets_its_own_rows(client: Client) -> None:
     def ask(number: int) -> bool:
         rows = 1 + number % 3
         left = np.full((rows, 16), number, np.int32)
-        answer = python.infer("py_simple", {"INPUT0": left, "INPUT1": left})
+        answer = client.infer("py_simple", {"INPUT0": left, "INPUT1": left})
         return bool((answer["OUTPUT0"] == 2 * number).all()) and len(answer["OUTPUT0"]) == rows
 
     with ThreadPoolExecutor(16) as pool:

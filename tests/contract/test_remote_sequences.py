@@ -30,7 +30,7 @@ def servers() -> Iterator[tuple[SequenceServer, SequenceServer]]:
 
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
-def front(
+def server(
     request: pytest.FixtureRequest,
     servers: tuple[SequenceServer, SequenceServer],
     tmp_path_factory: pytest.TempPathFactory,
@@ -45,13 +45,6 @@ def front(
         assert process.stop() == 0
         assert "bug " not in process.log
         assert "Traceback" not in process.log
-
-
-@pytest.fixture(scope="module", params=["http", "grpc"])
-def client(request: pytest.FixtureRequest, front: ServerProcess) -> Iterator[Client]:
-    """That server by each protocol."""
-    with CLIENTS[request.param](front) as client:
-        yield client
 
 
 @pytest.fixture
@@ -88,14 +81,14 @@ def pinned(front: ServerProcess) -> float:
 
 
 def test_sequences_keep_their_states(
-    client: Client, servers: tuple[SequenceServer, SequenceServer]
+    caller: Client, servers: tuple[SequenceServer, SequenceServer]
 ) -> None:
     """They take turns, and go to both servers, each of which knows only its own."""
     before = [len(server.told) for server in servers]
     ids: list[Id] = [7, 2**62, "a", "7"]
     for step in range(1, 5):
         for position, id in enumerate(ids):
-            found = add(client, step + position, id, start=step == 1, end=step == 4)
+            found = add(caller, step + position, id, start=step == 1, end=step == 4)
             assert found == sum(range(1, step + 1)) + position * step
     told = [
         {id for id, *_ in server.told[count:]}
@@ -106,57 +99,57 @@ def test_sequences_keep_their_states(
     assert told[0] | told[1] == set(ids)
 
 
-def test_an_id_of_64_bits(client: Client, servers: tuple[SequenceServer, SequenceServer]) -> None:
-    if isinstance(client, GrpcClient):
+def test_an_id_of_64_bits(caller: Client, servers: tuple[SequenceServer, SequenceServer]) -> None:
+    if isinstance(caller, GrpcClient):
         pytest.skip("its integers have a sign")
-    assert add(client, 3, 2**64 - 2, start=True) == 3
-    assert add(client, 4, 2**64 - 2, end=True) == 7
+    assert add(caller, 3, 2**64 - 2, start=True) == 3
+    assert add(caller, 4, 2**64 - 2, end=True) == 7
     assert any(id == -2 for server in servers for id, *_ in server.told)
 
 
-def test_a_sequence_is_begun_again_where_it_is(client: Client) -> None:
+def test_a_sequence_is_begun_again_where_it_is(caller: Client) -> None:
     for _ in range(3):
-        assert add(client, 3, "again", start=True) == 3
-        assert add(client, 4, "again") == 7
-    assert add(client, 1, "again", end=True) == 8
+        assert add(caller, 3, "again", start=True) == 3
+        assert add(caller, 4, "again") == 7
+    assert add(caller, 1, "again", end=True) == 8
 
 
-def test_what_is_no_request_of_a_sequence(client: Client) -> None:
+def test_what_is_no_request_of_a_sequence(caller: Client) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        add(client, 1)
+        add(caller, 1)
     assert str(raised.value) == (
         "inference request to model 'adder' must specify a non-zero or non-empty correlation ID"
     )
     for id in (99, "ninety-nine"):
         with pytest.raises(InvalidRequest) as raised:
-            add(client, 1, id)
+            add(caller, 1, id)
         assert str(raised.value) == (
             f"inference request for sequence {id} to model 'adder' must specify the START flag on"
             " the first request of the sequence"
         )
     rows = {"NUMBER": np.ones((2, 1), np.int32)}
     with pytest.raises(InvalidRequest, match="must specify batch-size 1 due to requirements of"):
-        client.infer("adder", rows, parameters={"sequence_id": 1, "sequence_start": True})
+        caller.infer("adder", rows, parameters={"sequence_id": 1, "sequence_start": True})
 
 
-def test_a_sequence_that_has_ended_is_not_known(client: Client) -> None:
-    add(client, 1, 5, start=True, end=True)
+def test_a_sequence_that_has_ended_is_not_known(caller: Client) -> None:
+    add(caller, 1, 5, start=True, end=True)
     with pytest.raises(InvalidRequest, match="must specify the START flag"):
-        add(client, 1, 5)
+        add(caller, 1, 5)
 
 
-def test_an_error_of_the_model_ends_no_sequence(client: Client) -> None:
-    add(client, 1, 6, start=True)
+def test_an_error_of_the_model_ends_no_sequence(caller: Client) -> None:
+    add(caller, 1, 6, start=True)
     with pytest.raises(InvalidRequest, match="not this one"):
-        add(client, REFUSED, 6)
-    assert add(client, 2, 6, end=True) == 3
+        add(caller, REFUSED, 6)
+    assert add(caller, 2, 6, end=True) == 3
 
 
 def test_requests_of_a_sequence_go_one_by_one(
-    front: ServerProcess, servers: tuple[SequenceServer, SequenceServer]
+    server: ServerProcess, servers: tuple[SequenceServer, SequenceServer]
 ) -> None:
     """They are all sent at once, those of several sequences among one another."""
-    with GrpcClient(front.grpc) as client, Stream(client) as stream:
+    with GrpcClient(server.grpc) as client, Stream(client) as stream:
         sums: dict[str, int] = {}
         expected = []
         for step, id in zip(range(120), cycle("xyz"), strict=False):
@@ -176,8 +169,8 @@ def test_requests_of_a_sequence_go_one_by_one(
     assert max(server.together for server in servers) == 1
 
 
-def test_the_configuration_is_the_servers(client: Client) -> None:
-    config = client.model_config("adder")
+def test_the_configuration_is_the_servers(caller: Client) -> None:
+    config = caller.model_config("adder")
     assert config.WhichOneof("scheduling_choice") == "sequence_batching"
     assert config.sequence_batching.max_sequence_idle_microseconds == 30_000_000
     assert config.sequence_batching.oldest.max_candidate_sequences == 4

@@ -35,7 +35,7 @@ def there() -> Iterator[TfServing]:
 
 
 @pytest.fixture(scope="module")
-def front(there: TfServing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(there: TfServing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server before it."""
     root = tmp_path_factory.mktemp("front")
     for name in ("half", "texts"):
@@ -50,37 +50,30 @@ def front(there: TfServing, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         assert "Traceback" not in process.log
 
 
-@pytest.fixture(scope="module")
-def client(front: ServerProcess) -> Iterator[GrpcClient]:
-    """A client of it."""
-    with GrpcClient(front.grpc) as client:
-        yield client
-
-
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_answers(client: GrpcClient, kind: str) -> None:
+def test_answers(grpc_client: GrpcClient, kind: str) -> None:
     x = np.array([[1, 0.1], [3e30, np.inf]], np.float32)
-    np.testing.assert_array_equal(client.infer(f"half_{kind}", {"x": x})["y"], x * 2)
+    np.testing.assert_array_equal(grpc_client.infer(f"half_{kind}", {"x": x})["y"], x * 2)
     texts = np.array(["ä".encode(), b"\xff", b""], object)
     given = {"text": texts, "n": np.array([1, -(2**60), 3])}
-    answer = client.infer(f"texts_{kind}", given)
+    answer = grpc_client.infer(f"texts_{kind}", given)
     assert answer["upper"].tolist() == [text.upper() for text in texts.tolist()]
     assert answer["more"].tolist() == [2, 1 - 2**60, 4]
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_the_signature_is_the_server_s(client: GrpcClient, kind: str) -> None:
-    found = client.model_metadata(f"half_{kind}")
+def test_the_signature_is_the_server_s(grpc_client: GrpcClient, kind: str) -> None:
+    found = grpc_client.model_metadata(f"half_{kind}")
     assert [(t.name, t.datatype, list(t.shape)) for t in found.inputs] == [("x", "FP32", [-1, 2])]
     assert [(t.name, t.datatype, list(t.shape)) for t in found.outputs] == [("y", "FP32", [-1, 2])]
-    assert client.model_config(f"half_{kind}").max_batch_size > 0
+    assert grpc_client.model_config(f"half_{kind}").max_batch_size > 0
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_versions_and_labels(there: TfServing, client: GrpcClient, kind: str) -> None:
+def test_versions_and_labels(there: TfServing, grpc_client: GrpcClient, kind: str) -> None:
     x = np.ones((1, 2), np.float32)
-    assert client.infer(f"half_{kind}_3", {"x": x}).model_version == "3"
-    client.infer(f"half_{kind}_label", {"x": x})
+    assert grpc_client.infer(f"half_{kind}_3", {"x": x}).model_version == "3"
+    grpc_client.infer(f"half_{kind}_label", {"x": x})
     if kind == "grpc":
         version, label = there.specs[-2:]
         assert (version.version.value, version.signature_name) == (3, "serving_default")
@@ -93,19 +86,19 @@ def test_versions_and_labels(there: TfServing, client: GrpcClient, kind: str) ->
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_requests_are_batched_here(
-    front: ServerProcess, client: GrpcClient, kind: str, pool: ThreadPoolExecutor
+    server: ServerProcess, grpc_client: GrpcClient, kind: str, pool: ThreadPoolExecutor
 ) -> None:
     """Also where one of them is an error."""
 
     def ask(number: int) -> bool:
         try:
             x = np.full((1, 2), number, np.float32)
-            return bool((client.infer(f"half_{kind}", {"x": x})["y"] == number * 2).all())
+            return bool((grpc_client.infer(f"half_{kind}", {"x": x})["y"] == number * 2).all())
         except InvalidRequest:
             return number < 0
 
     assert all(pool.map(ask, [*range(63), -1]))
-    with Scraper(front.metrics) as scraper:
+    with Scraper(server.metrics) as scraper:
         assert scraper.now().value("nv_inference_count", model=f"half_{kind}", version="1") >= 63
 
 

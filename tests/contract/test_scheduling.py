@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ExecutionFailed, Unavailable
-from tests.contract.conftest import CLIENTS
 from tests.contract.held import Gates
 from tests.contract.proxied import behind
 from tests.support.client import Answer, Client, Parameter
@@ -77,20 +76,6 @@ def server(
     folder = tmp_path_factory.mktemp("front")
     with behind(request.param, busy_server, busy_repository, folder) as server:
         yield server
-
-
-@pytest.fixture(scope="module", params=["http", "grpc"])
-def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """That server, through each transport."""
-    with CLIENTS[request.param](server) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def metrics(server: ServerProcess) -> Iterator[Scraper]:
-    """Its metrics."""
-    with Scraper(server.metrics) as scraper:
-        yield scraper
 
 
 @pytest.fixture

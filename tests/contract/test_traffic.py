@@ -14,7 +14,7 @@ from headrace.core.errors import InvalidRequest, NotFound, ServerError, Unavaila
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb import traffic_pb2 as pb_traffic
 from tests.contract import graphs
-from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
+from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_generate import events
 from tests.models.onnx_graphs import lookup, write_model
 from tests.models.python_models import tensors, write_python_model
@@ -51,7 +51,7 @@ def write_versions(
 
 
 @pytest.fixture(scope="session", params=FIRST_CARRIER)
-def divided(
+def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of such models, by each way to carry requests."""
@@ -68,17 +68,10 @@ def divided(
         yield process
 
 
-@pytest.fixture(scope="session", params=["http", "grpc"])
-def over(request: pytest.FixtureRequest, divided: ServerProcess) -> Iterator[Client]:
-    """That server through each transport."""
-    with CLIENTS[request.param](divided) as client:
-        yield client
-
-
 @pytest.fixture(params=[HttpTraffic, GrpcTraffic])
-def traffic(request: pytest.FixtureRequest, divided: ServerProcess) -> Iterator[TrafficClient]:
+def traffic(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[TrafficClient]:
     """Its traffic; the rules are those of the configuration again afterwards."""
-    client: TrafficClient = request.param(divided)
+    client: TrafficClient = request.param(server)
     yield client
     for model in ("plain", "sticky", "bad", "hurried"):
         client.reset(model)
@@ -92,19 +85,19 @@ def count(client: Client, model: str, requests: int = 20, **given: Any) -> dict[
     return dict(Counter(answer.model_version for answer in answers))
 
 
-def test_requests_are_divided(over: Client) -> None:
-    counts = count(over, "plain")
+def test_requests_are_divided(caller: Client) -> None:
+    counts = count(caller, "plain")
     assert 9 <= counts["1"] <= 11
     assert counts["2"] == 20 - counts["1"]
 
 
-def test_a_named_version_is_never_another(over: Client) -> None:
+def test_a_named_version_is_never_another(caller: Client) -> None:
     for version in ("1", "2", "3"):
-        assert count(over, "plain", 8, version=version) == {version: 8}
-        assert count(over, "sticky", 8, version=version) == {version: 8}
+        assert count(caller, "plain", 8, version=version) == {version: 8}
+        assert count(caller, "sticky", 8, version=version) == {version: 8}
 
 
-def test_rules_of_a_call(over: Client, traffic: TrafficClient) -> None:
+def test_rules_of_a_call(caller: Client, traffic: TrafficClient) -> None:
     document = traffic.set("plain", {"split": {"2": 1, "3": 3}, "shadow": {"version": "1"}})
     assert (document.source, document.rules.split["3"], document.rules.baseline) == ("call", 3, "2")
     assert document.rules.shadow.max_pending == 64
@@ -115,24 +108,24 @@ def test_rules_of_a_call(over: Client, traffic: TrafficClient) -> None:
         "3": ("candidate", 3, 0.75, "READY"),
     }
     assert traffic.get("plain") == document
-    counts = count(over, "plain")
+    counts = count(caller, "plain")
     assert set(counts) == {"2", "3"}
     assert counts["3"] > counts["2"]
     assert traffic.set("plain", {}).source == "call"
-    assert count(over, "plain", 4) == {"3": 4}
+    assert count(caller, "plain", 4) == {"3": 4}
     assert traffic.reset("plain").source == "config"
 
 
-def test_promotion_in_one_call(over: Client, traffic: TrafficClient) -> None:
+def test_promotion_in_one_call(caller: Client, traffic: TrafficClient) -> None:
     document = traffic.promote("plain")
     assert (document.source, document.rules.baseline) == ("promotion", "2")
-    assert count(over, "plain", 6) == {"2": 6}
-    assert over.model_ready("plain", "1")
+    assert count(caller, "plain", 6) == {"2": 6}
+    assert caller.model_ready("plain", "1")
     document = traffic.roll_back("plain")
     assert document.source == "rollback"
-    assert count(over, "plain", 6) == {"1": 6}
+    assert count(caller, "plain", 6) == {"1": 6}
     assert traffic.promote("plain", "3").rules.baseline == "3"
-    assert count(over, "plain", 6) == {"3": 6}
+    assert count(caller, "plain", 6) == {"3": 6}
 
 
 @pytest.mark.parametrize(
@@ -165,9 +158,9 @@ def test_calls_that_make_no_sense(
     ],
 )
 def test_bodies_that_make_no_sense(
-    divided: ServerProcess, path: str, body: bytes, text: str
+    server: ServerProcess, path: str, body: bytes, text: str
 ) -> None:
-    answer = ask(divided.http, "POST", f"/v2/models/plain/{path}", body)
+    answer = ask(server.http, "POST", f"/v2/models/plain/{path}", body)
     assert answer.status == 400
     assert text in answer.error
 
@@ -197,18 +190,18 @@ def http_version(server: ServerProcess, end: str, body: object, **headers: str) 
     return str(document["model_version"])
 
 
-def test_a_header_decides_over_every_door(divided: ServerProcess) -> None:
+def test_a_header_decides_over_every_door(server: ServerProcess) -> None:
     tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [0]}
     message = infer_message("sticky", [Input("INPUT0", X)])
     chosen: dict[str, set[str]] = {}
-    with GrpcClient(divided.grpc) as client:
+    with GrpcClient(server.grpc) as client:
         infer = client.procedure("ModelInfer", pb.ModelInferResponse)
         for user in USERS:
             metadata = [("x-user", user)]
             chosen[user] = {
-                http_version(divided, "infer", {"inputs": [tensor]}, **{"X-User": user}),
-                http_version(divided, "infer", {"inputs": [tensor]}, **{"x-uSER": user}),
-                http_version(divided, "generate", {"INPUT0": 0}, **{"X-User": user}),
+                http_version(server, "infer", {"inputs": [tensor]}, **{"X-User": user}),
+                http_version(server, "infer", {"inputs": [tensor]}, **{"x-uSER": user}),
+                http_version(server, "generate", {"INPUT0": 0}, **{"X-User": user}),
                 infer(message, timeout=60, metadata=metadata).model_version,
                 *(
                     read_answer(response.infer_response).model_version
@@ -219,39 +212,39 @@ def test_a_header_decides_over_every_door(divided: ServerProcess) -> None:
     assert {version for [version] in chosen.values()} == {"1", "2"}
 
 
-def test_a_parameter_decides_on_flat_json(divided: ServerProcess, traffic: TrafficClient) -> None:
+def test_a_parameter_decides_on_flat_json(server: ServerProcess, traffic: TrafficClient) -> None:
     """A member that no version reads, but the rules."""
     traffic.set("sticky", SPLIT | {"sticky": {"parameter": "user"}})
     chosen = {
-        user: {http_version(divided, "generate", {"INPUT0": 0, "user": user}) for _ in range(3)}
+        user: {http_version(server, "generate", {"INPUT0": 0, "user": user}) for _ in range(3)}
         for user in USERS
     }
     assert all(len(versions) == 1 for versions in chosen.values()), chosen
     assert {version for [version] in chosen.values()} == {"1", "2"}
     path, body = "/v2/models/sticky/generate", b'{"INPUT0": 0, "usr": "ada"}'
-    assert "did you mean 'user'?" in ask(divided.http, "POST", path, body).error
+    assert "did you mean 'user'?" in ask(server.http, "POST", path, body).error
 
 
-def test_a_raw_body_goes_to_a_version(divided: ServerProcess, traffic: TrafficClient) -> None:
+def test_a_raw_body_goes_to_a_version(server: ServerProcess, traffic: TrafficClient) -> None:
     traffic.set("sticky", {"split": {"2": 1, "3": 0}, "sticky": {"header": "x-user"}})
     headers = {"Inference-Header-Content-Length": "0", "X-User": "a"}
-    answer = ask(divided.http, "POST", "/v2/models/sticky/infer", X.tobytes(), **headers)
+    answer = ask(server.http, "POST", "/v2/models/sticky/infer", X.tobytes(), **headers)
     assert answer.status == 200, answer.body
     assert b'"model_version":"2"' in answer.body
 
 
 def test_copies_are_counted_apart(
-    divided: ServerProcess, over: Client, traffic: TrafficClient
+    server: ServerProcess, caller: Client, traffic: TrafficClient
 ) -> None:
     traffic.set("plain", {"split": {"1": 1}, "shadow": {"version": "3"}})
-    with Scraper(divided.metrics) as metrics:
+    with Scraper(server.metrics) as metrics:
 
         def copies(outcome: str) -> float:
             labels = {"model": "plain", "version": "3", "outcome": outcome}
             return metrics.now().value("headrace_shadow_requests_total", **labels)
 
         before = copies("success")
-        assert count(over, "plain", 5) == {"1": 5}
+        assert count(caller, "plain", 5) == {"1": 5}
         until(lambda: copies("success") == before + 5, "five copies")
         assert copies("failure") == 0
         scrape = metrics.now()
@@ -264,17 +257,17 @@ def test_copies_are_counted_apart(
 
 
 def test_a_bad_version_loses_its_requests(
-    divided: ServerProcess, over: Client, traffic: TrafficClient
+    server: ServerProcess, caller: Client, traffic: TrafficClient
 ) -> None:
     inputs = {"INPUT0": np.array([[7]])}
 
     def answered_by() -> str:
         try:
-            return over.infer("bad", inputs).model_version
+            return caller.infer("bad", inputs).model_version
         except ServerError:
             return "2"
 
-    with Scraper(divided.metrics) as metrics:
+    with Scraper(server.metrics) as metrics:
         labels = {"model": "bad", "version": "2"}
 
         def rollbacks() -> float:
@@ -287,28 +280,28 @@ def test_a_bad_version_loses_its_requests(
         assert {answered_by() for _ in range(10)} == {"1"}
         assert metrics.now().value("headrace_traffic_weight", **labels) == 0
     with pytest.raises(ServerError):
-        over.infer("bad", inputs, version="2")  # it is still there
+        caller.infer("bad", inputs, version="2")  # it is still there
     document = traffic.get("bad")
     assert document.source == "rollback"
     assert "requests failed, more than max_error_rate 0.2 allows" in document.reason
     second = next(v for v in document.versions if v.version == "2")
     assert (second.share, second.rollbacks) == (0, before + 1)
-    [reason] = [m.reason for m in over.index().models if (m.name, m.version) == ("bad", "2")]
+    [reason] = [m.reason for m in caller.index().models if (m.name, m.version) == ("bad", "2")]
     assert reason == second.reason
     assert reason.startswith("rolled back: ")
-    assert "version 2 is rolled back" in divided.log
+    assert "version 2 is rolled back" in server.log
 
 
 def test_requests_that_expire_are_not_the_fault_of_a_version(
-    over: Client, traffic: TrafficClient
+    caller: Client, traffic: TrafficClient
 ) -> None:
     traffic.reset("hurried")
     for _ in range(30):
         with pytest.raises(Unavailable, match="Request timeout expired"):
-            over.infer("hurried", {"INPUT0": X}, version="2", parameters={"timeout": 1})
+            caller.infer("hurried", {"INPUT0": X}, version="2", parameters={"timeout": 1})
 
     def judged() -> pb_traffic.ModelTrafficResponse.Recent:
-        over.infer("hurried", {"INPUT0": X}, version="2")
+        caller.infer("hurried", {"INPUT0": X}, version="2")
         versions = traffic.get("hurried").versions
         return next(v.recent for v in versions if v.version == "2")
 

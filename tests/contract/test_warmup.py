@@ -50,18 +50,11 @@ def _below(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def warm(root: Path) -> Iterator[ServerProcess]:
+def server(root: Path) -> Iterator[ServerProcess]:
     """A server of these models."""
     options = ("--exit-on-error=false", "--allow-in-process-python")
     with clean_server(root, options=options) as process:
         yield process
-
-
-@pytest.fixture(params=["http", "grpc"])
-def door(request: pytest.FixtureRequest, warm: ServerProcess) -> Iterator[Client]:
-    """That server over each protocol."""
-    with CLIENTS[request.param](warm) as client:
-        yield client
 
 
 def seen(root: Path, model: str) -> dict[int, list[object]]:
@@ -73,34 +66,34 @@ def seen(root: Path, model: str) -> dict[int, list[object]]:
     return batches
 
 
-def test_every_instance_runs_every_sample(root: Path, warm: ServerProcess) -> None:
+def test_every_instance_runs_every_sample(root: Path, server: ServerProcess) -> None:
     assert list(seen(root, "two").values()) == [RUNS, RUNS]
     [runs] = seen(root, "here").values()
     assert runs[:3] == RUNS
 
 
-def test_nobody_counts_it(door: Client, warm: ServerProcess) -> None:
+def test_nobody_counts_it(caller: Client, server: ServerProcess) -> None:
     for model in ("two", "here", "onnx"):
-        [found] = door.statistics(model)
+        [found] = caller.statistics(model)
         assert (found.inference_count, found.execution_count, found.last_inference) == (0, 0, 0)
         assert not found.batch_stats
         assert found.inference_stats.success.count == found.inference_stats.fail.count == 0
-    with Scraper(warm.metrics) as metrics:
+    with Scraper(server.metrics) as metrics:
         now = metrics.now()
     for name in ("nv_inference_request_success", "nv_inference_exec_count"):
         assert now.value(name, model="two") == now.value(name, model="onnx") == 0
 
 
 def test_a_sample_that_fails_keeps_the_model_from_being_served(
-    door: Client, warm: ServerProcess
+    caller: Client, server: ServerProcess
 ) -> None:
-    reasons = {entry.name: entry.reason for entry in door.index().models}
+    reasons = {entry.name: entry.reason for entry in caller.index().models}
     told = "failed to run warmup sample 'bad python': Failed to process the request(s)"
     assert told in reasons["below"]
     assert "model_warmup[0].inputs['INPUT0'].value.data_type" in reasons["wrong"]
     with pytest.raises(ServerError):
-        door.infer("below", {"INPUT0": np.zeros((1, 2), np.float32)})
-    assert "has no effect on this server" not in warm.log
+        caller.infer("below", {"INPUT0": np.zeros((1, 2), np.float32)})
+    assert "has no effect on this server" not in server.log
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +139,12 @@ def test_models_that_wait_for_one_another(
     assert loaded.status == 200, loaded.body
 
 
-def test_a_worker_that_is_started_again_is_warm_first(root: Path, warm: ServerProcess) -> None:
+def test_a_worker_that_is_started_again_is_warm_first(root: Path, server: ServerProcess) -> None:
     first = set(seen(root, "two"))
     os.kill(min(first), signal.SIGKILL)
     until(lambda: sorted(map(len, seen(root, "two").values())) == [3, 3, 3], "the third to be warm")
     [new] = set(seen(root, "two")) - first
     assert seen(root, "two")[new] == RUNS
-    with CLIENTS["http"](warm) as client:
+    with CLIENTS["http"](server) as client:
         zeros = np.zeros((1, 2), np.float32)
         assert client.infer("two", {"INPUT0": zeros})["OUTPUT0"].tolist() == [[0, 0]]
