@@ -1,5 +1,4 @@
 import gzip
-import tracemalloc
 import zlib
 
 import pytest
@@ -20,7 +19,7 @@ from headrace.protocol.compression import (
     decompress_small,
     too_large,
 )
-from tests.protocol.strategies import PROPERTY, mutations, outcome
+from tests.protocol.strategies import PROPERTY, memory_within, mutations, outcome
 
 LIMIT = 1 << 24
 MIB = 1 << 20
@@ -95,13 +94,9 @@ def test_a_bomb_stops_at_the_limit() -> None:
     packer = zlib.compressobj(1)
     pieces = [packer.compress(bytes(MIB)) for _ in range(64)]
     bomb = b"".join([*pieces, packer.flush()])
-    tracemalloc.start()
-    try:
-        with pytest.raises(PayloadTooLarge, match=f"maximum allowed value of {2 * MIB} bytes"):
-            decompress(bomb, "deflate", 2 * MIB)
-        assert tracemalloc.get_traced_memory()[1] < 6 * MIB
-    finally:
-        tracemalloc.stop()
+    largest = f"maximum allowed value of {2 * MIB} bytes"
+    with memory_within(6 * MIB), pytest.raises(PayloadTooLarge, match=largest):
+        decompress(bomb, "deflate", 2 * MIB)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
@@ -132,13 +127,8 @@ def test_each_piece_is_charged_before_the_next_is_unpacked() -> None:
     )
     counted.clear()
     bomb = compress(bytes(64 * MIB), "deflate")
-    tracemalloc.start()
-    try:
-        with pytest.raises(Overloaded):
-            decompress(bomb, "deflate", 64 * MIB, charge=charge)
-        assert tracemalloc.get_traced_memory()[1] < 7 * MIB
-    finally:
-        tracemalloc.stop()
+    with memory_within(7 * MIB), pytest.raises(Overloaded):
+        decompress(bomb, "deflate", 64 * MIB, charge=charge)
     assert max(counted) <= MIB
 
 

@@ -8,25 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import MAX_TENSORS, Call, InferResponse, Parameter, Timing
+from headrace.core.call import MAX_TENSORS, Call
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Tensor
 from headrace.protocol.generate import decode_generate, encode_generate, event
-from tests.protocol.strategies import IN_JSON, PROPERTY, any_text, mutations, object_array, tensors
-
-TEXT = Signature(
-    "llm",
-    8,
-    (
-        TensorSpec("text_input", Datatype.BYTES, (1,)),
-        TensorSpec("max_tokens", Datatype.INT32, (1,), optional=True),
-        TensorSpec("stop", Datatype.BYTES, (-1,), optional=True),
-        TensorSpec("sampled", Datatype.BOOL, (1,), optional=True),
-    ),
-    (TensorSpec("text_output", Datatype.BYTES, (-1,)),),
+from tests.protocol.strategies import (
+    IN_JSON,
+    PROPERTY,
+    any_text,
+    mutations,
+    object_array,
+    refused,
+    response,
+    tensors,
 )
+
+_INPUTS = (
+    TensorSpec("text_input", Datatype.BYTES, (1,)),
+    TensorSpec("max_tokens", Datatype.INT32, (1,), optional=True),
+    TensorSpec("stop", Datatype.BYTES, (-1,), optional=True),
+    TensorSpec("sampled", Datatype.BOOL, (1,), optional=True),
+)
+TEXT = Signature("llm", 8, _INPUTS, (TensorSpec("text_output", Datatype.BYTES, (-1,)),))
 
 
 def decode(document: object, signature: Signature = TEXT) -> Call:
@@ -57,37 +62,20 @@ def test_what_a_text_generation_client_sends() -> None:
     assert TEXT.check(request) == 1
 
 
-def test_the_id_is_a_parameter_too() -> None:
+def test_members_with_a_meaning_of_their_own() -> None:
     request = decode({"id": "seven", "text_input": "x"})
-    assert request.id == "seven"
-    assert request.parameters == {"id": "seven"}
-
-
-def test_an_input_may_be_called_id() -> None:
-    signature = Signature("m", 0, (TensorSpec("id", Datatype.INT64, (1,)),), ())
-    request = decode({"id": 5}, signature)
-    assert (request.id, request.inputs["id"].array.tolist()) == ("", [5])
-
-
-def test_nested_parameters_are_like_those_beside_them() -> None:
-    request = decode({"text_input": "x", "parameters": {"max_tokens": 2, "top_k": 4, "id": "p"}})
+    assert (request.id, request.parameters) == ("seven", {"id": "seven"})
+    nested = {"max_tokens": 2, "top_k": 4, "id": "p"}
+    request = decode({"text_input": "x", "parameters": nested})
     assert request.inputs["max_tokens"].array.tolist() == [[2]]
-    assert request.parameters == {"top_k": 4, "id": "p"}
-    assert request.id == ""
-
-
-def test_null_stands_for_what_is_not_there() -> None:
+    assert (request.id, request.parameters) == ("", {"top_k": 4, "id": "p"})
     request = decode({"text_input": "x", "id": None, "parameters": None})
     assert (request.id, request.parameters) == ("", {})
-
-
-def test_reserved_parameters() -> None:
     request = decode({"text_input": "x", "priority": 2, "parameters": {"timeout": 5_000}})
-    assert (request.priority, request.timeout) == (2, 5_000)
-    assert request.parameters == {}
-
-
-def test_the_size_as_received() -> None:
+    assert (request.priority, request.timeout, request.parameters) == (2, 5_000, {})
+    signature = Signature("m", 0, (TensorSpec("id", Datatype.INT64, (1,)),), ())
+    request = decode({"id": 5}, signature)  # an input may have that name
+    assert (request.id, request.inputs["id"].array.tolist()) == ("", [5])
     body = orjson.dumps({"text_input": "x"})
     assert decode_generate(TEXT, "llm", "", memoryview(body)).nbytes == len(body)
 
@@ -234,7 +222,7 @@ def test_half_precision_has_no_json(datatype: Datatype) -> None:
         decode({"x": 1}, shaped((1,), 8, datatype))
     zero = Tensor("y", datatype, np.zeros(1, NUMPY[datatype]))
     with pytest.raises(InvalidRequest, match=f"sending {datatype} data via JSON"):
-        encode_generate(response([zero]))
+        encode_generate(response(zero))
 
 
 def test_numbers_that_json_does_not_have() -> None:
@@ -285,59 +273,39 @@ def expect_a_request_or_refusal(body: bytes) -> None:
 # --- responses
 
 
-def response(
-    outputs: list[Tensor], id: str = "", parameters: dict[str, Parameter] | None = None
-) -> InferResponse:
-    """A response of the model `m`."""
-    return InferResponse("m", "1", id, outputs, Timing(1, 2, 3), parameters or {})
-
-
 def strings(name: str, *values: bytes) -> Tensor:
     """A tensor of bytes."""
     return Tensor(name, Datatype.BYTES, object_array(values, [1, len(values)]))
 
 
 def test_a_response_to_the_letter() -> None:
-    text = encode_generate(
-        response(
-            [
-                strings("text_output", "ja, \u00e4\n".encode()),
-                Tensor("Z", Datatype.INT64, np.array([[1, 2]])),
-                Tensor("none", Datatype.FP32, np.zeros((1, 0), np.float32)),
-                Tensor("score", Datatype.FP32, np.array([[0.1]], np.float32)),
-                Tensor("sure", Datatype.BOOL, np.array(True)),
-            ],
-            "7",
-            {"stop": "eos", "n": 3, "a": True, "b": 0.5},
-        )
+    outputs = [
+        strings("text_output", "ja, \u00e4\n".encode()),
+        Tensor("Z", Datatype.INT64, np.array([[1, 2]])),
+        Tensor("none", Datatype.FP32, np.zeros((1, 0), np.float32)),
+        Tensor("score", Datatype.FP32, np.array([[0.1]], np.float32)),
+        Tensor("sure", Datatype.BOOL, np.array(True)),
+    ]
+    parameters = {"stop": "eos", "n": 3, "a": True, "b": 0.5}
+    assert encode_generate(response(*outputs, id="7", parameters=parameters)).decode() == (
+        '{"Z":[1,2],"a":true,"b":0.5,"id":"7","model_name":"m","model_version":"1","n":3,'
+        '"none":[],"score":0.1,"stop":"eos","sure":true,"text_output":"ja, \u00e4\\n"}'
     )
-    assert (
-        text
-        == (
-            '{"Z":[1,2],"a":true,"b":0.5,"id":"7","model_name":"m","model_version":"1","n":3,'
-            '"none":[],"score":0.1,"stop":"eos","sure":true,"text_output":"ja, \u00e4\\n"}'
-        ).encode()
-    )
-
-
-def test_a_response_with_nothing_in_it() -> None:
-    assert encode_generate(response([])) == b'{"model_name":"m","model_version":"1"}'
+    assert encode_generate(response()) == b'{"model_name":"m","model_version":"1"}'
+    with refused("'x' holds bytes that are not UTF-8"):
+        encode_generate(response(strings("x", b"\xff")))
 
 
 def test_an_output_hides_what_has_its_name() -> None:
-    text = encode_generate(response([strings("id", b"x"), strings("a", b"y")], "7", {"a": 1}))
-    assert orjson.loads(text) == {"a": "y", "id": "x", "model_name": "m", "model_version": "1"}
-
-
-def test_bytes_that_are_no_text() -> None:
-    with pytest.raises(InvalidRequest, match="'x' holds bytes that are not UTF-8"):
-        encode_generate(response([strings("x", b"\xff")]))
+    hiding = response(strings("id", b"x"), strings("a", b"y"), id="7", parameters={"a": 1})
+    found = orjson.loads(encode_generate(hiding))
+    assert found == {"a": "y", "id": "x", "model_name": "m", "model_version": "1"}
 
 
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True))
 def test_any_tensor_is_one_line(tensor: Tensor) -> None:
-    text = encode_generate(response([tensor]))
+    text = encode_generate(response(tensor))
     assert b"\n" not in text
     if b"NaN" in text or b"Infinity" in text:
         return

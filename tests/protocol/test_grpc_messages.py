@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import Call, InferResponse, Timing
+from headrace.core.call import Call
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.signature import Signature, TensorSpec
@@ -27,7 +27,15 @@ from headrace.protocol.v2_protobuf import (
 )
 from headrace.scheduling.batch import Batch, Outcome
 from tests.protocol.reference import encode_infer
-from tests.protocol.strategies import PROPERTY, assert_same, mutations, outcome, tensors
+from tests.protocol.strategies import (
+    PROPERTY,
+    assert_same,
+    fp32,
+    mutations,
+    outcome,
+    response,
+    tensors,
+)
 from tests.scheduling.fakes import Bench, entered
 
 Input = pb.ModelInferRequest.InferInputTensor
@@ -35,16 +43,12 @@ Input = pb.ModelInferRequest.InferInputTensor
 
 def message(*tensors: Tensor, **fields: Any) -> pb.ModelInferRequest:
     """A request with raw tensors."""
-    answer = encode_infer(InferResponse("m", "1", "", list(tensors), Timing(0, 0, 1)))
+    answer = encode_infer(response(*tensors))
     inputs = [Input(name=o.name, datatype=o.datatype, shape=o.shape) for o in answer.outputs]
     fields = {"model_name": "m"} | fields
     return pb.ModelInferRequest(
         inputs=inputs, raw_input_contents=list(answer.raw_output_contents), **fields
     )
-
-
-def floats(*values: float, name: str = "x") -> Tensor:
-    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
 
 
 def by_protobuf(data: bytes) -> Call | ServerError:
@@ -125,7 +129,7 @@ def test_random_bytes(data: bytes) -> None:
 
 def test_every_cut() -> None:
     reader = InferReader()
-    body = message(floats(1, 2), floats(3, name="y"), id="42").SerializeToString()
+    body = message(fp32(1, 2, name="x"), fp32(3, name="y"), id="42").SerializeToString()
     for size in range(len(body) + 1):
         check(body[:size], reader)
 
@@ -133,7 +137,7 @@ def test_every_cut() -> None:
 def test_messages_that_differ_in_id_and_tensors_alone() -> None:
     reader = InferReader()
     for id, value in (("1", 0.5), ("2", 1.5), ("", 2.5), ("a longer one", 3.5), ("ü", 4.5)):
-        data = message(floats(value), id=id).SerializeToString()
+        data = message(fp32(value, name="x"), id=id).SerializeToString()
         check(data, reader)
         request = reader.read(data).request(len(data))
         assert (request.id, request.inputs["x"].array.tolist()) == (id, [value])
@@ -151,7 +155,7 @@ def test_messages_that_differ_in_id_and_tensors_alone() -> None:
 def test_fields_in_any_order_and_again(extra: bytes) -> None:
     """Repeated fields add up, of others the last counts; unknown ones are passed over."""
     reader = InferReader()
-    body = message(floats(1), id="42").SerializeToString()
+    body = message(fp32(1, name="x"), id="42").SerializeToString()
     check(body, reader)
     check(body + extra, reader)
     check(extra + body, reader)
@@ -159,9 +163,8 @@ def test_fields_in_any_order_and_again(extra: bytes) -> None:
 
 def test_tensors_are_views() -> None:
     reader = InferReader()
-    data = message(
-        Tensor("x", Datatype.UINT8, np.arange(100_000, dtype=np.uint8))
-    ).SerializeToString()
+    large = Tensor("x", Datatype.UINT8, np.arange(100_000, dtype=np.uint8))
+    data = message(large).SerializeToString()
     for _ in range(2):
         array = reader.read(data).request(len(data)).inputs["x"].array
         assert np.shares_memory(array, np.frombuffer(data, np.uint8))
@@ -169,7 +172,7 @@ def test_tensors_are_views() -> None:
 
 def test_a_request_is_not_shared() -> None:
     reader = InferReader()
-    given = message(floats(1))
+    given = message(fp32(1, name="x"))
     given.parameters["custom"].string_param = "x"
     data = given.SerializeToString()
     for _ in range(3):
@@ -182,11 +185,14 @@ def test_what_is_remembered_is_bounded() -> None:
     """Whatever clients send: other heads, and other sizes, by the thousand."""
     reader = InferReader()
     for n in range(2000):
-        check(message(floats(*range(n % 700)), model_version=str(n)).SerializeToString(), reader)
+        check(
+            message(fp32(*range(n % 700), name="x"), model_version=str(n)).SerializeToString(),
+            reader,
+        )
 
 
 def test_the_model_is_known_before_the_tensors_are_looked_at() -> None:
-    given = message(floats(1), model_version="7", id="42")
+    given = message(fp32(1, name="x"), model_version="7", id="42")
     given.inputs[0].datatype = "FP33"
     found = InferReader().read(given.SerializeToString())
     assert (found.model_name, found.model_version, found.id) == ("m", "7", "42")
@@ -223,7 +229,7 @@ def test_messages_known_by_their_layout(datatype: Datatype) -> None:
 @pytest.mark.parametrize("sizes", [(4, 12), (12, 4), (0, 16), (8, 4), (8, 12), (4, 8), (12, 8)])
 def test_known_layouts_with_tensors_of_wrong_sizes(sizes: tuple[int, int]) -> None:
     reader = InferReader()
-    given = message(floats(1, 2), floats(3, 4, name="y"))
+    given = message(fp32(1, 2, name="x"), fp32(3, 4, name="y"))
     check(given.SerializeToString(), reader)
     given.raw_input_contents[:] = [bytes(size) for size in sizes]
     data = given.SerializeToString()
@@ -234,7 +240,7 @@ def test_known_layouts_with_tensors_of_wrong_sizes(sizes: tuple[int, int]) -> No
 
 def test_messages_that_ask_for_more_than_outputs_are_not_plain() -> None:
     reader = InferReader()
-    given = message(floats(1, 2))
+    given = message(fp32(1, 2, name="x"))
     given.parameters["headrace_timing"].bool_param = True
     data = given.SerializeToString()
     for _ in range(3):
@@ -257,24 +263,18 @@ def test_walk(data: bytes, head: bytes, raw: Sequence[bytes]) -> None:
 # --- responses
 
 
-def response(*outputs: Tensor, **members: object) -> InferResponse:
-    return InferResponse("m", "1", "", list(outputs), Timing(0, 0, 1), **members)  # type: ignore[arg-type]
-
-
 @PROPERTY
 @given(st.lists(tensors(), max_size=3), st.text(max_size=200), st.booleans())
 def test_any_response(outputs: list[Tensor], id: str, marked: bool) -> None:
     writer = InferWriter()
-    answer = InferResponse("m", "1", id, outputs, Timing(0, 0, 1))
-    if marked:
-        answer.parameters = {"final": True, "n": 1, "x": 0.5, "s": "t"}
+    parameters = {"final": True, "n": 1, "x": 0.5, "s": "t"} if marked else {}
+    answer = response(*outputs, id=id, parameters=parameters)
     for _ in range(2):
         data = b"".join(writer.pieces(answer))
         assert pb.ModelInferResponse.FromString(data) == encode_infer(answer)
         wrapped = b"".join(stream_response(writer.pieces(answer)))
-        assert pb.ModelStreamInferResponse.FromString(wrapped).infer_response == encode_infer(
-            answer
-        )
+        found = pb.ModelStreamInferResponse.FromString(wrapped).infer_response
+        assert found == encode_infer(answer)
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
@@ -308,10 +308,8 @@ def computed(signature: Signature, sizes: Sequence[int], arrays: list[Any], id: 
 
 def test_answers_that_are_not_plain_are_left_to_others() -> None:
     numbers, text = TensorSpec("y", Datatype.FP32, (2,)), TensorSpec("t", Datatype.BYTES, (1,))
-    plain, words = (
-        Signature("m", 8, (), (numbers,), strict_outputs=False),
-        Signature("m", 8, (), (text,)),
-    )
+    plain = Signature("m", 8, (), (numbers,), strict_outputs=False)
+    words = Signature("m", 8, (), (text,))
     for signature, sizes, array in (
         (plain, (1,), np.zeros((1, 2))),
         (plain, (1, 1), np.zeros((2, 2))),
@@ -337,12 +335,12 @@ def test_outputs_without_data() -> None:
     there = [elsewhere("x", Datatype.FP32, (2,)), elsewhere("y", Datatype.BYTES, (1,))]
     text = Tensor("y", Datatype.BYTES, np.array([b"abc"], object))
     for outputs, raw in (
-        ([floats(1, 2)], [floats(1, 2).array.tobytes()]),
+        ([fp32(1, 2, name="x")], [fp32(1, 2, name="x").array.tobytes()]),
         (there[:1], [b""]),
-        ([floats(1, 2)], [floats(1, 2).array.tobytes()]),
-        ([*there, floats(3, name="z")], [b"", b"", floats(3).array.tobytes()]),
-        ([floats(1, 2), text, floats(3, name="z")], None),
-        ([*there, floats(3, name="z")], [b"", b"", floats(3).array.tobytes()]),
+        ([fp32(1, 2, name="x")], [fp32(1, 2, name="x").array.tobytes()]),
+        ([*there, fp32(3, name="z")], [b"", b"", fp32(3, name="x").array.tobytes()]),
+        ([fp32(1, 2, name="x"), text, fp32(3, name="z")], None),
+        ([*there, fp32(3, name="z")], [b"", b"", fp32(3, name="x").array.tobytes()]),
     ):
         found = pb.ModelInferResponse.FromString(b"".join(writer.pieces(response(*outputs))))
         assert [(o.name, list(o.shape)) for o in found.outputs] == [
@@ -356,8 +354,8 @@ def test_outputs_without_data() -> None:
 def test_requests_with_shared_memory_are_not_taken_for_others() -> None:
     """Their heads are the same as those of others but for it, which have tensors in its place."""
     reader = InferReader()
-    plain = message(floats(1, 2))
-    shared = message(floats(1, 2))
+    plain = message(fp32(1, 2, name="x"))
+    shared = message(fp32(1, 2, name="x"))
     shared.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
     shared.outputs[0].parameters["shared_memory_byte_size"].int64_param = 8
     for _ in range(2):
@@ -373,17 +371,16 @@ def test_large_outputs_are_pointed_at() -> None:
     assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in pieces)
 
 
-@pytest.mark.parametrize("array", [np.zeros((3, 0)), np.zeros((100, 100)).T[5:], np.float32(1)])
-def test_raw_bytes(array: object) -> None:
-    given = np.asarray(array)
-    assert bytes(raw_bytes(given)) == given.tobytes()
+def test_raw_bytes() -> None:
+    for array in (np.zeros((3, 0)), np.zeros((100, 100)).T[5:], np.asarray(np.float32(1))):
+        assert bytes(raw_bytes(array)) == array.tobytes()
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**20, 2**31])
-def test_varint(value: int) -> None:
-    data = varint(value)
-    assert sum((byte & 127) << (7 * n) for n, byte in enumerate(data)) == value
-    assert all(byte & 128 for byte in data[:-1])
+def test_varint() -> None:
+    for value in (0, 1, 127, 128, 300, 2**20, 2**31):
+        data = varint(value)
+        assert sum((byte & 127) << (7 * n) for n, byte in enumerate(data)) == value
+        assert all(byte & 128 for byte in data[:-1])
 
 
 def test_stream_message() -> None:

@@ -1,9 +1,124 @@
-"""JSON that clients send, where there is no memory to parse it."""
+"""Long JSON texts: what is parsed in pieces is what would be parsed at once, or refused as well."""
 
+import json
 import subprocess
 import sys
+from itertools import chain
+from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import InvalidRequest
+from headrace.protocol.json_text import MAX_VALUES, LongArray, Sizes, parse_long
+from tests.protocol.strategies import PROPERTY, mutations, outcome
+
+SMALL = Sizes(lifted=4, block=16, piece=8)
+elements = (
+    st.integers(-9, 10**9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('ab"\\[]{},: \n', max_size=6)
+    | st.booleans()
+    | st.none()
+)
+arrays = st.recursive(st.lists(elements, max_size=8), lambda inner: st.lists(inner, max_size=4))
+members = st.dictionaries(
+    st.text('ab"\\[],', max_size=3),
+    elements | arrays,
+    max_size=4,
+)
+documents = st.dictionaries(
+    st.sampled_from("abc"), members | st.lists(members, max_size=3) | arrays | elements, max_size=3
+)
+
+
+def parse(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def flat(value: list[Any]) -> list[Any]:
+    return list(chain.from_iterable(flat(v) if isinstance(v, list) else [v] for v in value))
+
+
+def whole(value: Any) -> Any:
+    """With the long arrays read, and all arrays flat."""
+    if isinstance(value, LongArray):
+        return flat(list(value.pieces()))
+    if isinstance(value, dict):
+        return {name: whole(member) for name, member in value.items()}
+    if isinstance(value, list):
+        if any(isinstance(item, dict) for item in value):
+            return [whole(item) for item in value]
+        return flat(value)
+    return value
+
+
+def in_pieces(text: bytes) -> Any:
+    return whole(parse_long(text, SMALL))
+
+
+@PROPERTY
+@given(documents, st.sampled_from([(",", ":"), (" , ", " : "), (",\n", ":\t")]), st.booleans())
+def test_in_pieces_as_at_once(document: Any, separators: tuple[str, str], ascii: bool) -> None:
+    text = json.dumps(document, separators=separators, ensure_ascii=ascii).encode()
+    assert in_pieces(text) == whole(orjson.loads(text))
+
+
+@PROPERTY
+@given(st.data(), documents)
+def test_what_is_refused_at_once_is_refused_in_pieces(data: st.DataObject, document: Any) -> None:
+    text = data.draw(mutations(json.dumps(document).encode()))
+    expected = outcome(parse, text)
+    if isinstance(expected, InvalidRequest):
+        assert isinstance(outcome(in_pieces, text), InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        "1,2,3,4,5,,6,7,8,9", ",1,2,3,4,5,6,7,8", "1,2,3,4,5,6,7,8,", "[1,2],[,3,4],[5,6]",
+        "[1,2],[3,4,],[5,6]", "1,2,3 4,5,6,7", "01,2,3,4,5,6,7", "[1,2],[3,4]],[[5,6]",
+        '"a","b,,","c",,"d","e"', "1,2,3,4,\\\\,5,6,7", "1,2,3,nul,4,5,6", '1,2,"3,4,5,6,7,8',
+        "1;2;3;4;5;6;7;8", "1.,2,3,4,5,6,7", "+1,2,3,4,5,6,7", "[1,2,3,4],[5,6,7,8",
+    ],
+)  # fmt: skip
+def test_wrong_arrays(array: str) -> None:
+    text = b'{"inputs":[{"name":"x","data":[%b]}]}' % array.encode()
+    assert isinstance(outcome(parse, text), InvalidRequest)
+    assert isinstance(outcome(in_pieces, text), InvalidRequest)
+
+
+def test_a_member_cannot_pretend_to_be_a_long_array() -> None:
+    text = b'{"inputs":[{"data":{"":0}},{"data":{"0":0}},{"data":[1,2,3,4,5,6]}]}'
+    first, second, third = parse_long(text, SMALL)["inputs"]
+    assert (first["data"], second["data"]) == ({"": 0}, {"0": 0})
+    assert whole(third["data"]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("array", "count"), [("[]", 0), ("[ ]", 0), ("[1]", 1), ("[1,2,3]", 3), ('["a,b","\\","]', 2)]
+)
+def test_number_of_elements(array: str, count: int) -> None:
+    assert LongArray(array.encode(), 0, len(array)).elements() == count
+
+
+@pytest.mark.parametrize("filling", ["1,", '"a":1,', "{},", '"b":[],'])
+def test_values_beside_long_arrays_are_bounded(filling: str) -> None:
+    inner = (filling * (MAX_VALUES + 2))[:-1]
+    text = f'{{"x":{{{inner}}}}}' if ":" in filling else f"[{inner}, {{}}]"
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
+        parse_long(text.encode())
+
+
+def test_commas_in_strings_are_not_counted() -> None:
+    text = b'{"text":"%b"}' % (b"," * (2 * MAX_VALUES))
+    assert len(parse_long(text)["text"]) == 2 * MAX_VALUES
+
 
 _PARSE = """
 import resource

@@ -1,4 +1,4 @@
-"""Which request parameters the protocol reserves, and which reach the model."""
+"""Parameters of requests: reserved ones, those for the model, places and times."""
 
 from typing import Any
 
@@ -6,71 +6,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import MAX_PARAMETERS, Parameter
+from headrace.core.call import MAX_PARAMETERS, Parameter, RegionSlice
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.protocol.parameters import json_parameter, json_parameters, split_parameters
-from tests.protocol.strategies import PROPERTY, any_text
+from headrace.protocol.parameters import (
+    json_parameter,
+    json_parameters,
+    parse_grpc_timeout,
+    shared_input,
+    shared_output,
+    split_parameters,
+    timeout_of,
+)
+from tests.protocol.strategies import PROPERTY, any_text, refused
 
 TRANSPORT = frozenset({"binary_data_output", "triton_of_this_transport"})
 MAX = 2**64 - 1
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("sequence_id", 0), ("sequence_id", MAX), ("sequence_id", "a sequence"),
-    ("sequence_start", True), ("sequence_end", False), ("priority", 3), ("priority", MAX),
-    ("timeout", 1_000_000),
-])  # fmt: skip
-def test_reserved(name: str, value: int | str | bool) -> None:
-    assert split_parameters({name: value}, TRANSPORT) == ({name: value}, {})
-
-
-@pytest.mark.parametrize(("name", "value", "expected"), [
-    ("sequence_id", True, "an unsigned integer or a string"),
-    ("sequence_id", -1, "an unsigned integer or a string"),
-    ("sequence_id", MAX + 1, "an unsigned integer or a string"),
-    ("sequence_id", 1.0, "an unsigned integer or a string"), ("sequence_start", 1, "a boolean"),
-    ("sequence_end", "true", "a boolean"), ("priority", -1, "an unsigned integer"),
-    ("priority", "1", "an unsigned integer"), ("priority", True, "an unsigned integer"),
-    ("timeout", 0.5, "an unsigned integer of microseconds"),
-    ("timeout", None, "an unsigned integer of microseconds"),
-    ("timeout", [1], "an unsigned integer of microseconds"),
-])  # fmt: skip
-def test_reserved_with_a_wrong_value(name: str, value: Any, expected: str) -> None:
-    text = f"invalid value type for '{name}' parameter, expected {expected}"
-    with pytest.raises(InvalidRequest, match=text):
-        split_parameters({name: value}, TRANSPORT)
-
-
-@pytest.mark.parametrize("name", ["headrace_trace", "headrace_header:x-user"])
-def test_what_the_server_alone_says_is_left_out(name: str) -> None:
-    assert split_parameters({name: "7", "mine": 1}, TRANSPORT) == ({}, {"mine": 1})
-
-
-@pytest.mark.parametrize("value", ["text", "", 7, -(2**63), MAX, 0.5, float("inf"), True])
-def test_others_are_the_models(value: str | int | float | bool) -> None:
-    assert split_parameters({"mine": value}, TRANSPORT) == ({}, {"mine": value})
-
-
-@pytest.mark.parametrize("value", [None, [], [1], {}, {"a": 1}])
-def test_models_get_only_scalars(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="parameter 'mine' has invalid type"):
-        split_parameters({"mine": value}, TRANSPORT)
-
-
-@pytest.mark.parametrize("value", [MAX + 1, -(2**63) - 1, 10**4000])
-def test_models_get_no_integers_beyond_64_bits(value: int) -> None:
-    with pytest.raises(InvalidRequest, match="parameter 'mine' does not fit into 64 bits"):
-        split_parameters({"mine": value}, TRANSPORT)
-
-
-def test_the_prefix_is_reserved() -> None:
-    with pytest.raises(InvalidRequest, match="parameter keys starting with 'triton_' are reserved"):
+def test_reserved() -> None:
+    for name, value in (
+        ("sequence_id", 0), ("sequence_id", MAX), ("sequence_id", "a sequence"), ("priority", 3),
+        ("sequence_start", True), ("sequence_end", False), ("priority", MAX), ("timeout", 1_000),
+    ):  # fmt: skip
+        assert split_parameters({name: value}, TRANSPORT) == ({name: value}, {})
+    given = {"binary_data_output": True, "triton_of_this_transport": True, "mine": 1, "priority": 2}
+    assert split_parameters(given, TRANSPORT) == ({"priority": 2}, {"mine": 1})
+    for name in ("headrace_trace", "headrace_header:x-user"):  # the server alone says these
+        assert split_parameters({name: "7", "mine": 1}, TRANSPORT) == ({}, {"mine": 1})
+    with refused("parameter keys starting with 'triton_' are reserved"):
         split_parameters({"triton_x": 1}, TRANSPORT)
 
 
-def test_the_transports_own_are_left_out() -> None:
-    given = {"binary_data_output": True, "triton_of_this_transport": True, "mine": 1, "priority": 2}
-    assert split_parameters(given, TRANSPORT) == ({"priority": 2}, {"mine": 1})
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("sequence_id", [True, -1, MAX + 1, 1.0], "an unsigned integer or a string"),
+        ("sequence_start", [1], "a boolean"), ("sequence_end", ["true"], "a boolean"),
+        ("priority", [-1, "1", True], "an unsigned integer"),
+        ("timeout", [0.5, None, [1]], "an unsigned integer of microseconds"),
+    ],
+)  # fmt: skip
+def test_reserved_with_a_wrong_value(name: str, values: list[Any], expected: str) -> None:
+    for value in values:
+        with refused(f"invalid value type for '{name}' parameter, expected {expected}"):
+            split_parameters({name: value}, TRANSPORT)
+
+
+def test_parameters_of_models() -> None:
+    for value in ("text", "", 7, -(2**63), MAX, 0.5, float("inf"), True):
+        assert split_parameters({"mine": value}, TRANSPORT) == ({}, {"mine": value})
+    for wrong in (None, [], [1], {}, {"a": 1}):
+        with refused("parameter 'mine' has invalid type"):
+            split_parameters({"mine": wrong}, TRANSPORT)
+    for large in (MAX + 1, -(2**63) - 1, 10**4000):
+        with refused("parameter 'mine' does not fit into 64 bits"):
+            split_parameters({"mine": large}, TRANSPORT)
+
+
+def test_parameters_are_limited() -> None:
+    given = {str(number): number for number in range(MAX_PARAMETERS)}
+    assert len(split_parameters(given, frozenset())[1]) == MAX_PARAMETERS
+    with refused(f"{MAX_PARAMETERS} parameters, got 1025"):
+        split_parameters(given | {"more": 1}, frozenset())
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | any_text
@@ -87,21 +85,99 @@ def test_whatever_is_given_is_split_or_refused(given: dict[str, Any]) -> None:
     assert reserved.keys() | custom.keys() == given.keys() - TRANSPORT
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (float("nan"), b"NaN"), (float("inf"), b"Infinity"), (float("-inf"), b"-Infinity"),
-    (0.5, b"0.5"), (MAX, b"18446744073709551615"), (True, b"true"), ("null", b'"null"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (float("nan"), b"NaN"), (float("inf"), b"Infinity"), (float("-inf"), b"-Infinity"),
+        (0.5, b"0.5"), (MAX, b"18446744073709551615"), (True, b"true"), ("null", b'"null"'),
+    ],
+)  # fmt: skip
 def test_values_in_json(value: Parameter, text: bytes) -> None:
     assert json_parameter(value) == text
-    assert (
-        json_parameters({"null": "null", "ä": value})
-        == '{"null":"null","ä":'.encode() + text + b"}"
-    )
+    whole = '{"null":"null","ä":'.encode() + text + b"}"
+    assert json_parameters({"null": "null", "ä": value}) == whole
     assert json_parameters({"a": value}) == b'{"a":' + text + b"}"
 
 
-def test_parameters_are_limited() -> None:
-    given = {str(number): number for number in range(MAX_PARAMETERS)}
-    assert len(split_parameters(given, frozenset())[1]) == MAX_PARAMETERS
-    with pytest.raises(InvalidRequest, match=f"{MAX_PARAMETERS} parameters, got 1025"):
-        split_parameters(given | {"more": 1}, frozenset())
+# --- places in shared memory
+
+
+def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> dict[str, Any]:
+    """The parameters of a tensor in shared memory."""
+    place = {"shared_memory_offset": offset, "shared_memory_byte_size": size}
+    return {"shared_memory_region": region} | place | more
+
+
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        (in_region(region=7), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(region=""), "'shared_memory_region' of input 'x' must be a region's name"),
+        (in_region(size=None), "has a 'shared_memory_region' and no 'shared_memory_byte_size'"),
+        (in_region(size="8"), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(size=True), "'shared_memory_byte_size' of input 'x' must be a non-negative int"),
+        (in_region(offset=1.0), "'shared_memory_offset' of input 'x' must be a non-negative int"),
+        (in_region(-1), "Invalid offset for shared memory region: 'r'. Input 'x' asks for -1"),
+        (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
+        (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(size=12), "input byte size mismatch for input 'x' for model 'm'. Expected 8,"),
+    ],
+)  # fmt: skip
+def test_inputs_in_no_place(parameters: dict[str, Any], part: str) -> None:
+    with refused(part):
+        shared_input("x", Datatype.FP32, (2,), parameters, "m", "")
+
+
+def test_inputs_that_do_not_fit_their_place() -> None:
+    with refused("expected 2 string elements for inference input 'x', got fewer: 7 bytes"):
+        shared_input("x", Datatype.BYTES, (2,), in_region(size=7), "m", "")
+    with refused("causes total element count to exceed"):
+        shared_input("x", Datatype.FP32, (2**40, 2**40), in_region(), "m", "")
+
+
+def test_places_of_outputs() -> None:
+    assert shared_output("y", in_region(None, 0)) == RegionSlice("r", 0, 0)
+    with refused("output 'y': 'classification' can not be had in shared"):
+        shared_output("y", in_region(classification=2))
+    with refused("output 'y' has a 'shared_memory_region' and no"):
+        shared_output("y", in_region(size=None))
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2H", 7200), ("3M", 180), ("4S", 4), ("50m", 0.05), ("60u", 6e-5), ("70n", 7e-8),
+        ("0S", 0), ("99999999H", 99_999_999 * 3600), ("", None), ("5", None), ("m", None),
+        ("5ms", None), ("-5m", None), ("123456789m", None), ("5 m", None), ("\u0665m", None),
+    ],
+)  # fmt: skip
+def test_what_grpc_writes(text: str, seconds: float | None) -> None:
+    assert parse_grpc_timeout(text) == seconds
+
+
+GRPC, ENVOY = b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms"
+
+
+@pytest.mark.parametrize(
+    ("headers", "microseconds"),
+    [
+        ({}, 0), ({GRPC: "50m"}, 50_000), ({GRPC: " 50m "}, 50_000),
+        ({GRPC: "1n"}, 1), ({GRPC: "0S"}, 1),  # over, but not without a limit
+        ({ENVOY: "15000"}, 15_000_000), ({ENVOY: "0"}, 0),  # Envoy never gives up
+        ({GRPC: "50m", ENVOY: "0"}, 50_000), ({GRPC: "50m", ENVOY: "20"}, 20_000),
+        ({GRPC: "50m", ENVOY: "80"}, 50_000),
+    ],
+)  # fmt: skip
+def test_the_shortest_counts(headers: dict[bytes, str], microseconds: int) -> None:
+    assert timeout_of(headers) == microseconds
+
+
+@pytest.mark.parametrize("name", [GRPC, ENVOY])
+def test_what_says_nothing(name: bytes) -> None:
+    for text in ("", "soon", "1e3", "9" * 16):
+        with refused(f"{name.decode()} must be"):
+            timeout_of({name: text})

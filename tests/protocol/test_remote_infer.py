@@ -7,19 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.call import InferResponse, Parameter, Timing
+from headrace.core.call import Parameter, RegionSlice
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
+from headrace.protocol.parameters import read_region_slice
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.v2_protobuf import (
     AnswerReader,
+    Place,
     RemoteInput,
     RemoteMessages,
     decode_infer,
+    parameter_values,
     response_in,
+    shared_request,
 )
 from tests.protocol.reference import encode_infer
+from tests.protocol.strategies import response
 from tests.support.remote import values
 
 
@@ -64,11 +69,10 @@ def test_answers(datatype: Datatype, shape: tuple[int, ...]) -> None:
     tensor = Tensor("OUT", datatype, values(datatype, shape))
     other = Tensor("B", Datatype.FP32, np.ones((1, 2), np.float32))
     parameters: dict[str, Parameter] = {"a": 1, "b": "c"}
-    response = InferResponse("m", "1", "id", [tensor, other], Timing(0, 0, 1), parameters)
     reader = AnswerReader()
     for id in ("id", "", "another"):  # the second is read from memory
-        response.id = id
-        answer = reader.read(encode_infer(response).SerializeToString())
+        given = response(tensor, other, id=id, parameters=parameters)
+        answer = reader.read(encode_infer(given).SerializeToString())
         assert answer.parameters == parameters
         assert answer.id == id
         assert answer.outputs["OUT"].dtype == NUMPY[datatype]
@@ -122,8 +126,7 @@ def test_anything_else_is_refused_or_read(data: bytes) -> None:
 @given(st.data())
 def test_what_is_cut_short_is_refused_or_read(data: st.DataObject) -> None:
     tensors = [Tensor(n, Datatype.FP32, np.ones((2, 2), np.float32)) for n in "AB"]
-    response = InferResponse("m", "1", "id", tensors, Timing(0, 0, 1))
-    whole = encode_infer(response).SerializeToString()
+    whole = encode_infer(response(*tensors, id="id")).SerializeToString()
     cut = data.draw(st.integers(0, len(whole)))
     try:
         answer = AnswerReader().read(whole[:cut])
@@ -158,3 +161,71 @@ def test_the_response_in_a_message_of_a_stream(raw: bytes, id: str) -> None:
 def test_what_is_no_message_of_a_stream(data: bytes) -> None:
     found = response_in(data)
     assert found is None or data.endswith(bytes(found))
+
+
+# --- tensors in shared memory
+
+
+ROW = np.arange(4, dtype=np.float32)
+WORDS = np.array([b"ab", b""], object)
+INPUTS = [
+    RemoteInput("A", Datatype.FP32, (2, 4), [ROW, ROW]),
+    RemoteInput("W", Datatype.BYTES, (2,), [WORDS]),
+    RemoteInput("B", Datatype.FP32, (4,), [ROW]),
+]
+SEQUENCE: dict[str, Parameter] = {"sequence_id": 2**64 - 1, "x": "y"}
+
+
+def test_without_places_it_is_the_same_request() -> None:
+    plain = RemoteMessages("m", "3").request(INPUTS, ["Y"], SEQUENCE, "7")
+    shared = shared_request("m", "3", INPUTS, ["Y"], SEQUENCE, "7", {}, {})
+    assert pb.ModelInferRequest.FromString(b"".join(shared)) == pb.ModelInferRequest.FromString(
+        b"".join(plain)
+    )
+
+
+def test_what_has_a_place_is_not_in_the_message() -> None:
+    places, rooms = {"A": Place("in", 64, 32)}, {"Y": Place("out", 0, 16)}
+    pieces = shared_request("m", "", INPUTS, ["Y", "Z"], {}, "", places, rooms)
+    message = pb.ModelInferRequest.FromString(b"".join(pieces))
+    first, *others = message.inputs
+    assert read_region_slice("input 'A'", parameter_values(first.parameters)) == RegionSlice(
+        "in", 64, 32
+    )
+    assert not any(item.parameters for item in others)
+    assert len(message.raw_input_contents) == 2
+    assert message.raw_input_contents[1] == ROW.tobytes()
+    room, wire = message.outputs
+    assert read_region_slice("output 'Y'", parameter_values(room.parameters)) == RegionSlice(
+        "out", 0, 16
+    )
+    assert not wire.parameters
+
+
+def answer(shape: list[int], raw: bytes, datatype: str = "FP32") -> bytes:
+    """A response with an output Y."""
+    message = pb.ModelInferResponse(raw_output_contents=[raw])
+    message.outputs.add(name="Y", datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+def test_an_output_is_where_it_was_to_be_put_or_in_the_answer() -> None:
+    reader, memory = AnswerReader(), bytearray(ROW.tobytes() + bytes(16))
+    shared = {"Y": memoryview(memory)}
+    found = reader.read(answer([4], b""), shared).outputs["Y"]
+    np.testing.assert_array_equal(found, ROW)
+    memory[:4] = bytes(4)
+    memory[3] = 64
+    assert np.asarray(found)[0] == 2.0  # it is a view
+    np.testing.assert_array_equal(
+        reader.read(answer([4], ROW[::-1].tobytes()), shared).outputs["Y"], ROW[::-1]
+    )
+    assert reader.read(answer([0], b""), shared).outputs["Y"].shape == (0,)
+
+
+@pytest.mark.parametrize("data", [
+    answer([9], b""), answer([4], b"abc"), answer([1], b"", "BYTES"),
+], ids=["too large", "neither", "of no fixed size"])  # fmt: skip
+def test_an_answer_that_cannot_be(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        AnswerReader().read(data, {"Y": memoryview(bytearray(32))})

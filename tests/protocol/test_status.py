@@ -1,13 +1,35 @@
-"""Every error that can reach a client has a status on both transports."""
+"""Statuses of our errors on both transports, and errors of the statuses of other servers."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core import errors
-from headrace.core.errors import ServerError
-from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, Status
+from headrace.core.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    RemoteBroken,
+    RemoteLost,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ServerError,
+    Unavailable,
+    Unsupported,
+)
+from headrace.protocol.status import (
+    INTERNAL,
+    INTERNAL_TEXT,
+    STATUS,
+    Fate,
+    Status,
+    failure_of,
+    http_failure_of,
+)
 
 # Numbers of gRPC status codes.
 CANCELLED, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 3, 5, 8
@@ -49,3 +71,73 @@ def test_only_what_may_succeed_later_asks_to_come_again() -> None:
 def test_a_bug_is_an_internal_error_that_says_nothing_else() -> None:
     assert Status(500, INTERNAL_ERROR) == INTERNAL
     assert INTERNAL_TEXT == "internal error"
+
+
+# --- of other servers
+
+
+@pytest.mark.parametrize(("status", "text", "fate", "error"), [
+    (14, "failed to connect to all addresses; last error: …", Fate.REFUSED, Unavailable),
+    (14, "Socket closed", Fate.UNCERTAIN, RemoteLost),
+    (14, "Stream removed (Socket closed)", Fate.UNCERTAIN, RemoteLost),
+    (14, "upstream connect error", Fate.UNCERTAIN, RemoteLost),
+    (14, "", Fate.UNCERTAIN, RemoteLost),
+    (14, "the model has nothing to say today", Fate.LATE, RemoteUnavailable),
+    (14, "Request for unknown model: 'a' is not at ready state", Fate.REFUSED, Unavailable),
+    (14, "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+    (14, "this client's connection is at its limit of 64", Fate.REFUSED, Unavailable),
+    (14, "'m' is at its share of the server's limit of 100", Fate.REFUSED, Unavailable),
+    (14, "Server exiting", Fate.REFUSED, Unavailable),
+    (4, "Deadline Exceeded", Fate.LATE, RemoteTimeout),
+    (3, "unexpected shape", Fate.ANSWERED, InvalidRequest),
+    (5, "no such model", Fate.ANSWERED, NotFound),
+    (5, "Request for unknown model: 'a' is not found", Fate.REFUSED, Unavailable),
+    (8, "too large", Fate.ANSWERED, PayloadTooLarge), (12, "no", Fate.ANSWERED, Unsupported),
+    (13, "raised", Fate.ANSWERED, ExecutionFailed),
+    (16, "who are you", Fate.ANSWERED, ExecutionFailed),
+])  # fmt: skip
+def test_failures(status: int, text: str, fate: Fate, error: type[ServerError]) -> None:
+    failure = failure_of("m", status, text)
+    assert failure.fate is fate
+    assert type(failure.error) is error
+
+
+@given(st.integers(-1, 99), st.text())
+def test_every_status_is_an_error_that_clients_know(status: int, text: str) -> None:
+    assert type(failure_of("m", status, text).error) in STATUS
+
+
+def test_credentials_are_nothing_for_clients() -> None:
+    assert "secret" not in str(failure_of("m", 16, "token secret is wrong").error)
+
+
+@pytest.mark.parametrize(("status", "said", "text", "fate", "error"), [
+    (400, "unexpected shape", "", Fate.ANSWERED, InvalidRequest),
+    (404, "Request for unknown model: 'a' is not found", "", Fate.REFUSED, Unavailable),
+    (400, "", "<html>Bad Request</html>", Fate.ANSWERED, RemoteBroken),
+    (401, "who are you", "", Fate.ANSWERED, ExecutionFailed),
+    (404, "no such model", "", Fate.ANSWERED, NotFound),
+    (413, "", "<html>too large</html>", Fate.ANSWERED, PayloadTooLarge),
+    (422, "not a number", "", Fate.ANSWERED, InvalidRequest),
+    (429, "", "slow down", Fate.REFUSED, Unavailable),
+    (500, "raised", "", Fate.ANSWERED, ExecutionFailed),
+    (501, "no", "", Fate.ANSWERED, Unsupported), (502, "", "Bad Gateway", Fate.LATE, RemoteLost),
+    (503, "", "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+    (503, "", "no healthy upstream", Fate.REFUSED, Unavailable),
+    (503, "", "reset reason: connection termination", Fate.LATE, RemoteUnavailable),
+    (504, "", "", Fate.LATE, RemoteTimeout), (302, "", "", Fate.ANSWERED, ExecutionFailed),
+])  # fmt: skip
+def test_failures_over_http(
+    status: int, said: str, text: str, fate: Fate, error: type[ServerError]
+) -> None:
+    failure = http_failure_of("m", status, said, text)
+    assert failure.fate is fate
+    assert type(failure.error) is error
+    assert "html" not in str(failure.error)
+
+
+@given(st.integers(100, 999), st.text(), st.text())
+def test_every_status_over_http_is_an_error_that_clients_know(
+    status: int, said: str, text: str
+) -> None:
+    assert type(http_failure_of("m", status, said, text).error) in STATUS
