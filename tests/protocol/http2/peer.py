@@ -84,16 +84,13 @@ class Kept(Stream):
         self.room = 0  # how often it was told of some
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Keep."""
         self.data += bytes(view[start:stop])
         self.pieces += 1
 
     def make_place(self, nbytes: int) -> None:
-        """Have the next bytes put into place."""
         self.place = memoryview(bytearray(nbytes))
 
     def on_filled(self, nbytes: int) -> None:
-        """Keep."""
         assert self.place is not None
         assert 0 < nbytes <= len(self.place)
         self.data += self.place[:nbytes]
@@ -101,18 +98,15 @@ class Kept(Stream):
         self.place = self.place[nbytes:] if nbytes < len(self.place) else None
 
     def on_end(self) -> None:
-        """Answer."""
         self.ended = True
         if self.echo:
             self.respond(self.data)
 
     def on_gone(self, code: ErrorCode) -> None:
-        """Keep the code."""
         assert self.gone is None
         self.gone = code
 
     def on_sent(self) -> None:
-        """Count."""
         self.room += 1
 
     def respond(self, data: bytes) -> None:
@@ -233,27 +227,22 @@ class Server(Bench):
 
 
 def build(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame."""
     return pack(">I", len(payload))[1:] + bytes((kind, flags)) + pack(">I", stream) + payload
 
 
 def settings(*values: tuple[Setting | int, int]) -> bytes:
-    """SETTINGS."""
     return build(SETTINGS, 0, 0, b"".join(pack(">HI", name, value) for name, value in values))
 
 
 def settings_ack() -> bytes:
-    """SETTINGS with ACK."""
     return build(SETTINGS, ACK, 0)
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """WINDOW_UPDATE."""
     return build(WINDOW_UPDATE, 0, stream, pack(">I", increment))
 
 
 def rst(stream: int, code: int = ErrorCode.CANCEL) -> bytes:
-    """RST_STREAM."""
     return build(RST_STREAM, 0, stream, pack(">I", code))
 
 
@@ -273,7 +262,6 @@ def split_headers(stream: int, block: bytes, *sizes: int, flags: int = 0) -> lis
 
 
 def prioritised(stream: int, block: bytes, flags: int = 0) -> bytes:
-    """HEADERS with a priority."""
     return build(HEADERS, END_HEADERS | PRIORITISED | flags, stream, bytes(5) + block)
 
 

@@ -42,12 +42,10 @@ class KeptCall(ClientCall):
         self.ends: list[End | None] = []
 
     def message(self, data: Buffer) -> None:
-        """Keep."""
         assert not self.ends
         self.messages.append(bytes(data))
 
     def closed(self, end: End | None) -> None:
-        """Keep."""
         self.ends.append(end)
 
     @property
@@ -59,8 +57,6 @@ class KeptCall(ClientCall):
 
 
 class Client(Bench):
-    """A client's."""
-
     connection: ClientConnection
 
     def __init__(self, limits: Limits | None = None, greet: bool = True) -> None:
@@ -100,7 +96,6 @@ class Client(Bench):
     # --- the server's frames
 
     def headers(self, number: int, fields: Sequence[tuple[str, str]], ends: bool = False) -> bytes:
-        """HEADERS."""
         flags = END_HEADERS | (END_STREAM if ends else 0)
         return build(HEADERS, flags, number, self.encoder.encode(fields))
 
@@ -118,5 +113,4 @@ class Client(Bench):
 
 
 def message_of(data: bytes, compressed: int = 0) -> bytes:
-    """A message of gRPC."""
     return bytes((compressed,)) + len(data).to_bytes(4) + data

@@ -235,43 +235,34 @@ def test_a_page_instead_of_an_answer() -> None:
     assert not client.connection.closing
 
 
-@pytest.mark.parametrize(("data", "text"), [
-    (message_of(b"abc")[:-1], "ends within a message"), (b"\x00\x00", "ends within a message"),
+@pytest.mark.parametrize(("frames", "trailers", "reason", "text"), [
+    ([build(DATA, 0, 1, message_of(b"abc")[:-1])], OK, Reason.BROKEN, "ends within a message"),
+    ([build(DATA, 0, 1, b"\x00\x00")], OK, Reason.BROKEN, "ends within a message"),
+    ([build(DATA, 0, 1, b"\x00\xff\xff\xff\xff")], None, Reason.TOO_LARGE,
+     "a message of 4294967295 bytes"),
+    ([build(DATA, END_STREAM, 1, message_of(b"abc"))], None, Reason.BROKEN,
+     "the answer ends without a status"),
 ])  # fmt: skip
-def test_messages_that_are_none(data: bytes, text: str) -> None:
+def test_messages_that_are_none(
+    frames: list[bytes], trailers: list[tuple[str, str]] | None, reason: Reason, text: str
+) -> None:
     client = Client()
     call = client.call()
-    client.feed(client.headers(1, GOOD), build(DATA, 0, 1, data), client.headers(1, OK, True))
-    assert call.end.reason is Reason.BROKEN
+    client.feed(client.headers(1, GOOD), *frames)
+    if trailers:
+        client.feed(client.headers(1, trailers, True))
+    assert call.end.reason is reason
     assert text in call.end.text
 
 
-def test_a_message_that_is_too_long() -> None:
-    client = Client()
-    call = client.call()
-    client.feed(client.headers(1, GOOD), build(DATA, 0, 1, b"\x00\xff\xff\xff\xff"))
-    assert call.end.reason is Reason.TOO_LARGE
-    assert "a message of 4294967295 bytes" in call.end.text
-
-
-def test_data_without_a_head() -> None:
+def test_heads_in_the_wrong_place() -> None:
     client = Client()
     call = client.call()
     client.feed(build(DATA, 0, 1, message_of(b"abc")))
     assert "before any head" in call.end.text
-
-
-def test_data_that_ends_the_stream() -> None:
     client = Client()
     call = client.call()
-    client.feed(client.headers(1, GOOD), build(DATA, END_STREAM, 1, message_of(b"abc")))
-    assert call.end.text == "the answer ends without a status"
-
-
-def test_trailers_that_end_nothing() -> None:
-    client = Client()
-    call = client.call()
-    client.feed(client.headers(1, GOOD), client.headers(1, GOOD))
+    client.feed(client.headers(1, GOOD), client.headers(1, GOOD))  # which ends nothing
     assert call.end.reason is Reason.LOST
 
 
@@ -325,25 +316,19 @@ def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault() -> None:
 # --- connections that end
 
 
-def test_what_was_not_written_was_not_sent() -> None:
-    client = Client()
-    sent = client.call()
-    client.sent()
-    kept = client.call()
-    client.connection.lost()
-    assert sent.end.reason is Reason.LOST
-    assert kept.end.reason is Reason.UNSENT
-
-
-def test_what_was_not_written_when_we_hang_up_is_not_sent() -> None:
+@pytest.mark.parametrize("hang_up", [False, True])
+def test_what_was_not_written_was_not_sent(hang_up: bool) -> None:
     client = Client()
     sent = client.call()
     client.sent()
     kept, large = client.call(b"for another server"), client.call(b"x" * 100_000)
-    client.feed(build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)))
+    if hang_up:
+        client.feed(build(PUSH_PROMISE, END_HEADERS, 1, bytes(4)))
+        assert [frame.kind for frame in client.sent()] == [GOAWAY]
+    else:
+        client.connection.lost()
     assert sent.end.reason is Reason.LOST
     assert kept.end.reason is large.end.reason is Reason.UNSENT
-    assert [frame.kind for frame in client.sent()] == [GOAWAY]
 
 
 def test_a_server_that_leaves() -> None:
@@ -361,18 +346,15 @@ def test_a_server_that_leaves() -> None:
     assert client.connection.closing
 
 
-def test_as_many_streams_as_the_server_lets() -> None:
+def test_how_many_streams_there_may_be() -> None:
     client = Client()
     client.feed(settings((Setting.MAX_CONCURRENT_STREAMS, 1)))
     client.call()
     assert client.connection.streams.room == 0
     client.feed(client.response(1, b""))
     assert client.connection.streams.room == 1
-
-
-def test_numbers_run_out() -> None:
     client = Client()
-    client.connection.streams.last = MAX_WINDOW - 4
+    client.connection.streams.last = MAX_WINDOW - 4  # their numbers run out
     client.call()
     assert client.connection.streams.room == 0
     client.feed(client.response(MAX_WINDOW - 2, b""))

@@ -34,7 +34,6 @@ class Server:
         self.client = client
 
     def frames(self) -> bytes:
-        """The next."""
         dice, client = self.dice, self.client
         number = max(1, client.connection.streams.last - 2 * dice.randrange(4))
         message = message_of(bytes(dice.choice((0, 1, 100, 5000))), dice.random() < 0.05)

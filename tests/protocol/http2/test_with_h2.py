@@ -44,7 +44,6 @@ class Client:
         self.settled = False  # h2 applies everything outstanding at the first acknowledgement
 
     def open(self) -> None:
-        """Begin a request."""
         number = self.h2.get_next_available_stream_id()
         extra = [(f"x-{n}", "v" * self.size(300)) for n in range(self.size(5))]
         self.h2.max_outbound_frame_size = self.dice.choice([100, 500, 16_384])
@@ -79,7 +78,6 @@ class Client:
             del self.left[number]
 
     def cancel(self) -> None:
-        """Reset a stream."""
         numbers = [n for n in self.sent if n not in self.reset and not self.received[n].ended]
         if numbers:
             number = self.dice.choice(numbers)
@@ -100,7 +98,6 @@ class Client:
             self.h2.increment_flow_control_window(1 + self.size(1000))
 
     def update(self, setting: h2.settings.SettingCodes, value: int) -> None:
-        """Change a setting."""
         while not self.settled:
             self.exchange()
         self.settled = False
@@ -129,7 +126,6 @@ class Client:
             data = data[cut:]
 
     def take(self, events: list[h2.events.Event]) -> None:
-        """Keep responses."""
         for event in events:
             if isinstance(event, h2.events.ResponseReceived):
                 self.received[event.stream_id].headers = _text(event.headers)
