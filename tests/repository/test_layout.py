@@ -1,4 +1,4 @@
-"""Which models and versions lie in the model repositories."""
+"""Models and versions in the model repositories."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.repository.layout import ModelSource, read_model_directory, scan, single_file
+from headrace.repository.layout import (
+    DUPLICATE,
+    NO_SUCH,
+    Catalogue,
+    ModelSource,
+    at_start,
+    read_model_directory,
+    scan,
+    single_file,
+)
 from tests.models import onnx_graphs
-
-
-def directories(root: Path, *paths: str) -> Path:
-    for path in paths:
-        (root / path).mkdir(parents=True, exist_ok=True)
-    return root
+from tests.repository.files import directories, write
 
 
 @pytest.mark.parametrize(("entries", "versions", "ignored"), [
@@ -29,12 +33,9 @@ def test_versions_are_numbers_without_leading_zeros(
     assert (source.versions, source.ignored) == (versions, ignored)
 
 
-def test_a_file_is_no_version(tmp_path: Path) -> None:
+def test_what_is_a_version(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("")
     assert read_model_directory(tmp_path).versions == ()
-
-
-def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
     root = directories(tmp_path, "m", "elsewhere")
     (root / "m" / "7").symlink_to(root / "elsewhere")
     assert read_model_directory(root / "m").versions == (7,)
@@ -49,29 +50,19 @@ def test_a_configuration_that_cannot_be_looked_at(tmp_path: Path, name: str) -> 
     assert (good.name, good.problem) == ("n", "")
 
 
-def test_a_name_that_is_no_text_is_no_model(tmp_path: Path) -> None:
-    directories(tmp_path, "m/1")
-    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")
-    assert [source.name for source in scan([tmp_path])] == ["m"]
-
-
-def test_the_configuration_is_optional(tmp_path: Path) -> None:
+def test_which_configuration_is_read(tmp_path: Path) -> None:
     assert read_model_directory(tmp_path).config_path is None
-    (tmp_path / "config.pbtxt").write_text("")
+    write(tmp_path / "config.pbtxt")
     assert read_model_directory(tmp_path).config_path == tmp_path / "config.pbtxt"
-
-
-def test_an_alternative_configuration_is_picked_by_name(tmp_path: Path) -> None:
-    directories(tmp_path, "configs")
-    (tmp_path / "config.pbtxt").write_text("")
-    (tmp_path / "configs" / "small.pbtxt").write_text("")
-    small = read_model_directory(tmp_path, "small").config_path
-    assert small == tmp_path / "configs" / "small.pbtxt"
+    small = tmp_path / "configs" / "small.pbtxt"
+    write(small)
+    assert read_model_directory(tmp_path, "small").config_path == small
     assert read_model_directory(tmp_path, "large").config_path == tmp_path / "config.pbtxt"
 
 
 def test_scanning_lists_directories_by_name(tmp_path: Path) -> None:
-    directories(tmp_path, "b/1", "a/2", ".git/1", "empty")
+    directories(tmp_path, "b/1", "a/2", ".git/1", "empty", "lost+found")
+    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")  # a name that is no text
     (tmp_path / "README.md").write_text("")
     assert scan([tmp_path]) == [
         ModelSource("a", tmp_path / "a", None, (2,)),
@@ -147,6 +138,58 @@ def test_a_model_that_is_nothing_but_a_file(tmp_path: Path) -> None:
         single_file(tmp_path / "nothing.onnx")
 
 
-def test_what_the_file_system_keeps_is_no_model(tmp_path: Path) -> None:
-    directories(tmp_path, "a/1", "lost+found")
-    assert [source.name for source in scan([tmp_path])] == ["a"]
+# --- models by name, in repositories that change
+
+
+def models(root: Path, *names: str) -> Path:
+    return directories(root, *[f"{name}/1" for name in names])
+
+
+def test_what_lies_in_the_repositories_now(tmp_path: Path) -> None:
+    one, two = models(tmp_path / "one", "a", "b"), models(tmp_path / "two", "b")
+    file = tmp_path / "c.onnx"
+    file.write_bytes(b"")
+    catalogue = Catalogue((one, two), (file,))
+    assert catalogue.names() == {"a": "", "b": DUPLICATE, "c": ""}
+    models(two, "d")
+    assert catalogue.names()["d"] == ""
+    a, c = catalogue.read("a"), catalogue.read("c")
+    assert a is not None
+    assert (a.path, a.versions) == (one / "a", (1,))
+    assert c is not None
+    assert c.file == file
+    with pytest.raises(LoadFailed, match="in two or more repositories"):
+        catalogue.read("b")
+
+
+def test_only_a_name_that_a_directory_has_leads_anywhere(tmp_path: Path) -> None:
+    catalogue = Catalogue((models(tmp_path / "one", "a"),))
+    for name in ("nobody", "", ".", "..", "../one/a", "a/1", "/", "a\0", "A"):
+        assert catalogue.read(name) is None
+
+
+def test_a_repository_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    catalogue = Catalogue((tmp_path / "gone", models(tmp_path / "one", "a")))
+    assert catalogue.names() == {"a": ""}
+    assert "gone cannot be read" in caplog.text
+    with pytest.raises(LoadFailed, match="gone cannot be read"):
+        catalogue.read("a")
+
+
+def test_a_name_of_several_repositories_with_namespaces(tmp_path: Path) -> None:
+    one, two = models(tmp_path / "x/one", "a", "b"), models(tmp_path / "y/one", "a")
+    catalogue = Catalogue((one, two), namespacing=True)
+    assert list(catalogue.names()) == ["a@one", "a@one-2", "b"]
+    found = catalogue.read("a@one-2")
+    assert found is not None
+    assert (found.name, found.path, found.written_name) == ("a@one-2", two / "a", "a")
+    with pytest.raises(LoadFailed, match="There are 2 identifiers of model 'a'"):
+        catalogue.read("a")
+
+
+def test_models_to_begin_with(tmp_path: Path) -> None:
+    sources = scan([models(tmp_path, "a", "b")])
+    assert at_start(sources, ["*"]) == sources
+    assert at_start(sources, []) == []
+    found = at_start(sources, ["b", "nobody", "nobody"])
+    assert [(s.name, s.problem) for s in found] == [("b", ""), ("nobody", NO_SUCH)]

@@ -1,15 +1,32 @@
-"""When a change to files counts: not while somebody writes, at once if it came as a whole."""
+"""When a change counts: to single files, and to repositories, by looking and by events."""
 
+import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from headrace.repository.watching import QUIET_SECS, FileWatcher, WatchedFiles
+from headrace.repository.layout import Catalogue, scan
+from headrace.repository.watching import (
+    QUIET_SECS,
+    Change,
+    Changed,
+    FileEvents,
+    FileWatcher,
+    FollowedRepositories,
+    Gone,
+    RepositoryWatcher,
+    WatchedFiles,
+)
+from tests.repository.files import write
 
 PART = QUIET_SECS / 2
+
+# --- files
 
 
 def itself(file: Path) -> list[Path]:
@@ -24,7 +41,7 @@ def beside(file: Path) -> list[Path]:
 def put_in_place(file: Path, text: str) -> None:
     """Replace a file by one that was written a while ago."""
     other = file.with_name("written.tmp")
-    other.write_text(text)
+    write(other, text)
     os.utime(other, (1_000_000, 1_000_000))
     other.replace(file)
 
@@ -32,18 +49,22 @@ def put_in_place(file: Path, text: str) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A file that exists."""
-    path = tmp_path / "model.py"
-    path.write_text("one")
-    return path
+    write(tmp_path / "model.py")
+    return tmp_path / "model.py"
 
 
-def test_nothing_has_changed(file: Path) -> None:
+@pytest.fixture
+def part(file: Path) -> Path:
+    """A file that belongs to it."""
+    part = file.with_name("part.py")
+    part.touch()
+    os.utime(part, (1_000_000, 1_000_000))
+    return part
+
+
+def test_a_file_counts_once_it_has_come_to_rest(file: Path) -> None:
     watched = WatchedFiles(file, itself)
-    assert [watched.look(now) for now in (0, 1, 100)] == [[], [], []]
-
-
-def test_a_change_counts_once_it_has_come_to_rest(file: Path) -> None:
-    watched = WatchedFiles(file, itself)
+    assert [watched.look(now) for now in (0, 1, 9)] == [[], [], []]
     file.write_text("half")
     assert watched.look(10) == []
     assert watched.look(10 + PART) == []
@@ -54,10 +75,20 @@ def test_a_change_counts_once_it_has_come_to_rest(file: Path) -> None:
     assert watched.look(100) == []
 
 
-def test_the_same_size_and_a_new_time_are_a_change(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (lambda file: os.utime(file, (5, 5)), True),  # the same size and a new time
+        (lambda file: (file.rename(file.with_name("backup")), file.write_text("new")), True),
+        (lambda file: file.chmod(0o600), False),
+    ],
+)  # fmt: skip
+def test_what_is_a_change_of_a_file(
+    file: Path, change: Callable[[Path], object], counts: bool
+) -> None:
     watched = WatchedFiles(file, itself)
-    os.utime(file, (5, 5))
-    assert [watched.look(0), watched.look(QUIET_SECS)] == [[], [file]]
+    change(file)
+    assert [watched.look(0), watched.look(QUIET_SECS)] == [[], [file] if counts else []]
 
 
 def test_what_was_put_in_place_counts_at_once(file: Path) -> None:
@@ -68,73 +99,36 @@ def test_what_was_put_in_place_counts_at_once(file: Path) -> None:
     assert watched.look(0.1) == [file]
 
 
-def test_a_new_file_of_the_name_that_is_being_written_has_to_rest(file: Path) -> None:
-    """As of editors that move the old one away and write a new one."""
-    watched = WatchedFiles(file, itself)
-    file.rename(file.with_name("backup"))
-    file.write_text("half of it")
-    assert watched.look(0) == []
-    assert watched.look(QUIET_SECS) == [file]
-
-
-def test_a_file_that_is_gone_is_no_change_until_it_is_back(file: Path) -> None:
-    watched = WatchedFiles(file, itself)
-    file.unlink()
-    assert [watched.look(0), watched.look(100)] == [[], []]
-    file.write_text("again")
-    assert [watched.look(200), watched.look(300)] == [[], [file]]
-
-
-def test_a_change_that_is_taken_back_is_none(file: Path) -> None:
+def test_a_file_that_is_gone_is_lost_once_it_stays_away(file: Path) -> None:
     watched = WatchedFiles(file, itself)
     away = file.rename(file.with_name("away"))
     assert watched.look(0) == []
     away.rename(file)
-    assert watched.look(100) == []
+    assert watched.look(10) == []
+    file.unlink()
+    found = []
+    for now in (20, 20 + QUIET_SECS, 100):
+        assert watched.look(now) == []
+        found.append(watched.is_lost(now))
+    assert found == [False, True, False]
+    file.write_text("again")
+    assert [watched.look(200), watched.is_lost(200), watched.look(300)] == [[], False, [file]]
 
 
-def test_permissions_are_no_change(file: Path) -> None:
-    watched = WatchedFiles(file, itself)
-    file.chmod(0o600)
-    assert [watched.look(0), watched.look(100)] == [[], []]
-
-
-def test_a_change_to_another_part_counts(file: Path) -> None:
-    part = file.with_name("part.py")
-    part.write_text("")
+def test_parts_count_too(file: Path, part: Path) -> None:
     watched = WatchedFiles(file, beside)
     part.write_text("changed")
     assert [watched.look(0), watched.look(100)] == [[], [part]]
-    part.unlink()
-    assert [watched.look(200), watched.look(300)] == [[], [part]]
-
-
-def test_one_part_waits_for_another_that_is_being_written(file: Path) -> None:
-    part = file.with_name("part.py")
-    part.write_text("")
-    watched = WatchedFiles(file, beside)
     part.write_text("half")
-    assert watched.look(0) == []
-    put_in_place(file, "two")
-    assert watched.look(PART) == []
-    assert sorted(watched.look(QUIET_SECS)) == [file, part]
+    assert watched.look(200) == []
+    put_in_place(file, "two")  # which waits for the part that is being written
+    assert watched.look(200 + PART) == []
+    assert sorted(watched.look(200 + QUIET_SECS)) == [file, part]
+    part.unlink()
+    assert [watched.look(300), watched.look(400)] == [[], [part]]
 
 
-def test_parts_that_come_with_a_change_are_watched_from_then_on(file: Path) -> None:
-    watched = WatchedFiles(file, beside)
-    part = file.with_name("part.py")
-    part.write_text("")
-    assert watched.look(0) == []  # not known yet
-    put_in_place(file, "import part")
-    assert watched.look(1) == [file]
-    put_in_place(part, "changed")
-    assert watched.look(2) == [part]
-
-
-def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path) -> None:
-    part = file.with_name("part.py")
-    part.write_text("")
-    os.utime(part, (1_000_000, 1_000_000))
+def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path, part: Path) -> None:
     watched = WatchedFiles(file, beside)
     away = part.rename(file.with_name("part.bak"))
     assert [watched.look(0), watched.look(100)] == [[], [part]]
@@ -142,48 +136,302 @@ def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path) -> None:
     assert watched.look(200) == [part]
 
 
-def test_that_the_file_is_lost_is_said_once_it_stays_away(file: Path) -> None:
-    watched = WatchedFiles(file, itself)
-    file.unlink()
-    found = []
-    for now in (0, QUIET_SECS, 100):
-        watched.look(now)
-        found.append(watched.is_lost(now))
-    assert found == [False, True, False]
-    file.write_text("again")
-    watched.look(200)
-    assert not watched.is_lost(200)
+def test_parts_that_come_with_a_change_are_watched_from_then_on(file: Path) -> None:
+    watched = WatchedFiles(file, beside)
+    part = file.with_name("part.py")
+    part.touch()
+    assert watched.look(0) == []  # not known yet
+    put_in_place(file, "import part")
+    assert watched.look(1) == [file]
+    put_in_place(part, "changed")
+    assert watched.look(2) == [part]
+
+
+def test_the_watch_of_a_file_outlives_a_failure(file: Path) -> None:
+    queue: SimpleQueue[list[Path]] = SimpleQueue()
+
+    def fails(_: Path, changed: list[Path]) -> None:
+        queue.put(changed)
+        raise RuntimeError("a bug")
+
+    watcher = FileWatcher({file: itself}, fails)
+    watcher.start()
+    try:
+        for text in ("two", "three"):
+            put_in_place(file, text)
+            assert queue.get(timeout=30) == [file]
+    finally:
+        watcher.stop()
+
+
+# --- repositories
+
+
+class Repositories:
+    """Two repositories, of which the first has a model `m`, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.first, self.second = root / "first", root / "second"
+        write(self.first / "m/1/model.py")
+        self.second.mkdir()
+        self.now = 0.0
+        self.follow()
+
+    def follow(self, namespacing: bool = False) -> None:
+        paths = (self.first, self.second)
+        catalogue = Catalogue(paths, namespacing=namespacing)
+        self.followed = FollowedRepositories(catalogue, scan(paths, namespacing=namespacing))
+
+    def look(self, later: float = 0.0, only: set[str] | None = None) -> list[Change]:
+        self.now += later
+        return self.followed.look(self.now, only)
+
+    def settled(self) -> bool:
+        return self.followed.settled
+
+    def changes(self) -> list[Change]:
+        """What is told in the end."""
+        found = [change for _ in range(4) for change in self.look(PART)]
+        assert self.settled()
+        return found
+
+    def settle(self) -> list[str]:
+        """What is told in the end, by name, with a minus before what is gone."""
+        return [told(change) for change in self.changes()]
+
+
+def told(change: Change) -> str:
+    return change.source.name if isinstance(change, Changed) else f"-{change.name}"
 
 
 @pytest.fixture
-def told(file: Path) -> Iterator[SimpleQueue[list[Path]]]:
-    """What a watcher tells of the file."""
-    queue: SimpleQueue[list[Path]] = SimpleQueue()
-    watcher = FileWatcher({file: itself}, lambda _, changed: queue.put(changed))
-    watcher.start()
-    yield queue
-    watcher.stop()
+def world(tmp_path: Path) -> Repositories:
+    return Repositories(tmp_path)
 
 
-def test_the_watcher_tells_of_changes(file: Path, told: SimpleQueue[list[Path]]) -> None:
-    put_in_place(file, "two")
-    assert told.get(timeout=30) == [file]
+def test_a_model_counts_once_it_has_come_to_rest(world: Repositories) -> None:
+    assert world.settle() == []
+    write(world.first / "m/2/model.py", "half")
+    assert world.look() == []
+    assert not world.settled()
+    assert world.look(PART) == []
+    write(world.first / "m/2/model.py", "and half")
+    assert world.look(PART) == []
+    assert world.look(PART) == []
+    (change,) = world.look(PART)
+    assert isinstance(change, Changed)
+    assert change.source.versions == (1, 2)
+    assert world.settled()
+    assert world.settle() == []
 
 
-def test_the_watch_outlives_a_failure(file: Path) -> None:
-    queue: SimpleQueue[Path] = SimpleQueue()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: write(m / "config.pbtxt"), lambda m: write(m / "labels.txt"),
+        lambda m: write(m / "1/beside.py"), lambda m: write(m / "1/model.py", "another"),
+        lambda m: (m / "1").rename(m / "2"), lambda m: (m / "3").mkdir(),
+        lambda m: shutil.rmtree(m / "1"),
+    ],
+)  # fmt: skip
+def test_what_is_a_change(world: Repositories, change: Callable[[Path], object]) -> None:
+    change(world.first / "m")
+    assert world.settle() == ["m"]
 
-    def fails_once(changed: Path, _: list[Path]) -> None:
-        queue.put(changed)
-        if queue.qsize() == 1:
-            raise RuntimeError("a bug")
 
-    watcher = FileWatcher({file: itself}, fails_once)
+def test_what_is_none(world: Repositories) -> None:
+    for name in (".git/index", "m/.swp", "lost+found/x", "m/configs/other.pbtxt"):
+        write(world.first / name)
+        assert world.settle() == []
+    (world.first / "m/1").rename(world.first / "m/.1")
+    assert world.look() == []
+    (world.first / "m/.1").rename(world.first / "m/1")  # taken back
+    assert world.settle() == []
+
+
+def test_models_come_and_go(world: Repositories) -> None:
+    write(world.second / "n/1/model.py")
+    assert world.settle() == ["n"]
+    shutil.rmtree(world.second / "n")
+    assert world.look() == []  # it may be on its way to be another one
+    assert world.look(PART) == []
+    assert world.look(PART) == [Gone("n")]
+    assert world.settle() == []
+    write(world.second / "n/1/model.py")
+    assert world.settle() == ["n"]
+    write(world.first / "early/1/model.py")
+    assert world.look() == []
+    shutil.rmtree(world.first / "early")  # before it was complete
+    assert world.settle() == []
+    away = (world.first / "m").rename(world.first / ".m")
+    assert world.look() == []
+    away.rename(world.first / "m")  # it was missing for a moment
+    assert world.look(QUIET_SECS) == []
+    assert world.settle() == []
+    shutil.rmtree(world.first / "m")
+    assert world.settle() == ["-m"]
+
+
+def test_links_that_are_turned(world: Repositories, tmp_path: Path) -> None:
+    """Also of a whole repository, as git-sync's, which makes a tree for every commit."""
+    for name in ("one", "two"):
+        write(tmp_path / name / "m/1/model.py", name)
+        (world.first / ".next").symlink_to(tmp_path / name / "m")
+        (world.first / ".next").rename(world.first / "n")
+        assert world.settle() == ["n"]
+    root = tmp_path / "current"
+    root.symlink_to("one")
+    followed = FollowedRepositories(Catalogue((root,)), scan([root]))
+    places = followed.places
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").rename(root)
+    assert followed.look(0) == []
+    (change,) = followed.look(QUIET_SECS)
+    assert isinstance(change, Changed)
+    assert followed.places != places
+
+
+def test_a_repository_that_cannot_be_read_is_as_it_was(
+    world: Repositories, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(world.second / "n/1/model.py")
+    assert world.settle() == ["n"]
+    away = world.first.rename(world.first.with_name("away"))
+    write(world.second / "n/2/model.py")  # the other one goes on
+    with caplog.at_level(logging.INFO):
+        assert world.settle() == ["n"]
+        assert caplog.text.count(f"{world.first} cannot be read: No such file or directory") == 1
+        assert "what was loaded from it goes on" in caplog.text
+        away.rename(world.first)
+        write(world.first / "m/2/model.py")
+        assert world.settle() == ["m"]
+        assert f"{world.first} is back" in caplog.text
+
+
+def test_a_repository_that_is_empty_since_it_is_not_mounted(
+    world: Repositories, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unmounted directory is empty, and lies on another file system than what was there."""
+    elsewhere = Path("/dev/shm") / f"headrace-{os.getpid()}"
+    if not elsewhere.parent.is_dir() or elsewhere.parent.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other file system")
+    elsewhere.mkdir()
+    try:
+        away = world.first.rename(tmp_path / "away")
+        world.first.symlink_to(elsewhere)
+        assert world.settle() == []
+        assert "is empty, and on another file system" in caplog.text
+        world.first.unlink()
+        away.rename(world.first)
+        assert world.settle() == []
+    finally:
+        elsewhere.rmdir()
+
+
+def test_only_where_something_happens(world: Repositories) -> None:
+    write(world.first / "n/1/model.py")
+    assert world.settle() == ["n"]
+    write(world.first / "m/1/model.py", "another")
+    write(world.first / "n/1/model.py", "another")
+    assert world.look(only={"n"}) == []
+    # What is under way is looked at, anyway.
+    assert [told(change) for change in world.look(QUIET_SECS, only=set())] == ["n"]
+    assert world.settle() == ["m"]
+
+
+def test_a_name_that_occurs_twice(world: Repositories) -> None:
+    write(world.second / "m/1/model.py")
+    assert [c.source.duplicate for c in world.changes() if isinstance(c, Changed)] == [True]
+    shutil.rmtree(world.second / "m")
+    assert [c.source.duplicate for c in world.changes() if isinstance(c, Changed)] == [False]
+    world.follow(namespacing=True)
+    write(world.second / "m/1/model.py")
+    assert sorted(world.settle()) == ["-m", "m@first", "m@second"]
+
+
+def test_what_changed_before_the_first_look(world: Repositories) -> None:
+    followed = FollowedRepositories(Catalogue((world.first,)), scan([world.first]))
+    write(world.first / "m/1/model.py", "another")
+    write(world.first / "n/1/model.py")
+    assert followed.look(0) == []
+    assert len(followed.look(QUIET_SECS)) == 2
+
+
+# --- soon after something happens, and now and then in any case
+
+_NEVER = 3600.0
+
+
+@contextmanager
+def watching(
+    root: Path, secs: float, events: bool, also: Callable[[Sequence[Change]], object] = len
+) -> Iterator[Callable[[], str]]:
+    """Watch a repository; the one change that is told next."""
+    changes: SimpleQueue[Sequence[Change]] = SimpleQueue()
+
+    def changed(found: Sequence[Change]) -> None:
+        changes.put(found)
+        also(found)
+
+    def take() -> str:
+        (change,) = changes.get(timeout=30)
+        return told(change)
+
+    followed = FollowedRepositories(Catalogue((root,)), scan([root]))
+    watcher = RepositoryWatcher(followed, secs, changed, events)
     watcher.start()
     try:
-        put_in_place(file, "two")
-        assert queue.get(timeout=30) == file
-        put_in_place(file, "three")
-        assert queue.get(timeout=30) == file
+        yield take
     finally:
         watcher.stop()
+        watcher.join()
+
+
+@pytest.mark.parametrize(("secs", "events"), [(_NEVER, True), (0.05, False)])
+def test_changes_are_told(world: Repositories, secs: float, events: bool) -> None:
+    root = world.first
+    with watching(root, secs, events) as take:
+        (root / "m/1/model.py").write_text("two")
+        assert take() == "m"
+        (root / "n/1").mkdir(parents=True)
+        assert take() == "n"
+        (root / "n").rename(root / ".n")
+        assert take() == "-n"
+
+
+def test_links_that_are_turned_to_what_was_not_watched(world: Repositories, tmp_path: Path) -> None:
+    """As of git-sync and of volumes in Kubernetes: the events that matter are those of a link."""
+    for number in range(3):
+        write(tmp_path / f"tree{number}/1/model.py", "")
+    with watching(world.first, _NEVER, events=True) as take:
+        for number in range(3):
+            (world.first / ".next").symlink_to(tmp_path / f"tree{number}")
+            (world.first / ".next").rename(world.first / "linked")
+            assert take() == "linked"
+
+
+def test_the_watch_of_a_repository_outlives_a_failure(world: Repositories) -> None:
+    def fails(_: Sequence[Change]) -> None:
+        raise RuntimeError("a bug")
+
+    with watching(world.first, 0.05, events=False, also=fails) as take:
+        for text in ("two", "three"):
+            write(world.first / "m/1/model.py", text)
+            assert take() == "m"
+
+
+def test_what_cannot_be_watched_is_tried_again(tmp_path: Path) -> None:
+    hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
+    events = FileEvents([tmp_path / "r"], 0.05, hints.put)
+    events.start()
+    try:
+        (tmp_path / "r/m").mkdir(parents=True)
+        found: frozenset[str] | None = frozenset()
+        number = 0
+        while found is not None and "m" not in found:  # it may be watched from any moment on
+            number += 1
+            (tmp_path / "r/m/file").write_text(str(number))
+            found = hints.get(timeout=30)
+    finally:
+        events.stop()
+        events.join(5)
