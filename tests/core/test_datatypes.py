@@ -13,21 +13,12 @@ from headrace.core.datatypes import (
 )
 
 TABLE = [  # name, number in a configuration, bytes per element, numpy's name
-    ("BOOL", 1, 1, "bool"),
-    ("UINT8", 2, 1, "uint8"),
-    ("UINT16", 3, 2, "uint16"),
-    ("UINT32", 4, 4, "uint32"),
-    ("UINT64", 5, 8, "uint64"),
-    ("INT8", 6, 1, "int8"),
-    ("INT16", 7, 2, "int16"),
-    ("INT32", 8, 4, "int32"),
-    ("INT64", 9, 8, "int64"),
-    ("FP16", 10, 2, "float16"),
-    ("FP32", 11, 4, "float32"),
-    ("FP64", 12, 8, "float64"),
-    ("BYTES", 13, None, "object"),
-    ("BF16", 14, 2, "bfloat16"),
-]
+    ("BOOL", 1, 1, "bool"), ("UINT8", 2, 1, "uint8"), ("UINT16", 3, 2, "uint16"),
+    ("UINT32", 4, 4, "uint32"), ("UINT64", 5, 8, "uint64"), ("INT8", 6, 1, "int8"),
+    ("INT16", 7, 2, "int16"), ("INT32", 8, 4, "int32"), ("INT64", 9, 8, "int64"),
+    ("FP16", 10, 2, "float16"), ("FP32", 11, 4, "float32"), ("FP64", 12, 8, "float64"),
+    ("BYTES", 13, None, "object"), ("BF16", 14, 2, "bfloat16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "number", "size", "numpy_name"), TABLE)

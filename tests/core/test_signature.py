@@ -22,29 +22,16 @@ from headrace.core.tensors import Tensor
 
 FP32, INT8 = Datatype.FP32, Datatype.INT8
 
-PLAIN = Signature(
-    "m",
-    0,
-    (TensorSpec("a", FP32, (2, -1)), TensorSpec("b", INT8, ())),
-    (TensorSpec("y", FP32, ()),),
-)
-BATCHING = Signature(
-    "m",
-    8,
-    (TensorSpec("a", FP32, (16,)), TensorSpec("b", FP32, (-1,))),
-    (TensorSpec("y", FP32, ()),),
-)
-OPTIONAL = Signature(
-    "m",
-    8,
-    (
-        TensorSpec("a", FP32, (1,)),
-        TensorSpec("b", FP32, (1,)),
-        TensorSpec("c", FP32, (1,), optional=True),
-    ),
-    (TensorSpec("y", FP32, ()),),
-)
-ALL_OPTIONAL = Signature("m", 8, (TensorSpec("a", FP32, (1,), optional=True),), ())
+
+def declared(rows: int, *inputs: TensorSpec) -> Signature:
+    return Signature("m", rows, inputs, (TensorSpec("y", FP32, ()),))
+
+
+ONE = [TensorSpec(name, FP32, (1,)) for name in "abc"]
+PLAIN = declared(0, TensorSpec("a", FP32, (2, -1)), TensorSpec("b", INT8, ()))
+BATCHING = declared(8, TensorSpec("a", FP32, (16,)), TensorSpec("b", FP32, (-1,)))
+OPTIONAL = declared(8, *ONE[:2], replace(ONE[2], optional=True))
+ALL_OPTIONAL = declared(8, replace(ONE[0], optional=True))
 
 
 def request(outputs: Sequence[str] = (), datatype: Datatype = FP32, **shapes: Shape) -> Call:
@@ -123,17 +110,11 @@ def test_what_does_not_fit_is_named(signature: Signature, given: Call, parts: li
     assert ("NOTE" in str(raised.value)) <= signature.batches
 
 
-def test_clients_see_the_batch_dimension() -> None:
-    assert BATCHING.wire_shape(BATCHING.inputs[0]) == (-1, 16)
+def test_what_was_declared() -> None:
+    assert BATCHING.wire_shape(BATCHING.inputs[0]) == (-1, 16)  # clients see the batch dimension
     assert PLAIN.wire_shape(PLAIN.inputs[0]) == (2, -1)
     assert (BATCHING.batches, PLAIN.batches) == (True, False)
-
-
-def test_an_input_is_found_by_its_name() -> None:
     assert PLAIN.input("b") is PLAIN.inputs[1]
-
-
-def test_signatures_are_equal_by_what_was_declared() -> None:
     twin = Signature(PLAIN.model, PLAIN.max_batch_size, PLAIN.inputs, PLAIN.outputs)
     assert twin == PLAIN
     assert twin != BATCHING

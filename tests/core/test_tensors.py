@@ -1,23 +1,40 @@
-import tracemalloc
+"""Tensors of raw bytes, of fixed sizes and of BYTES."""
+
+import math
+import random
+import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
-from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count
+from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count, raw_bytes
+from headrace.protocol.elements import MAX_OBJECT_BYTES, charge_objects
+from headrace.workers.elements import join
+from tests.protocol.strategies import (
+    PROPERTY,
+    assert_same,
+    memory_within,
+    mutations,
+    object_array,
+    outcome,
+    refused,
+    tensors,
+)
 
-FIXED = list(ITEM_SIZES)
 
-
-@pytest.mark.parametrize("datatype", FIXED)
-@pytest.mark.parametrize("shape", [[], [0], [3], [2, 3], [2, 0, 3], [1, 1, 1, 1]])
-def test_from_bytes(datatype: Datatype, shape: list[int]) -> None:
-    raw = bytes(int(np.prod(shape)) * ITEM_SIZES[datatype])
-    tensor = Tensor.from_bytes("x", datatype, shape, raw)
-    assert (tensor.name, tensor.datatype) == ("x", datatype)
-    assert tensor.array.dtype == NUMPY[datatype]
-    assert tensor.array.shape == tuple(shape)
+@pytest.mark.parametrize("datatype", list(ITEM_SIZES))
+def test_from_bytes(datatype: Datatype) -> None:
+    for shape in ([], [0], [3], [2, 3], [2, 0, 3], [1, 1, 1, 1], [2**59, 0]):
+        raw = bytes(math.prod(shape) * ITEM_SIZES[datatype])
+        tensor = Tensor.from_bytes("x", datatype, shape, raw)
+        assert (tensor.name, tensor.datatype) == ("x", datatype)
+        assert tensor.array.dtype == NUMPY[datatype]
+        assert tensor.array.shape == tuple(shape)
 
 
 def test_values_are_row_major_and_little_endian() -> None:
@@ -49,31 +66,142 @@ def test_from_bytes_copies_nothing() -> None:
     ([-1] * 100_000, 4, ["100000 dimensions, at most 32"]),
 ])  # fmt: skip
 def test_shapes_that_do_not_fit(shape: list[int], size: int, parts: list[str]) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(InvalidRequest) as raised:
-            Tensor.from_bytes("x", Datatype.FP32, shape, bytes(size))
-        assert tracemalloc.get_traced_memory()[1] < 100_000  # nothing of the asked size
-    finally:
-        tracemalloc.stop()
+    with (
+        memory_within(100_000),
+        pytest.raises(InvalidRequest) as raised,
+    ):  # nothing of the asked size
+        Tensor.from_bytes("x", Datatype.FP32, shape, bytes(size))
     for part in parts:
         assert part in str(raised.value)
     assert len(str(raised.value)) < 10_000
 
 
+def test_element_count() -> None:
+    for shape, count in (
+        ([], 1), ([7], 7), ([2, 3, 4], 24), ([5, 0], 0), ([0, 2**59], 0), ([2**59], 2**59),
+    ):  # fmt: skip
+        assert element_count("x", shape) == count
+
+
+def test_brackets() -> None:
+    assert [brackets(shape) for shape in ((), (4,), [-1, 16])] == ["[]", "[4]", "[-1,16]"]
+
+
+# --- BYTES
+
+
+ONE = b"\x03\0\0\0abc"
+EMPTY = b"\0\0\0\0"
+
+
+@pytest.mark.parametrize(("shape", "raw", "elements"), [
+    ([], ONE, [b"abc"]), ([1], ONE, [b"abc"]), ([2, 1], ONE + EMPTY, [b"abc", b""]),
+    ([1, 3], EMPTY + EMPTY + EMPTY, [b"", b"", b""]), ([0], b"", []), ([3, 0], b"", []),
+    ([1], b"\x00\x01\0\0" + bytes(256), [bytes(256)]),
+])  # fmt: skip
+def test_form(shape: list[int], raw: bytes, elements: list[bytes]) -> None:
+    tensor = Tensor.from_bytes("x", Datatype.BYTES, shape, raw)
+    assert tensor.datatype is Datatype.BYTES
+    assert tensor.array.shape == tuple(shape)
+    assert tensor.array.ravel().tolist() == elements
+    assert raw_bytes(tensor.array) == raw
+
+
+@pytest.mark.parametrize(("shape", "raw", "text"), [
+    ([1], b"", "expected 1 string elements for inference input 'x', got fewer"),
+    ([2], ONE + b"\0", "incomplete string length indicator for inference input 'x'"),
+    ([2], b"\x04\0\0\0\0\0\0\0", "expected 2 string elements for inference input 'x', got 1"),
+    ([1], ONE[:-1], "incomplete string data for inference input 'x'"),
+    ([1], b"\xff\xff\xff\xff", "element 0 claims 4294967295 bytes, 0 are left"),
+    ([1], ONE + EMPTY,
+     "unexpected number of string elements 2 for inference input 'x', expecting 1"),
+    ([1], ONE + b"\0", "unexpected number of string elements 2"),
+    ([0], EMPTY, "unexpected number of string elements 1 for inference input 'x', expecting 0"),
+    ([-1], ONE, "not negative"), ([2**58], ONE, "expected 288230376151711744 string elements"),
+    ([2**62, 4], ONE, "total element count to exceed maximum size of"),
+    ([0, 2**62], b"", "byte size overflow for input"),
+])  # fmt: skip
+def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> None:
+    with memory_within(100_000), refused(text):
+        Tensor.from_bytes("x", Datatype.BYTES, shape, raw)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]), st.sampled_from([bytes, memoryview]))
+def test_what_was_encoded_comes_back(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
+    raw = kind(raw_bytes(tensor.array))
+    assert_same(Tensor.from_bytes("x", Datatype.BYTES, list(tensor.array.shape), raw), tensor)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]), st.data())
+def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.DataObject) -> None:
+    raw = data.draw(mutations(bytes(raw_bytes(tensor.array))))
+    result = outcome(Tensor.from_bytes, "x", Datatype.BYTES, list(tensor.array.shape), raw)
+    if isinstance(result, Tensor):
+        assert raw_bytes(result.array) == raw
+    else:
+        assert isinstance(result, InvalidRequest)
+
+
+@PROPERTY
+@given(tensors([Datatype.BYTES]))
+def test_a_cut_tensor_is_refused_wherever_it_was_cut(tensor: Tensor) -> None:
+    raw = raw_bytes(tensor.array)
+    for size in range(len(raw)):
+        with pytest.raises(InvalidRequest):
+            Tensor.from_bytes("x", Datatype.BYTES, list(tensor.array.shape), raw[:size])
+
+
+@PROPERTY
+@given(st.lists(st.integers(), max_size=4), st.binary())
+def test_any_shape_and_bytes_are_decoded_or_refused(shape: list[int], raw: bytes) -> None:
+    result = outcome(Tensor.from_bytes, "x", Datatype.BYTES, shape, raw)
+    assert isinstance(result, Tensor | InvalidRequest)
+
+
+def test_a_view_that_is_not_contiguous_is_encoded_in_its_own_order() -> None:
+    array = object_array([b"a", b"b", b"c", b"d"], [2, 2]).T
+    assert raw_bytes(array) == b"\1\0\0\0a\1\0\0\0c\1\0\0\0b\1\0\0\0d"
+
+
+def test_ten_thousand_long_elements() -> None:
+    noise = random.Random(1).randbytes(20_000)
+    elements = [noise[i : i + 900] for i in range(10_000)]
+    raw = raw_bytes(object_array(elements, [10_000]))
+    assert len(raw) == 10_000 * 904
+    tensor = Tensor.from_bytes("x", Datatype.BYTES, [10_000], memoryview(raw))
+    assert tensor.array.tolist() == elements
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_no_object_is_made_of_an_element(kind: type[bytes | memoryview]) -> None:
+    raw = kind(bytes(raw_bytes(object_array([b"", b"a", b"bcd", b""] * 50_000, [200_000]))))
+    before = sys.getallocatedblocks()
+    tensor = Tensor.from_bytes("x", Datatype.BYTES, [200_000], raw)
+    assert raw_bytes(tensor.array) is raw
+    assert sys.getallocatedblocks() - before < 1000
+
+
+def test_a_fault_behind_many_elements() -> None:
+    raw = bytearray(raw_bytes(object_array([b"\0"] * 200_000, [200_000])))
+    raw[199_999 * 5] = 2
+    with pytest.raises(InvalidRequest, match="element 199999 claims 2 bytes, 1 are left"):
+        Tensor.from_bytes("x", Datatype.BYTES, [200_000], bytes(raw))
+
+
 @pytest.mark.parametrize(
-    ("shape", "count"),
-    [([], 1), ([7], 7), ([2, 3, 4], 24), ([5, 0], 0), ([0, 2**59], 0), ([2**59], 2**59)],
+    ("element", "count", "nbytes"), [(b"", 1000, 24_000), (b"a", 1000, 80_000), (b"abc", 1, 80)]
 )
-def test_element_count(shape: list[int], count: int) -> None:
-    assert element_count("x", shape) == count
+def test_elements_are_charged_as_what_they_become(element: bytes, count: int, nbytes: int) -> None:
+    charged: list[int] = []
+    tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count,)))
+    charge_objects([tensor, Tensor("y", Datatype.INT8, np.zeros(5, np.int8))], charged.append)
+    assert charged == [nbytes]
 
 
-@pytest.mark.parametrize("datatype", FIXED)
-def test_the_largest_empty_tensor_can_be_made(datatype: Datatype) -> None:
-    assert Tensor.from_bytes("x", datatype, [2**59, 0], b"").array.shape == (2**59, 0)
-
-
-@pytest.mark.parametrize(("shape", "text"), [((), "[]"), ((4,), "[4]"), ([-1, 16], "[-1,16]")])
-def test_brackets(shape: list[int], text: str) -> None:
-    assert brackets(shape) == text
+def test_elements_that_become_too_much() -> None:
+    count = MAX_OBJECT_BYTES // 80 + 1
+    tensor = Tensor("x", Datatype.BYTES, BytesArray(bytes(5 * count), (count,)))
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_OBJECT_BYTES} are allowed"):
+        charge_objects([tensor], lambda _: None)

@@ -1,16 +1,27 @@
-"""How log lines look, and which are written."""
+"""Log lines: how they look, which are written, what clients may change, and slow readers."""
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.observability.logs import EXTRA, JsonFormatter, TextFormatter
+from headrace.core.errors import InvalidRequest, ServerError, Unsupported
+from headrace.observability.logs import (
+    EXTRA,
+    JsonFormatter,
+    LogControl,
+    LogSettings,
+    LogWriter,
+    TextFormatter,
+)
 
 CREATED = 1_700_000_000.123456
 
@@ -25,10 +36,10 @@ def record(message: str = "hello %s", *args: object, **extra: object) -> logging
     return made
 
 
-def failed() -> logging.LogRecord:
+def failed(text: str = "what went wrong") -> logging.LogRecord:
     made = record()
     try:
-        raise ValueError("what went wrong")
+        raise ValueError(text)
     except ValueError:
         made.exc_info = sys.exc_info()
     return made
@@ -63,11 +74,11 @@ def test_a_json_line_holds_the_traceback() -> None:
     assert entry["traceback"].endswith("ValueError: what went wrong")
 
 
-@pytest.mark.parametrize("value", ["\udcff", 2**70, Path("/x"), "a\nb", "é\0"])
-def test_whatever_is_logged_gets_into_a_json_line(value: object) -> None:
-    entry = parsed(record("%s", value, request_id=value))
-    assert entry["message"] == str(value)
-    assert str(entry["request_id"]) == str(value)
+def test_whatever_is_logged_gets_into_a_json_line() -> None:
+    for value in ("\udcff", 2**70, Path("/x"), "a\nb", "é\0"):
+        entry = parsed(record("%s", value, request_id=value))
+        assert entry["message"] == str(value)
+        assert str(entry["request_id"]) == str(value)
 
 
 def test_a_text_line() -> None:
@@ -78,19 +89,14 @@ def test_a_text_line() -> None:
 
 
 def test_a_text_line_with_a_request_id() -> None:
-    line = TextFormatter(iso=True).format(record(request_id="abc-ü"))
-    assert line.endswith(" headrace.engine: [request id: abc-ü] hello you")
-
-
-def test_a_text_line_of_a_request_without_an_id() -> None:
-    line = TextFormatter(iso=True).format(record(request_id=""))
-    assert line.endswith(" headrace.engine: hello you")
-
-
-def test_a_request_id_cannot_forge_a_line() -> None:
-    line = TextFormatter(iso=True).format(record(request_id="1]\n12:00 ERROR root: fake"))
-    assert line.splitlines() == [line]
-    assert "[request id: 1]\\n12:00 ERROR root: fake]" in line
+    for id, shown in (
+        ("abc-ü", " [request id: abc-ü]"),
+        ("", ""),
+        ("1]\n12:00 ERROR root: fake", " [request id: 1]\\n12:00 ERROR root: fake]"),
+    ):
+        line = TextFormatter(iso=True).format(record(request_id=id))
+        assert line.endswith(f" headrace.engine:{shown} hello you")
+        assert line.splitlines() == [line]  # nobody can forge one
 
 
 @pytest.mark.parametrize(("text", "written"), [
@@ -114,21 +120,13 @@ def test_a_long_request_id_is_cut(length: int, written: str) -> None:
     assert parsed(record(request_id="x" * length))["request_id"] == written
 
 
-def test_a_traceback_cannot_forge_more_than_lines_of_its_own() -> None:
-    made = record()
-    try:
-        raise ValueError("one\ntwo \x1b[1A")
-    except ValueError:
-        made.exc_info = sys.exc_info()
-    lines = TextFormatter(iso=True).format(made).splitlines()
-    assert lines[-2:] == ["ValueError: one", "two \\x1b[1A"]
-
-
 def test_a_traceback_follows_the_text_line() -> None:
     first, *rest = TextFormatter(iso=True).format(failed()).splitlines()
     assert first.endswith("hello you")
     assert rest[0] == "Traceback (most recent call last):"
     assert rest[-1] == "ValueError: what went wrong"
+    lines = TextFormatter(iso=True).format(failed("one\ntwo \x1b[1A")).splitlines()
+    assert lines[-2:] == ["ValueError: one", "two \\x1b[1A"]  # and can forge no more than these
 
 
 # Configuring changes the loggers of the whole process, so it is done in one of its own.
@@ -154,26 +152,15 @@ def written(**settings: object) -> tuple[str, list[tuple[str, str]]]:
 
 def test_which_levels_are_written() -> None:
     _, lines = written()
-    assert lines == [
-        ("info", OURS),
-        ("warning", OURS),
-        ("error", OURS),
-        ("info", THEIRS),
-        ("warning", THEIRS),
-        ("error", THEIRS),
-        ("warning", "uvicorn.error"),
-        ("error", "uvicorn.error"),
-    ]
+    levels = ("info", "warning", "error")
+    ours, theirs = [(level, OURS) for level in levels], [(level, THEIRS) for level in levels]
+    assert lines == [*ours, *theirs, ("warning", "uvicorn.error"), ("error", "uvicorn.error")]
 
 
 def test_levels_are_switched_one_by_one() -> None:
     _, lines = written(verbose=1, info=False, warning=False)
-    assert lines == [
-        ("debug", OURS),
-        ("error", OURS),
-        ("error", THEIRS),
-        ("error", "uvicorn.error"),
-    ]
+    errors = [("error", name) for name in (OURS, THEIRS, "uvicorn.error")]
+    assert lines == [("debug", OURS), *errors]
 
 
 def test_writing_json_to_a_file(tmp_path: Path) -> None:
@@ -182,3 +169,137 @@ def test_writing_json_to_a_file(tmp_path: Path) -> None:
     assert text == ""
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     assert [entry["level"] for entry in entries] == ["info", "warning"] * 2 + ["warning"]
+
+
+# --- changes by clients
+
+
+def test_the_settings_by_their_names() -> None:
+    control = LogControl(LogSettings(2, False, True, False, "ISO8601", "/var/log/x"))
+    assert control.document() == {
+        "log_file": "/var/log/x", "log_info": False, "log_warning": True, "log_error": False,
+        "log_verbose_level": 2, "log_format": "ISO8601",
+    }  # fmt: skip
+
+
+def test_a_change_comes_into_force() -> None:
+    applied: list[LogSettings] = []
+    control = LogControl(LogSettings(file="f"), applied.append)
+    control.change({"log_info": False, "log_verbose_level": 3, "log_format": "json"})
+    assert applied == [LogSettings(3, False, True, True, "json", "f")]
+    assert control.settings == applied[0]
+
+
+def test_nothing_is_changed_by_nulls() -> None:
+    applied: list[LogSettings] = []
+    control = LogControl(LogSettings(), applied.append)
+    control.change({"log_info": None, "log_file": None})
+    control.change({})
+    assert (applied, control.settings) == ([], LogSettings())
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), [
+    ("log_file", "x", Unsupported, "log file location can not be updated through network"),
+    ("log_file", "", Unsupported, "log file location can not be updated through network"),
+    ("log_info", 1, InvalidRequest, "expect boolean for 'log_info'"),
+    ("log_error", "true", InvalidRequest, "expect boolean for 'log_error'"),
+    ("log_verbose_level", True, InvalidRequest, "expect int32 for 'log_verbose_level'"),
+    ("log_verbose_level", 1.0, InvalidRequest, "expect int32 for 'log_verbose_level'"),
+    ("log_verbose_level", -1, InvalidRequest, "must be from 0 to 4294967295, got -1"),
+    ("log_verbose_level", 2**32, InvalidRequest, "got 4294967296"),
+    ("log_format", 1, InvalidRequest, "expect string for 'log_format'"),
+    ("log_format", "xml", InvalidRequest, "invalid argument for log_format, got: xml"),
+    ("log_level", "INFO", InvalidRequest, "unknown log setting 'log_level', expected one of"),
+])  # fmt: skip
+def test_what_is_wrong_changes_nothing(
+    name: str, value: object, error: type[ServerError], text: str
+) -> None:
+    control = LogControl(LogSettings())
+    with pytest.raises(error, match=text):
+        control.change({"log_warning": False, name: value})
+    assert control.settings == LogSettings()
+
+
+# --- a reader that stands still
+
+
+LINE = b"x" * 99 + b"\n"
+
+
+def note(count: int) -> bytes:
+    return b"%d missing\n" % count
+
+
+def unexpected(error: OSError) -> None:
+    raise AssertionError(error)
+
+
+@contextmanager
+def opened(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def test_a_pipe_whose_reader_stands_still() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, note, unexpected)
+    lines = [b"line %06d %s\n" % (number, b"y" * 80) for number in range(100_000)]
+    for line in lines:
+        writer.put(line)
+    assert 50_000 < writer.dropped < len(lines)
+    data = b""
+    while not data.endswith(b" missing\n"):
+        data += os.read(reading, 1 << 16)
+    writer.put(b"again\n")
+    assert os.read(reading, 100) == b"again\n"
+    *written, told = data.splitlines(keepends=True)
+    assert written == lines[: len(lines) - writer.dropped]
+    assert told == note(writer.dropped)
+    writer.flush()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_is_read_is_not_dropped(blocking: bool) -> None:
+    """Also a line larger than the queue, and where somebody has made the pipe not block."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, blocking)
+    writer = LogWriter(writing, note, unexpected)
+    lines = [b"z" * (8 << 20)] if blocking else [LINE] * 2000
+    for line in lines:
+        writer.put(line)
+    left = sum(map(len, lines))
+    while left:
+        left -= len(os.read(reading, 1 << 20))
+    assert writer.dropped == 0
+
+
+def test_a_flush_waits_for_the_reader() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, note, unexpected)
+    for _ in range(100):
+        writer.put(LINE)
+    writer.flush()
+    assert os.read(reading, 1 << 16) == LINE * 100
+
+
+def test_a_full_device() -> None:
+    errors: list[OSError] = []
+    with opened("/dev/full") as descriptor:
+        writer = LogWriter(descriptor, note, errors.append)
+        for _ in range(1000):
+            writer.put(LINE)
+        writer.flush()
+        assert writer.dropped == 1000
+        assert [error.strerror for error in errors] == ["No space left on device"]
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with opened(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+        writer = LogWriter(descriptor, note, unexpected)
+        writer.put(LINE)
+        writer.flush()
+        assert path.read_bytes() == LINE

@@ -1,0 +1,55 @@
+"""How long a peer's progress is waited for, and for how long something counts as silent."""
+
+import pytest
+
+from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Pulse
+
+
+def looks(patience: Patience, *moved: int, pressed: bool = False) -> list[bool]:
+    """A look a second at one subject, of which so many bytes have moved by then."""
+    return [patience.look("it", n, now, pressed) for now, n in enumerate(moved)]
+
+
+def test_bytes_earn_time() -> None:
+    assert looks(Patience(3), 0, 0, 0, 0) == [True, True, True, False]
+    assert all(looks(Patience(3), *[second * SLOWEST for second in range(100)]))
+    trickle = [second * SLOWEST // 2 for second in range(100)]
+    assert looks(Patience(3), *trickle).index(False) == 6
+    # What came at once buys nothing later.
+    assert looks(Patience(3), 0, 1 << 30, 1 << 30, 1 << 30, 1 << 30)[-2:] == [True, False]
+
+
+def test_another_subject_begins_anew() -> None:
+    patience = Patience(3)
+    assert [patience.look(second // 2, 0, second) for second in range(20)] == [True] * 20
+
+
+def test_time_in_which_nobody_looked_is_not_the_peers() -> None:
+    """Such as while this side did not read."""
+    patience = Patience(5)
+    found = [patience.look("it", 0, now) for now in (0.0, 1000.0, 1002.0, 1003.0)]
+    assert found == [True, True, True, False]
+
+
+def test_there_is_little_time_while_the_server_is_pressed() -> None:
+    assert looks(Patience(60), *[0] * 20, pressed=True).index(False) == PRESSED_SECS
+
+
+@pytest.mark.parametrize(
+    ("signs", "silent"),
+    [
+        ([(7, beats) for beats in range(5)], [0, 0, 0, 0, 0]),
+        ([(7, beats) for beats in (5, 5, 5, 6, 6)], [0, 1, 2, 0, 1]),
+        ([(pid, 5) for pid in (7, 7, 8, 8)], [0, 1, 0, 1]),  # the next process starts afresh
+        ([(7, 0)] * 3, [0, 1, 2]),  # it has never counted
+        ([None, None, 1, 1, None, 1, 1], [0, 0, 0, 1, 0, 0, 1]),  # nothing to look at
+    ],
+)  # fmt: skip
+def test_silence_adds_up_until_the_next_sign(signs: list[object], silent: list[float]) -> None:
+    pulse = Pulse()
+    assert [pulse.look(sign, 1.0) for sign in signs] == silent
+
+
+def test_a_pause_of_the_server_itself_is_not_held_against_a_worker() -> None:
+    pulse = Pulse()
+    assert [pulse.look((7, 5), elapsed) for elapsed in (1.0, 600.0)] == [0.0, 2.0]
