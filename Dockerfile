@@ -17,7 +17,8 @@ COPY requirements/serve.txt requirements/build.txt requirements/
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/headrace \
     && /opt/build/bin/pip install --require-hashes -r requirements/build.txt \
     && pip --python /opt/headrace/bin/python install --require-hashes -r requirements/serve.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY model_repository/ model_repository/
 COPY server/ server/
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir dist . \
     && pip --python /opt/headrace/bin/python install --no-deps --no-index dist/*.whl

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import __version__
 from headrace.cli import main
-from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT, translate
+from headrace.cli.serve import BY_VALUE, WITHOUT_EFFECT, example_repository, translate
 from headrace.options import ENV_PREFIX
 from headrace.settings import OPTIONS, SECTIONS, from_environment
 from tests.support.command import run, write_bad_repository, write_model
@@ -455,6 +455,10 @@ def test_no_option_of_tritons_is_a_setting_too() -> None:
 def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--allow-http=false", "--allow-grpc=false")
     assert "nothing could be asked" in _refused(capsys, "serve", "--model-repository", "x", *words)
+
+
+def test_examples_of_a_source_tree_are_its_repository() -> None:
+    assert (Path(example_repository()) / "simple" / "1" / "model.onnx").is_file()
 
 
 def test_a_transport_that_is_not_installed_is_refused(

@@ -1,10 +1,15 @@
 """The wheel and the source archive hold the package, all of it and nothing else."""
 
 import email
+import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import urllib.request
+import venv
 from configparser import ConfigParser
 from email.message import Message
 from pathlib import Path
@@ -15,6 +20,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 PACKAGE = REPO / "server" / "headrace"
 SHIPPED = {".py", ".pyi", ".binpb", ".typed"}
+EXAMPLES = "headrace/example_models/"
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +59,43 @@ def metadata(wheel: ZipFile) -> Message:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packed == sources()
+    examples = {name for name in packed if name.startswith(EXAMPLES)}
+    assert packed - examples == sources()
     assert "headrace/py.typed" in packed
+    assert f"{EXAMPLES}storyteller/1/corpus.txt" in examples
+    assert not any(name.endswith("requirements.txt") for name in examples)
+
+
+def test_examples_are_served_without_a_source_tree(wheel: ZipFile, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = ("-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "-q")
+    assert wheel.filename is not None
+    subprocess.run([sys.executable, *install, wheel.filename], check=True)
+    # What it needs is among the tests' packages; their own headrace is not, as it is editable.
+    [site] = (tmp_path / "venv").glob("lib/*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    command = [str(python.with_name("headrace")), "serve", "--example", "--http-port=0"]
+    with subprocess.Popen(
+        [*command, "--grpc-port=0", "--metrics-port=0"],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            printed = ""
+            while not re.search("^ready after", printed, re.MULTILINE):
+                printed += server.stdout.readline() or pytest.fail(printed)
+            assert "storyteller" in printed
+            [url] = re.findall(r"^HTTP +(\S+)", printed, re.MULTILINE)
+            tensor = {"shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
+            asked = {"inputs": [tensor | {"name": "INPUT0"}, tensor | {"name": "INPUT1"}]}
+            body = json.dumps(asked).encode()
+            with urllib.request.urlopen(f"{url}/v2/models/simple/infer", body) as answer:
+                first, second = json.load(answer)["outputs"]
+            assert (first["data"], second["data"]) == (list(range(0, 32, 2)), [0] * 16)
+        finally:
+            server.terminate()
+    assert server.returncode == 0
 
 
 def test_console_script(wheel: ZipFile) -> None:
@@ -67,6 +108,25 @@ def test_metadata(wheel: ZipFile, metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in dist_info(wheel, "licenses/LICENSE")
+
+
+def test_the_readme_has_no_link_that_leads_nowhere(metadata: Message) -> None:
+    """On a package index there is nothing beside it; see hatch_build.py."""
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    assert "](#walk-through-the-source)" in text
+    assert re.findall(r"\]\((?!https?:|#)[^()\s]+\)", text) == []
+
+
+def test_links_of_the_readme_lead_to_the_sources() -> None:
+    url = "https://forge.invalid/headrace/blob/v1"
+    ended = subprocess.run(
+        [sys.executable, "-m", "hatchling", "metadata"], cwd=REPO, check=True,
+        env=os.environ | {"HEADRACE_SOURCE_URL": url}, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    told = json.loads(ended.stdout)
+    assert told["urls"]["Changelog"] == f"{url}/CHANGELOG.md"
+    assert f"]({url}/docs/configuration.md)" in told["readme"]["text"]
 
 
 def test_one_core_dependency_has_an_upper_bound(metadata: Message) -> None:
@@ -90,5 +150,6 @@ def test_source_archive_builds_the_same_package(tmp_path: Path) -> None:
     assert {name for name in packed if name.startswith("server/")} == {
         f"server/{name}" for name in sources()
     }
-    assert {"LICENSE", "README.md", "pyproject.toml"} <= packed
-    assert not any(name.startswith(("tests/", "model_repository/")) for name in packed)
+    assert {"LICENSE", "README.md", "pyproject.toml", "hatch_build.py"} <= packed
+    assert "model_repository/simple/1/model.onnx" in packed
+    assert not any(name.startswith("tests/") for name in packed)

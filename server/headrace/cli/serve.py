@@ -118,11 +118,20 @@ def translate(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
     return settings, list(lines)
 
 
+def example_repository() -> str:
+    """Directory of the example models: those of the package, or of the source tree it is in."""
+    package = Path(__file__).parents[1]
+    shipped = package / "example_models"
+    return str(shipped if shipped.is_dir() else package.parents[1] / "model_repository")
+
+
 def _serve(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         try:
             brought, without_effect = translate(options.triton_options or ())
             options.files, written = take_sources(options, options.files, stack)
+            if options.example:
+                written = [*written, example_repository()]
             if written:
                 options.model_repository = [*(options.model_repository or ()), *written]
             settings, limits = _settings(options, brought, options.memory())
@@ -177,6 +186,7 @@ SERVE = Command(
     " --http-port, or in a settings file.",
     options=(
         option("files [FILE...]", "model files to serve as they are"),
+        option("--example", "serve the example models", action="store_true"),
         option("--config-file FILE", "read settings from this TOML file"),
         *(
             option(

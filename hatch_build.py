@@ -1,0 +1,39 @@
+"""Metadata of the built package: README as a package index shows it, and where the sources are.
+
+`HEADRACE_SOURCE_URL` is where the files of the version that is built can be read, such as
+`https://forge.example/headrace/blob/v0.1.0`: links of the README then lead there. Without it they
+would lead nowhere on an index, so only their texts are kept.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_RELATIVE = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^()\s]+)\)")
+
+
+def readable_anywhere(text: str, url: str) -> str:
+    """Markdown whose relative links lead below `url`, or are their texts alone if it is empty."""
+    base = url.rstrip("/")
+    return _RELATIVE.sub(
+        lambda link: f"[{link[1]}]({base}/{link[2]})" if base else link[1],
+        text,
+    )
+
+
+class PackageMetadata(MetadataHookInterface):
+    """`readme` and `urls` of `[project]`."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Fill in what pyproject.toml names as dynamic."""
+        url = os.environ.get("HEADRACE_SOURCE_URL", "").rstrip("/")
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": readable_anywhere(text, url),
+        }
+        pages = {"Source": "", "Documentation": "/docs", "Changelog": "/CHANGELOG.md"}
+        metadata["urls"] = {name: f"{url}{page}" for name, page in pages.items() if url}
