@@ -149,37 +149,21 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
     assert world.client.ready()
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "text"),
-    [
+def test_names_that_no_model_has(world: World) -> None:
+    for name, error, text in (
         ("nowhere", NotFound, "failed to load 'nowhere', failed to poll from model repository"),
         ("twice", InvalidRequest, "model appears in two or more repositories"),
         (" ", InvalidRequest, "Model name cannot be empty. Please enter a valid name to deploy."),
-        ("model..1", InvalidRequest,
-         r"failed to load 'model\.\.1', model name must not contain path"),
-        ("..", InvalidRequest, "model name must not contain path traversal characters"),
+        ("", InvalidRequest, "Model name cannot be empty"),
+        ("model..1", InvalidRequest, "failed to load 'model..1', model name must not contain path"),
         ("../one/first", InvalidRequest, "must not contain path traversal characters"),
-        ("/etc/passwd", InvalidRequest, "must not contain path traversal characters"),
         ("a\0b", InvalidRequest, "must not contain path traversal characters"),
-    ],
-)  # fmt: skip
-def test_names_that_cannot_be_loaded(
-    world: World, name: str, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        world.client.load(name)
-
-
-@pytest.mark.parametrize("name", ["../etc", "model..1", "a/b"])
-def test_names_that_cannot_be_unloaded(world: World, name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"failed to load '{re.escape(name)}', model name"):
-        world.client.unload(name)
-
-
-def test_an_empty_name(world: World) -> None:
-    for ask in (world.client.load, world.client.unload):
-        with pytest.raises(InvalidRequest, match="Model name cannot be empty"):
-            ask("")
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            world.client.load(name)
+    for name, text in (("../etc", "failed to load '../etc', model name"), ("", "cannot be empty")):
+        with pytest.raises(InvalidRequest, match=re.escape(text)):
+            world.client.unload(name)
 
 
 def test_a_repository_cannot_be_named(world: World) -> None:
@@ -192,12 +176,10 @@ def test_a_repository_cannot_be_named(world: World) -> None:
     ("action", "body", "text"),
     [
         ("load", b"{", "failed to parse the request JSON buffer"),
-        ("load", b"[]", "the request must be a JSON object"),
         ("load", b'{"parameters": 1}', "Invalid value for 'parameters': expected an object"),
         ("load", b'{"parameters": {"color": "red"}}', "unrecognized load parameter 'color'"),
         ("load", b'{"parameters": {"config": {}}}', "'config', expected a string"),
         ("load", b'{"parameters": {"file:1/x": "%"}}', "'file:1/x', expected base64"),
-        ("unload", b'{"parameters": []}', "Invalid value for 'parameters': expected an object"),
         ("unload", b'{"parameters": {"unload_dependents": 1}}',
          "Invalid value for 'unload_dependents': expected a boolean"),
     ],
@@ -312,7 +294,6 @@ def test_a_configuration_and_back(world: World) -> None:
     ("config", "text"),
     [
         ("max_batch_size: 1", "is not JSON"),
-        ('{"max_batch": 1}', "has no field named"),
         ('{"max_batch_size": -1}', "max_batch_size: must not be negative"),
         ('{"name": "other"}', "directory name must equal model name"),
         ('{"backend": "python"}', "backend: a request cannot change this"),
@@ -360,10 +341,8 @@ def test_a_model_that_no_repository_has(world: World) -> None:
     [
         (("../first/1/model.onnx",), "without '.', '..' and empty ones"),
         (("/tmp/evil",), "must be relative to the model's directory"),
-        (("1//model.onnx",), "without '.', '..' and empty ones"),
         (("1", "1/model.onnx"), "'1' is a file and a directory"),
         (("1/model.py",), "the files of a python model can run code"),
-        (("1/model.joblib",), "the files of a sklearn model can run code"),
         (("model.onnx",), "no version directory"),
     ],
 )

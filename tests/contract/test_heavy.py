@@ -14,7 +14,9 @@ from headrace.core.tensors import Array
 from headrace.protocol.classification import MAX_CLASSES
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.protobuf_contents import MAX_FIELDS, varint
+from headrace.workers.elements import split
 from tests.contract.repository import write_repository
+from tests.models.python_models import IDENTITY, tensors, write_python_model
 from tests.support.http_socket import HttpSocket, ask, request
 from tests.support.raw_clients import SERVICE
 from tests.support.server_process import ServerProcess, clean_server
@@ -32,6 +34,9 @@ def heavy(
     """A server in which nothing else is under way."""
     root = tmp_path_factory.mktemp("heavy")
     write_repository(root)
+    texts = tensors("input", ("INPUT0", "STRING", "-1"))
+    texts += tensors("output", ("OUTPUT0", "STRING", "-1"))
+    write_python_model(root, "worker", IDENTITY, "max_batch_size: 8\n" + texts)
     # One front end, so that a request and the health request beside it are in the same process.
     options = ("--frontends=1",) if request.param == "frontends" else ()
     with clean_server(root, options=options) as process:
@@ -146,6 +151,30 @@ def test_large_typed_contents(heavy: ServerProcess, packed: bool) -> None:
     assert found.raw_output_contents[0] == _NUMBERS.tobytes()
     found = _call(heavy, _typed("INT64", 3, b"\x05" * _COUNT, _COUNT), packed)
     assert found.raw_output_contents[0] == struct.pack("<q", 5) * _COUNT
+
+
+_WORDS = [b"", b"a", "ä€".encode(), b"seven!!"] * 250_000
+
+
+@pytest.mark.parametrize("model", ["identity_BYTES", "worker"])
+def test_a_million_texts(heavy: ServerProcess, model: str) -> None:
+    """Through each door, to where they are objects, and back."""
+    message = pb.ModelInferRequest(model_name=model)
+    given = message.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, len(_WORDS)])
+    given.contents.bytes_contents.extend(_WORDS)
+    [raw] = _call(heavy, message.SerializeToString()).raw_output_contents
+    assert split(raw, len(_WORDS)) == _WORDS
+    given.ClearField("contents")
+    message.raw_input_contents.append(raw)
+    assert _call(heavy, message.SerializeToString()).raw_output_contents[0] == raw
+    message.raw_input_contents[0] = raw[:-1] + b"\xff"  # one that is none
+    if model == "identity_BYTES":
+        with pytest.raises(grpc.RpcError, match="holds an element that is not UTF-8"):
+            _call(heavy, message.SerializeToString())
+    texts = [word.decode() for word in _WORDS]
+    body = _json(json.dumps(texts)[1:-1].encode(), "BYTES", len(texts))
+    answer = ask(heavy.http, "POST", _INFER.format(model), body)
+    assert answer.document["outputs"][0]["data"] == texts
 
 
 def test_a_tensor_of_one_value_is_honest(heavy: ServerProcess) -> None:

@@ -25,18 +25,18 @@ NAMES = [f"identity_{datatype}" for datatype in Datatype] + [
     "simple", "unbatched", "scalar", "matrix", "row_sum", "optional_bias", "convert", "flat",
     "folded", "two_unknown", "lookup",
 ]  # fmt: skip
+# Ways to ask over HTTP, by the ends of models' names.
+FORMS: dict[str, dict[str, str]] = {
+    "_binary": {}, "_json": {"http_tensors": "json"}, "_gzip": {"compression": "gzip"},
+}  # fmt: skip
 FLOATS = np.arange(6, dtype=np.float32)
 INTS = np.arange(32, dtype=np.int32).reshape(2, 16)
 CASES: list[tuple[str, Inputs]] = [
     ("simple", {"INPUT0": INTS, "INPUT1": INTS}),
     ("unbatched", {"INPUT0": FLOATS[:3], "INPUT1": FLOATS[3:]}),
-    ("scalar", {"INPUT0": np.array(2.5)}), ("matrix", {"INPUT0": FLOATS.reshape(1, 2, 3)}),
-    ("matrix", {"INPUT0": FLOATS.reshape(2, 3, 1)}),
-    ("two_unknown", {"INPUT0": FLOATS.reshape(2, 3)}), ("flat", {"INPUT0": FLOATS.reshape(6, 1)}),
-    ("simple", {"INPUT0": INTS}), ("simple", {"INPUT0": INTS, "INPUT1": INTS[:, :3]}),
-    ("simple", {"INPUT0": INTS, "other": INTS}),
-    ("simple", {"INPUT0": INTS, "INPUT1": INTS.astype(np.int64)}),
-    ("simple", {"INPUT0": np.zeros((9, 16), np.int32), "INPUT1": np.zeros((9, 16), np.int32)}),
+    ("scalar", {"INPUT0": np.array(2.5)}), ("matrix", {"INPUT0": FLOATS.reshape(2, 3, 1)}),
+    ("flat", {"INPUT0": FLOATS.reshape(6, 1)}),
+    ("simple", {"INPUT0": INTS, "INPUT1": INTS[:, :3]}),
     ("lookup", {"INPUT0": np.array([[10_000]], np.int64)}), ("nope", {"INPUT0": INTS}),
 ]  # fmt: skip
 
@@ -54,11 +54,15 @@ def endpoint(request: pytest.FixtureRequest, there: ServerProcess) -> str:
 
 
 @pytest.fixture(scope="module")
-def models(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(there: ServerProcess, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository whose models all run on the other server."""
     root = tmp_path_factory.mktemp("front")
     for name in NAMES:
         write_remote(root, name, endpoint)
+    for name in ("identity_FP32", "identity_UINT64", "identity_BYTES"):
+        for form, given in FORMS.items():
+            write_remote(root, name + form, there.url, remote_model=name, **given)
+    write_remote(root, "mixed", there.grpc, there.url, remote_model="row_sum", max_in_flight="2")
     write_remote(root, "other_name", endpoint, remote_model="simple", remote_version="1")
     write_remote(root, "transparent", endpoint, remote_model="row_sum", forward="transparent")
     write_remote(root, "hedged", endpoint, remote_model="simple", hedge_after="p95",
@@ -118,17 +122,67 @@ def test_answers_are_the_same(pair: tuple[Client, Client], name: str, inputs: In
     assert outcome(through, name, inputs) == outcome(direct, name, inputs)
 
 
-@pytest.mark.parametrize("datatype", Datatype)
-@pytest.mark.parametrize("shape", [(1, 3), (8, 2), (2, 0)])
-def test_every_datatype(
-    pair: tuple[Client, Client], datatype: Datatype, shape: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.UINT64, Datatype.BYTES])
+@pytest.mark.parametrize("form", ["", *FORMS])
+def test_every_form_of_tensors(pair: tuple[Client, Client], datatype: Datatype, form: str) -> None:
     direct, through = pair
-    if not direct.carries(datatype) or (datatype is Datatype.BYTES and not direct.carries_bytes):
-        pytest.skip("this form of tensors has no place for it")
-    inputs = {"INPUT0": values(datatype, shape)}
     name = f"identity_{datatype}"
-    assert outcome(through, name, inputs) == outcome(direct, name, inputs)
+    for shape in ((1, 3), (8, 2), (2, 0)):
+        array = values(datatype, shape)
+        if datatype is Datatype.BYTES:
+            array = np.full(shape, "Grüße".encode(), object)
+        there = direct.infer(name, {"INPUT0": array}, id="an id")
+        here = through.infer(name + form, {"INPUT0": array}, id="an id")
+        assert (here.id, here.datatypes) == (there.id, there.datatypes)
+        assert here["OUTPUT0"].shape == shape
+        assert here["OUTPUT0"].tolist() == there["OUTPUT0"].tolist()
+
+
+def test_numbers_that_are_none_and_large_tensors(pair: tuple[Client, Client]) -> None:
+    for array in (
+        np.array([[np.nan, np.inf, -np.inf, 0.1]], np.float32),
+        np.arange(1 << 20, dtype=np.float32).reshape(8, -1),
+    ):
+        for form in FORMS:
+            answer = pair[1].infer(f"identity_FP32{form}", {"INPUT0": array})
+            np.testing.assert_array_equal(answer["OUTPUT0"], array)
+
+
+def test_bytes_that_are_no_text_are_refused_where_they_cannot_be_sent(
+    front: ServerProcess, pool: ThreadPoolExecutor
+) -> None:
+    """Those that wait with them are answered."""
+
+    def ask(element: bytes) -> str:
+        array = np.full((1, 2), element, object)
+        try:
+            answer = through.infer("identity_BYTES_json", {"INPUT0": array})
+        except InvalidRequest as error:
+            return str(error)
+        return str((answer["OUTPUT0"] == array).all())
+
+    with CLIENTS["grpc"](front) as through:
+        found = list(pool.map(ask, [b"a", b"\xff"] * 16))
+    assert set(found[::2]) == {"True"}
+    assert all("'INPUT0' holds bytes that are not UTF-8" in text for text in found[1::2])
+
+
+def test_one_pool_over_both_protocols(
+    there: ServerProcess, front: ServerProcess, pool: ThreadPoolExecutor
+) -> None:
+    def ask(number: int) -> bool:
+        row = np.full((1, 4), number, np.float32)
+        return bool(through.infer("mixed", {"INPUT0": row})["OUTPUT0"].ravel()[0] == 4 * number)
+
+    with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
+        scraper.until_reached("mixed", 2)
+        assert all(pool.map(ask, range(256)))
+        after = scraper.now()
+    for url in (f"grpc://{there.grpc}", there.url):
+        labels = {"model": "mixed", "version": "1", "endpoint": url}
+        assert after.value("headrace_endpoint_requests_total", **labels) > 0
+        assert after.value("headrace_endpoint_failures_total", **labels) == 0
+        assert after.value("headrace_endpoint_healthy", **labels) == 1
 
 
 def test_metadata_are_completed_from_the_server(pair: tuple[Client, Client]) -> None:

@@ -62,6 +62,25 @@ LATER = """
 """
 
 
+ENVIRONMENT = """
+    import json, os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            names = ("SHOP_REGION", "SHOP_ZONE", "SHOP_TOKEN", "OTHER", "HEADRACE_LOAD_WAIT_SECS")
+            told = json.dumps([os.environ.get(name) for name in names])
+            array = np.array([told.encode()], object)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", array)]) for _ in requests]
+"""
+GIVEN = {
+    "SHOP_REGION": "north", "SHOP_ZONE": "7", "SHOP_TOKEN": "sesame", "OTHER": "kept",
+    "HEADRACE_LOAD_WAIT_SECS": "30",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of all of them."""
@@ -72,8 +91,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         write_beside(root / f"relative_{kind}" / "1", kind)
     write_python_model(root, "arguments", ARGUMENTS, CONFIG)
     write_python_model(root, "later", LATER, CONFIG)
-    options = ["--allow-in-process-python", "--exit-on-error=false"]
-    with clean_server(root, options=options) as process:
+    write_python_model(root, "environment", ENVIRONMENT, CONFIG)
+    options = ["--allow-in-process-python", "--worker-env=SHOP_[RZ]*", "--worker-env=HEADRACE*"]
+    with clean_server(root, options=options, environment=GIVEN) as process:
         yield process
 
 
@@ -106,6 +126,11 @@ def test_a_versions_folder_is_a_package(server: ServerProcess, kind: str) -> Non
 
 def test_a_model_reads_no_arguments_of_the_servers(server: ServerProcess) -> None:
     assert told(server, "arguments") == '[42, [""]]'
+
+
+def test_a_model_sees_the_variables_that_are_named(server: ServerProcess) -> None:
+    """The server's own are not among them, whatever is named."""
+    assert told(server, "environment") == '["north", "7", null, null, null]'
 
 
 def test_responses_come_after_execute_has_returned_none(server: ServerProcess) -> None:

@@ -77,14 +77,6 @@ def test_simple(program: str, served: Served, protocol: str) -> None:
     assert server >= client > 0
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_several_at_once(program: str, served: Served, protocol: str) -> None:
-    address = served.http if protocol == "http" else served.grpc
-    options = ("--concurrency-range", "4", "-b", "2")
-    printed = measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
-    assert "Concurrency: 4" in printed
-
-
 def test_streaming(program: str, served: Served) -> None:
     measure(program, "-m", "simple", "-i", "grpc", "-u", served.grpc, "--streaming", *_SHORT)
 
@@ -94,11 +86,6 @@ def test_shared_memory(program: str, served: Served, protocol: str) -> None:
     address = served.http if protocol == "http" else served.grpc
     options = ("--shared-memory", "system", "--output-shared-memory-size", "64")
     measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
-
-
-def test_strings(program: str, served: Served) -> None:
-    options = ("--string-data", "7", "-u", served.grpc)
-    measure(program, "-m", "simple_string", "-i", "grpc", *options, *_SHORT)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -11,12 +11,11 @@ import numpy as np
 import orjson
 import pytest
 
-from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import ask
-from tests.support.remote import free_ports, write_remote
+from tests.support.remote import write_remote
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 from tests.support.triton_server import Triton, real_program
@@ -117,35 +116,6 @@ def test_answers_are_right_and_nothing_is_left(triton: Triton, front: ServerProc
         assert regions(triton)
     assert front.stop() == 0
     assert not regions(triton)
-
-
-def test_a_triton_that_was_started_again_gets_regions_again(
-    program: Path, models: Path, tmp_path: Path
-) -> None:
-    ports = free_ports(2)
-    first = Triton(program, models, tmp_path / "first", ports=ports)
-    write_remote(tmp_path / "front", "echo", first.grpc, shared_memory="true", wait_secs="30")
-    try:
-        first.wait()
-        with ServerProcess(tmp_path / "front") as front, GrpcClient(front.grpc) as client:
-            use(client, first)
-            before = regions(first)
-            first.stop()
-            second = Triton(program, models, tmp_path / "second", ports=ports)
-            try:
-                second.wait()
-                for number in range(3):
-                    try:
-                        check(client, 1, float(number))
-                    except ServerError:
-                        continue
-                    break
-                use(client, second)
-                assert not before & regions(second)
-            finally:
-                second.stop()
-    finally:
-        first.stop()
 
 
 def test_calls_that_nobody_waits_for(triton: Triton, front: ServerProcess) -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.tensors import Array
+from headrace.protocol.pb.grpc_service_pb2 import ModelMetadataResponse
 from tests.contract.conftest import CLIENTS
 from tests.contract.proxied import PROXIES, write_proxies
 from tests.models.python_models import tensors, write_python_model
-from tests.support.client import Client, Input, strings
+from tests.support.client import Answer, Client, Input, strings
 from tests.support.server_process import ServerProcess, clean_server
 from tests.support.triton_server import Triton, real_program
 
@@ -186,6 +187,13 @@ def _step(step: str) -> Callable[[Client], object]:
     return _infer("wrong", {"STEP": strings([step.encode()], [1, 1])}, id="8")
 
 
+def _tensors(metadata: ModelMetadataResponse) -> Answer:
+    """What is told of inputs and outputs, as an answer."""
+    tensors = {t.name: np.array(t.shape) for t in (*metadata.inputs, *metadata.outputs)}
+    datatypes = {t.name: t.datatype for t in (*metadata.inputs, *metadata.outputs)}
+    return Answer(metadata.name, "", "", {}, dict(tensors), datatypes)
+
+
 def _as(name: str, array: Array, datatype: str = "", shape: Any = None) -> Input:
     return Input(name, array, datatype, shape)
 
@@ -217,6 +225,7 @@ ANSWERS: Mapping[str, Callable[[Client], object]] = {
     "the first version": _infer("versions", {"X": ONE}, version="1"),
     # what the model says
     "nothing wrong": _step(""),
+    "metadata": lambda client: _tensors(client.model_metadata("shaped")),
     **{
         f"an error of the model: {code}": _step(code)
         for code in (

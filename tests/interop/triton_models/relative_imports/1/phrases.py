@@ -1,5 +1,0 @@
-from .words.polite import HELLO
-
-
-def greet(name):
-    return f"{HELLO}, {name}!"
