@@ -92,31 +92,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"headrace {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["sevre"], "invalid choice: 'sevre'"),
-        (["models", "check"], "the following arguments are required: PATH"),
-        (["serve"], "give --model-repository DIR, or a model file"),
-        (["serve", "--model-repository"], "--model-store: expected at least one argument"),
-        (["serve", "--http-port"], "--http-port: expected one argument"),
-        (["infer", "m", "--scale", "-1/255"], "; write --scale=VALUE if it begins with -"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["sevre"], "invalid choice: 'sevre'"),
+    (["models", "check"], "the following arguments are required: PATH"),
+    (["serve"], "give --model-repository DIR, or a model file"),
+    (["serve", "--model-repository"], "--model-store: expected at least one argument"),
+    (["serve", "--http-port"], "--http-port: expected one argument"),
+    (["infer", "m", "--scale", "-1/255"], "; write --scale=VALUE if it begins with -"),
+])  # fmt: skip
 def test_incomplete_commands(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], text: str
 ) -> None:
     assert text in _refused(capsys, *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "lines"),
-    [
-        ([], ["usage: headrace [-h]", "serve model repositories", "ask a model of a running"]),
-        (["models"], ["usage: headrace models", "validate repositories"]),
-        (["models", "traffic"], ["usage: headrace models traffic", "give a version all requests"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "lines"), [
+    ([], ["usage: headrace [-h]", "serve model repositories", "ask a model of a running"]),
+    (["models"], ["usage: headrace models", "validate repositories"]),
+    (["models", "traffic"], ["usage: headrace models traffic", "give a version all requests"]),
+])  # fmt: skip
 def test_without_a_command_there_is_help(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], lines: Sequence[str]
 ) -> None:
@@ -126,44 +120,36 @@ def test_without_a_command_there_is_help(
         assert line in text
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["serve", "--htp-port", "1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
-        (["serve", "--htp-port=1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
-        (["serve", "--http-por=1"], "unknown option '--http-por'; did you mean '--http-port'?"),
-        (["serve", "--confg-file=x"], "did you mean '--config-file'?"),
-        (["serve", "--model-repositry", "x"], "did you mean '--model-repository'?"),
-        (["serve", "--http-max-input-sise=1"], "did you mean '--http-max-input-size'?"),
-        (["serve", "--zzzzzzzzzz"], "unknown option '--zzzzzzzzzz'\n"),
-        (["models", "check", "--jsn", "x"], "unknown option '--jsn'; did you mean '--json'?"),
-        (["models", "check", "x", "--http-port=1"], "unknown option '--http-port'\n"),
-        (
-            ["models", "traffic", "promote", "m", "--version", "2"],
-            "unknown option '--version'; VERSION is given without it: headrace models traffic"
-            " promote MODEL VERSION\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["serve", "--htp-port", "1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
+    (["serve", "--htp-port=1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
+    (["serve", "--http-por=1"], "unknown option '--http-por'; did you mean '--http-port'?"),
+    (["serve", "--confg-file=x"], "did you mean '--config-file'?"),
+    (["serve", "--model-repositry", "x"], "did you mean '--model-repository'?"),
+    (["serve", "--http-max-input-sise=1"], "did you mean '--http-max-input-size'?"),
+    (["serve", "--zzzzzzzzzz"], "unknown option '--zzzzzzzzzz'\n"),
+    (["models", "check", "--jsn", "x"], "unknown option '--jsn'; did you mean '--json'?"),
+    (["models", "check", "x", "--http-port=1"], "unknown option '--http-port'\n"),
+    (["models", "traffic", "promote", "m", "--version", "2"],
+     "unknown option '--version'; VERSION is given without it: headrace models traffic"
+     " promote MODEL VERSION\n"),
+])  # fmt: skip
 def test_unknown_options(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], text: str
 ) -> None:
     assert text in _refused(capsys, *words)
 
 
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("--http-port=abc", "--http-port must be a whole number, got 'abc'"),
-        ("--http-port=1.5", "--http-port must be a whole number, got '1.5'"),
-        ("--http-port=-1", "--http-port must be at least 0, got -1"),
-        ("--http-port=65536", "--http-port must be at most 65535, got 65536"),
-        ("--max-request-bytes=0", "--max-request-bytes must be at least 1, got 0"),
-        ("--allow-grpc=maybe", "--allow-grpc must be true or false, got 'maybe'"),
-        ("--metrics-config=latencies=true", "--metrics-config: expected NAME=VALUE with one of"),
-        ("--log-format=xml", "--log-format must be one of default, ISO8601, json, got 'xml'"),
-    ],
-)
+@pytest.mark.parametrize(("option", "text"), [
+    ("--http-port=abc", "--http-port must be a whole number, got 'abc'"),
+    ("--http-port=1.5", "--http-port must be a whole number, got '1.5'"),
+    ("--http-port=-1", "--http-port must be at least 0, got -1"),
+    ("--http-port=65536", "--http-port must be at most 65535, got 65536"),
+    ("--max-request-bytes=0", "--max-request-bytes must be at least 1, got 0"),
+    ("--allow-grpc=maybe", "--allow-grpc must be true or false, got 'maybe'"),
+    ("--metrics-config=latencies=true", "--metrics-config: expected NAME=VALUE with one of"),
+    ("--log-format=xml", "--log-format must be one of default, ISO8601, json, got 'xml'"),
+])  # fmt: skip
 def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
     assert text in _refused(capsys, "serve", "--model-repository", "x", option)
 
@@ -171,18 +157,12 @@ def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, 
 # --- environment and settings file
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("HEADRACE_HTTP_PORT", "abc", "HEADRACE_HTTP_PORT must be a whole number, got 'abc'"),
-        ("HEADRACE_STRICT_READINESS", "2", "HEADRACE_STRICT_READINESS must be true or false"),
-        (
-            "HEADRACE_HTP_PORT",
-            "1",
-            "unknown environment variable 'HEADRACE_HTP_PORT'; did you mean 'HEADRACE_HTTP_PORT'?",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "text"), [
+    ("HEADRACE_HTTP_PORT", "abc", "HEADRACE_HTTP_PORT must be a whole number, got 'abc'"),
+    ("HEADRACE_STRICT_READINESS", "2", "HEADRACE_STRICT_READINESS must be true or false"),
+    ("HEADRACE_HTP_PORT", "1",
+     "unknown environment variable 'HEADRACE_HTP_PORT'; did you mean 'HEADRACE_HTTP_PORT'?"),
+])  # fmt: skip
 def test_environment_that_cannot_be(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -194,21 +174,17 @@ def test_environment_that_cannot_be(
     assert text in _refused(capsys, "serve", "--model-repository", "x")
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("htp-port = 1", "unknown setting 'htp-port'; did you mean 'http-port'?"),
-        ("[http]\nport = 1", "unknown setting 'http'"),
-        ("http-port = 'abc'", "http-port must be a whole number, got 'abc'"),
-        ("http-port = 1.5", "http-port must be a whole number, got '1.5'"),
-        ("http-port = true", "http-port must be a whole number, got 'True'"),
-        ("http-port = [1]", "http-port must be a single value, got [1]"),
-        ("id = ['a', 'b']", "id must be a single value, got ['a', 'b']"),
-        ("access-log = 3", "access-log must be true or false, got '3'"),
-        ("http-port = ", "Invalid value"),
-        ("\xff", "settings file"),
-    ],
-)
+@pytest.mark.parametrize(("content", "text"), [
+    ("htp-port = 1", "unknown setting 'htp-port'; did you mean 'http-port'?"),
+    ("[http]\nport = 1", "unknown setting 'http'"),
+    ("http-port = 'abc'", "http-port must be a whole number, got 'abc'"),
+    ("http-port = 1.5", "http-port must be a whole number, got '1.5'"),
+    ("http-port = true", "http-port must be a whole number, got 'True'"),
+    ("http-port = [1]", "http-port must be a single value, got [1]"),
+    ("id = ['a', 'b']", "id must be a single value, got ['a', 'b']"),
+    ("access-log = 3", "access-log must be true or false, got '3'"),
+    ("http-port = ", "Invalid value"), ("\xff", "settings file"),
+])  # fmt: skip
 def test_settings_file_that_cannot_be(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, text: str
 ) -> None:
@@ -289,13 +265,9 @@ def test_a_model_file_by_itself(tmp_path: Path) -> None:
     assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("1", [[1, 1]])
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["serve", "--model-repository"],
-        pytest.param(["models", "check"], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("command", [
+    ["serve", "--model-repository"], pytest.param(["models", "check"], marks=pytest.mark.slow),
+])  # fmt: skip
 def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
     missing = str(tmp_path / "nowhere")
     ended = run(*command, missing)
@@ -388,16 +360,13 @@ def test_serving_the_rest(bad: Path) -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("--allow-sagemaker", "is an option of Triton's that headrace does not offer"),
-        ("--allow-vertex-ai=true", "is an option of Triton's that headrace does not offer"),
-        ("--backend-config=python", "must be BACKEND,SETTING=VALUE, got 'python'"),
-        ("--backend-config=onnxruntime,default-max-batch-size=x", "must be a whole number"),
-        ("--strict-model-config=maybe", "must be true or false, got 'maybe'"),
-    ],
-)
+@pytest.mark.parametrize(("word", "says"), [
+    ("--allow-sagemaker", "is an option of Triton's that headrace does not offer"),
+    ("--allow-vertex-ai=true", "is an option of Triton's that headrace does not offer"),
+    ("--backend-config=python", "must be BACKEND,SETTING=VALUE, got 'python'"),
+    ("--backend-config=onnxruntime,default-max-batch-size=x", "must be a whole number"),
+    ("--strict-model-config=maybe", "must be true or false, got 'maybe'"),
+])  # fmt: skip
 def test_options_of_tritons_that_are_refused(
     capsys: pytest.CaptureFixture[str], word: str, says: str
 ) -> None:

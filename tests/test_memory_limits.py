@@ -12,17 +12,11 @@ MIB, GIB = 1 << 20, 1 << 30
 IN_400_MIB = ("-c", "from headrace.cli import main; main(memory=lambda: 400 << 20)")
 
 
-@pytest.mark.parametrize(
-    ("memory", "largest", "admitted"),
-    [
-        (400 * MIB, 13107200, 50 * MIB),
-        (2 * GIB, None, 256 * MIB),  # None: by default
-        (6 * GIB, None, 768 * MIB),
-        (8 * GIB, None, None),
-        (1 << 40, None, None),
-        (1, 1, 1),  # 0 would be no limit
-    ],
-)
+@pytest.mark.parametrize(("memory", "largest", "admitted"), [
+    (400 * MIB, 13107200, 50 * MIB), (2 * GIB, None, 256 * MIB),  # None: by default
+    (6 * GIB, None, 768 * MIB), (8 * GIB, None, None), (1 << 40, None, None),
+    (1, 1, 1),  # 0 would be no limit
+])  # fmt: skip
 def test_limits_are_shares_of_the_memory_and_at_most_the_defaults(
     memory: int, largest: int | None, admitted: int | None
 ) -> None:
@@ -36,14 +30,11 @@ def test_the_defaults_are_what_is_documented() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "admitted", "said"),
-    [
-        ((), 50 * MIB, "--max-request-bytes=13107200, --max-admitted-bytes=52428800"),
-        (("--max-admitted-bytes=0",), 0, "--max-request-bytes=13107200\n"),
-        (("--max-admitted-bytes=7000", "--max-request-bytes=6000"), 7000, ""),
-    ],
-)
+@pytest.mark.parametrize(("options", "admitted", "said"), [
+    ((), 50 * MIB, "--max-request-bytes=13107200, --max-admitted-bytes=52428800"),
+    (("--max-admitted-bytes=0",), 0, "--max-request-bytes=13107200\n"),
+    (("--max-admitted-bytes=7000", "--max-request-bytes=6000"), 7000, ""),
+])  # fmt: skip
 def test_a_server_says_by_which_limits_it_goes(
     tmp_path: Path, options: tuple[str, ...], admitted: int, said: str
 ) -> None:

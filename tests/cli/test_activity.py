@@ -103,17 +103,12 @@ def test_nothing_at_all() -> None:
     assert (now.versions, now.requests_per_second, now.cpu) == ([], 0, None)
 
 
-@pytest.mark.parametrize(
-    ("counts", "share", "value"),
-    [
-        ([], 0.5, None),
-        ([(1, 0), (math.inf, 0)], 0.5, None),
-        ([(1, 4), (math.inf, 4)], 0.5, 0.5),
-        ([(1, 0), (2, 4), (math.inf, 4)], 0.25, 1.25),
-        ([(1, 1), (2, 1), (math.inf, 2)], 0.99, 2),  # above all bounds
-        ([(math.inf, 2)], 0.5, 0),
-    ],
-)
+@pytest.mark.parametrize(("counts", "share", "value"), [
+    ([], 0.5, None), ([(1, 0), (math.inf, 0)], 0.5, None), ([(1, 4), (math.inf, 4)], 0.5, 0.5),
+    ([(1, 0), (2, 4), (math.inf, 4)], 0.25, 1.25),
+    ([(1, 1), (2, 1), (math.inf, 2)], 0.99, 2),  # above all bounds
+    ([(math.inf, 2)], 0.5, 0),
+])  # fmt: skip
 def test_quantiles(counts: list[tuple[float, float]], share: float, value: float | None) -> None:
     assert quantile(counts, share) == value
 

@@ -41,21 +41,15 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("headrace mod", ["models"]),
-        ("headrace models un", ["unload"]),
-        ("headrace infer --lay", ["--layout"]),
-        ("headrace infer x --layout ", ["HWC", "CHW", "HW"]),
-        ("headrace infer dig", ["digits"]),
-        ("headrace models load simple_", ["simple_identity", "simple_string"]),
-        ("headrace completion z", ["zsh"]),
-        ("headrace serve --model-control-mode ", ["none", "poll", "explicit"]),
-        ("headrace serve --reload f", ["false"]),
-        ("headrace infer digits thr", ["three.png"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    ("headrace mod", ["models"]), ("headrace models un", ["unload"]),
+    ("headrace infer --lay", ["--layout"]), ("headrace infer x --layout ", ["HWC", "CHW", "HW"]),
+    ("headrace infer dig", ["digits"]),
+    ("headrace models load simple_", ["simple_identity", "simple_string"]),
+    ("headrace completion z", ["zsh"]),
+    ("headrace serve --model-control-mode ", ["none", "poll", "explicit"]),
+    ("headrace serve --reload f", ["false"]), ("headrace infer digits thr", ["three.png"]),
+])  # fmt: skip
 def test_what_bash_completes(
     script: Path, server: ServerProcess, tmp_path: Path, words: str, expected: list[str]
 ) -> None:

@@ -36,25 +36,16 @@ def test_documents_that_make_no_sense() -> None:
         taken({"inputs": [{"name": "a"}], "outputs": []}, {})
 
 
-@pytest.mark.parametrize(
-    ("given", "declared", "rows", "expected"),
-    [
-        ((3, 2), (-1, 2), True, (3, 2)),  # as it is
-        ((2,), (-1, 2), True, (1, 2)),  # one row
-        ((), (-1, 1), True, (1, 1)),
-        ((), (1,), False, (1,)),
-        ((), (-1, -1), True, (1, 1)),
-        ((5,), (-1, -1), True, (1, 5)),
-        ((6,), (-1, 2), True, (3, 2)),  # flat
-        ((64,), (-1, 8, 8), True, (1, 8, 8)),
-        ((128,), (-1, 8, 8), True, (2, 8, 8)),
-        ((3, 64), (-1, 8, 8), True, (3, 8, 8)),  # a table
-        ((3, 1), (-1,), True, (3,)),
-        ((0,), (-1, 2), True, (0, 2)),
-        ((4,), (2, 2), False, (2, 2)),
-        ((2, 3), (2, 3), False, (2, 3)),
-    ],
-)
+@pytest.mark.parametrize(("given", "declared", "rows", "expected"), [
+    ((3, 2), (-1, 2), True, (3, 2)),  # as it is
+    ((2,), (-1, 2), True, (1, 2)),  # one row
+    ((), (-1, 1), True, (1, 1)), ((), (1,), False, (1,)), ((), (-1, -1), True, (1, 1)),
+    ((5,), (-1, -1), True, (1, 5)), ((6,), (-1, 2), True, (3, 2)),  # flat
+    ((64,), (-1, 8, 8), True, (1, 8, 8)), ((128,), (-1, 8, 8), True, (2, 8, 8)),
+    ((3, 64), (-1, 8, 8), True, (3, 8, 8)),  # a table
+    ((3, 1), (-1,), True, (3,)), ((0,), (-1, 2), True, (0, 2)), ((4,), (2, 2), False, (2, 2)),
+    ((2, 3), (2, 3), False, (2, 3)),
+])  # fmt: skip
 def test_fitting(
     given: tuple[int, ...], declared: tuple[int, ...], rows: bool, expected: tuple[int, ...]
 ) -> None:
@@ -65,16 +56,10 @@ def test_fitting(
     assert found.ravel().tolist() == array.ravel().tolist()
 
 
-@pytest.mark.parametrize(
-    ("given", "declared", "rows"),
-    [
-        ((3,), (-1, 2), True),
-        ((2, 3), (-1, 2), True),
-        ((2, 2), (4,), False),
-        ((1, 2, 2), (2, 2), False),
-        ((5,), (-1, 0), True),
-    ],
-)
+@pytest.mark.parametrize(("given", "declared", "rows"), [
+    ((3,), (-1, 2), True), ((2, 3), (-1, 2), True), ((2, 2), (4,), False),
+    ((1, 2, 2), (2, 2), False), ((5,), (-1, 0), True),
+])  # fmt: skip
 def test_what_does_not_fit(given: tuple[int, ...], declared: tuple[int, ...], rows: bool) -> None:
     with pytest.raises(ValueError, match=r"^expected shape \[.*\].*, got \["):
         fit(np.zeros(given), Declared("x", Datatype.FP32, declared, rows))

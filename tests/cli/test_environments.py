@@ -40,14 +40,11 @@ def test_list_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run("list", "--environment-cache=/nowhere") == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("list", "--enviroment-cache=x"), "did you mean '--environment-cache'?"),
-        (("prune", "--unused-day=1"), "did you mean '--unused-days'?"),
-        (("build", ".", "--environment-build-timeout-secs=0"), "must be at least 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (("list", "--enviroment-cache=x"), "did you mean '--environment-cache'?"),
+    (("prune", "--unused-day=1"), "did you mean '--unused-days'?"),
+    (("build", ".", "--environment-build-timeout-secs=0"), "must be at least 1, got 0"),
+])  # fmt: skip
 def test_wrong_usage(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2
     assert says in capsys.readouterr().err

@@ -21,22 +21,14 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("declared", "rows", "layout", "expected"),
-    [
-        ((-1, 3, 2, 4), True, "", (1, 3, 2, 4)),
-        ((-1, 2, 4, 3), True, "", (1, 2, 4, 3)),
-        ((-1, 3, -1, -1), True, "", (1, 3, 2, 4)),
-        ((-1, 3, 10, 20), True, "", (1, 3, 10, 20)),
-        ((-1, -1, -1, -1), True, "CHW", (1, 3, 2, 4)),
-        ((3, 3, 3), False, "HWC", (3, 3, 3)),
-        ((-1, 3, 8, 8), False, "", (1, 3, 8, 8)),  # rows that are not declared as such
-        ((1, 2, 4), False, "", (1, 2, 4)),
-        ((2, 4, 1), False, "", (2, 4, 1)),
-        ((2, 4, 4), False, "", (2, 4, 4)),
-        ((-1, 2, 4), True, "", (1, 2, 4)),
-    ],
-)
+@pytest.mark.parametrize(("declared", "rows", "layout", "expected"), [
+    ((-1, 3, 2, 4), True, "", (1, 3, 2, 4)), ((-1, 2, 4, 3), True, "", (1, 2, 4, 3)),
+    ((-1, 3, -1, -1), True, "", (1, 3, 2, 4)), ((-1, 3, 10, 20), True, "", (1, 3, 10, 20)),
+    ((-1, -1, -1, -1), True, "CHW", (1, 3, 2, 4)), ((3, 3, 3), False, "HWC", (3, 3, 3)),
+    ((-1, 3, 8, 8), False, "", (1, 3, 8, 8)),  # rows that are not declared as such
+    ((1, 2, 4), False, "", (1, 2, 4)), ((2, 4, 1), False, "", (2, 4, 1)),
+    ((2, 4, 4), False, "", (2, 4, 4)), ((-1, 2, 4), True, "", (1, 2, 4)),
+])  # fmt: skip
 def test_shapes(
     picture: Path, declared: tuple[int, ...], rows: bool, layout: str, expected: tuple[int, ...]
 ) -> None:
@@ -71,16 +63,13 @@ def test_a_picture_that_was_held_upright(picture: Path) -> None:
     assert array.shape == (4, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("declared", "options", "text"),
-    [
-        ((-1, 10), ImageOptions(), r"of shape \[-1,10\] is not plainly an image; --layout says"),
-        ((-1, 3, 8, 3), ImageOptions(), "is not plainly an image"),
-        ((-1, -1, -1, -1), ImageOptions(), "is not plainly an image"),
-        ((-1, 7, 8, 8), ImageOptions("CHW"), "has 7 channels by layout CHW; images have 1, 3 or"),
-        ((-1, 3, 8, 8), ImageOptions("", None, (1.0, 2.0)), "--mean has 2 numbers for 3 channels"),
-    ],
-)
+@pytest.mark.parametrize(("declared", "options", "text"), [
+    ((-1, 10), ImageOptions(), r"of shape \[-1,10\] is not plainly an image; --layout says"),
+    ((-1, 3, 8, 3), ImageOptions(), "is not plainly an image"),
+    ((-1, -1, -1, -1), ImageOptions(), "is not plainly an image"),
+    ((-1, 7, 8, 8), ImageOptions("CHW"), "has 7 channels by layout CHW; images have 1, 3 or"),
+    ((-1, 3, 8, 8), ImageOptions("", None, (1.0, 2.0)), "--mean has 2 numbers for 3 channels"),
+])  # fmt: skip
 def test_what_is_no_image(
     picture: Path, declared: tuple[int, ...], options: ImageOptions, text: str
 ) -> None:

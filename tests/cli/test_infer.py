@@ -72,18 +72,12 @@ def test_as_json(headrace: Headrace) -> None:
     assert (confidence["datatype"], confidence["shape"]) == ("FP32", [1, 1])
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("x.json", FLAT),
-        ("x.json", json.dumps({"image": THREE.tolist()})),
-        ("x.npy", npy(THREE[np.newaxis])),
-        ("x.npy", npy(THREE.astype(np.float64))),
-        ("x.npy", npy(np.asfortranarray(THREE))),
-        ("x.csv", ",".join(map(str, THREE.ravel()))),
-        ("x.csv", ",".join("abcdefgh" * 8) + "\n" + ",".join(map(str, THREE.ravel())) + "\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("x.json", FLAT), ("x.json", json.dumps({"image": THREE.tolist()})),
+    ("x.npy", npy(THREE[np.newaxis])), ("x.npy", npy(THREE.astype(np.float64))),
+    ("x.npy", npy(np.asfortranarray(THREE))), ("x.csv", ",".join(map(str, THREE.ravel()))),
+    ("x.csv", ",".join("abcdefgh" * 8) + "\n" + ",".join(map(str, THREE.ravel())) + "\n"),
+])  # fmt: skip
 @pytest.mark.parametrize("form", ["{}", "--input=image={}", "--input=image=@{}"])
 def test_files(headrace: Headrace, lone_file: Write, name: str, content: str, form: str) -> None:
     word = form.format(lone_file(name, content))
@@ -272,18 +266,13 @@ def test_what_the_server_refuses(headrace: Headrace) -> None:
     assert "data-type is 'FP32', but model 'simple' expects 'INT32'" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "text"),
-    [
-        ("x.npy", b"no", "not an array that can be read"),
-        ("x.npz", b"no", "not an archive that can be read"),
-        ("x.json", b"{", "not JSON"),
-        ("x.csv", "", "it is empty"),
-        ("x.csv", "1,2\n3\n", "row 2 has 1 cells, not 2"),
-        ("x.csv", "1,2\n3,a\n", "could not convert string to float: 'a'"),
-        ("x.png", b"no", "not an image that Pillow can read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "text"), [
+    ("x.npy", b"no", "not an array that can be read"),
+    ("x.npz", b"no", "not an archive that can be read"), ("x.json", b"{", "not JSON"),
+    ("x.csv", "", "it is empty"), ("x.csv", "1,2\n3\n", "row 2 has 1 cells, not 2"),
+    ("x.csv", "1,2\n3,a\n", "could not convert string to float: 'a'"),
+    ("x.png", b"no", "not an image that Pillow can read"),
+])  # fmt: skip
 def test_files_that_cannot_be_read(
     headrace: Headrace, lone_file: Write, name: str, content: bytes | str, text: str
 ) -> None:
@@ -294,20 +283,17 @@ def test_files_that_cannot_be_read(
     assert text in ended.err
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["m", "--input=x"], "--input: expected NAME=VALUE, got 'x'"),
-        (["m", "--parameter=x"], "--parameter: expected NAME=VALUE, got 'x'"),
-        (["m", "--shape=x=a"], "--shape: expected NAME=N,N,..., got 'x=a'"),
-        (["m", "--classes=0"], "--classes: expected a whole number above 0, got '0'"),
-        (["m", "--scale=1/0"], "--scale: expected a number, got '1/0'"),
-        (["m", "--std=1,0"], "--std: expected numbers other than 0, got '1,0'"),
-        (["m", "--layout=CWH"], "--layout: invalid choice: 'CWH'"),
-        (["m", "--randm"], "unknown option '--randm'; did you mean '--random'?"),
-        ([], "the following arguments are required: MODEL"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["m", "--input=x"], "--input: expected NAME=VALUE, got 'x'"),
+    (["m", "--parameter=x"], "--parameter: expected NAME=VALUE, got 'x'"),
+    (["m", "--shape=x=a"], "--shape: expected NAME=N,N,..., got 'x=a'"),
+    (["m", "--classes=0"], "--classes: expected a whole number above 0, got '0'"),
+    (["m", "--scale=1/0"], "--scale: expected a number, got '1/0'"),
+    (["m", "--std=1,0"], "--std: expected numbers other than 0, got '1,0'"),
+    (["m", "--layout=CWH"], "--layout: invalid choice: 'CWH'"),
+    (["m", "--randm"], "unknown option '--randm'; did you mean '--random'?"),
+    ([], "the following arguments are required: MODEL"),
+])  # fmt: skip
 def test_wrong_usage(command: Headrace, words: list[str], text: str) -> None:
     ended = command("infer", *words)
     assert (ended.status, ended.out) == (2, "")

@@ -101,19 +101,16 @@ def test_stats(headrace: Headrace) -> None:
     assert any(line.split()[:1] == ["3"] for line in details.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["config", "digts"], "unknown model: 'digts' is not found; did you mean 'digits'?\n"),
-        (["stats", "digts"], "did you mean 'digits'?\n"),
-        (["config", "zzz"], "there are digits, simple, simple_identity, simple_string"),
-        (["config", "digits", "--version=7"], "version 7 is not found\n"),
-        (["load", "simple", "--config=/nowhere.pbtxt"], "/nowhere.pbtxt: No such file"),
-        (["load", "simple", "--file=a=/nowhere"], "/nowhere: No such file"),
-        (["load", "simple", '--config={"max_batch": 1}'], 'no field named "max_batch"'),
-        (["load", "simple", '--config={"max_batch'], "--config: Failed to load JSON"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["config", "digts"], "unknown model: 'digts' is not found; did you mean 'digits'?\n"),
+    (["stats", "digts"], "did you mean 'digits'?\n"),
+    (["config", "zzz"], "there are digits, simple, simple_identity, simple_string"),
+    (["config", "digits", "--version=7"], "version 7 is not found\n"),
+    (["load", "simple", "--config=/nowhere.pbtxt"], "/nowhere.pbtxt: No such file"),
+    (["load", "simple", "--file=a=/nowhere"], "/nowhere: No such file"),
+    (["load", "simple", '--config={"max_batch": 1}'], 'no field named "max_batch"'),
+    (["load", "simple", '--config={"max_batch'], "--config: Failed to load JSON"),
+])  # fmt: skip
 def test_failures(headrace: Headrace, words: list[str], text: str) -> None:
     ended = headrace("models", *words)
     assert (ended.status, ended.out) == (1, "")
@@ -130,29 +127,26 @@ def test_a_configuration_with_an_error_in_it(headrace: Headrace, tmp_path: Path)
     assert "did you mean 'max_batch_size'?" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["models", "stats", "--version=1"], "--version is of a model: name one"),
-        (["models", "config", "m", "--version=a"], "--version: expected a number, got 'a'"),
-        (["models", "config", ""], "MODEL: expected a model's name, got ''"),
-        (["models", "load", "a", ""], "MODEL: expected a model's name, got ''"),
-        (["models", "traffic", "show", ""], "MODEL: expected a model's name, got ''"),
-        (["infer", ""], "MODEL: expected a model's name, got ''"),
-        (["models", "load", "a", "b", "--config={}"], "--config and --file are for one model"),
-        (["models", "load", "a", "--file=b"], "--file: expected PATH=LOCAL, got 'b'"),
-        (["models", "list", "--url=ftp://x"], "'ftp://x' begins with neither http:// nor https"),
-        (["models", "list", "--url=http://x:99999"], "has no number from 0 to 65535 for a port"),
-        (["models", "list", "--url=http://"], "is no address such as http://127.0.0.1:8000"),
-        (["models", "list", "--header=x"], "expected 'NAME: VALUE', got 'x'"),
-        (["models", "list", "--header=a b: c"], "expected 'NAME: VALUE'"),
-        (["models", "list", "--header=a: b\r\nc: d"], "expected 'NAME: VALUE'"),
-        (["models", "list", "--timeout=0"], "--timeout: expected a number above 0, got '0'"),
-        (["models", "list", "--jsn"], "unknown option '--jsn'; did you mean '--json'?"),
-        (["models", "config", "a", "b"], "unexpected argument 'b'"),
-        (["models", "lst"], "invalid choice: 'lst'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["models", "stats", "--version=1"], "--version is of a model: name one"),
+    (["models", "config", "m", "--version=a"], "--version: expected a number, got 'a'"),
+    (["models", "config", ""], "MODEL: expected a model's name, got ''"),
+    (["models", "load", "a", ""], "MODEL: expected a model's name, got ''"),
+    (["models", "traffic", "show", ""], "MODEL: expected a model's name, got ''"),
+    (["infer", ""], "MODEL: expected a model's name, got ''"),
+    (["models", "load", "a", "b", "--config={}"], "--config and --file are for one model"),
+    (["models", "load", "a", "--file=b"], "--file: expected PATH=LOCAL, got 'b'"),
+    (["models", "list", "--url=ftp://x"], "'ftp://x' begins with neither http:// nor https"),
+    (["models", "list", "--url=http://x:99999"], "has no number from 0 to 65535 for a port"),
+    (["models", "list", "--url=http://"], "is no address such as http://127.0.0.1:8000"),
+    (["models", "list", "--header=x"], "expected 'NAME: VALUE', got 'x'"),
+    (["models", "list", "--header=a b: c"], "expected 'NAME: VALUE'"),
+    (["models", "list", "--header=a: b\r\nc: d"], "expected 'NAME: VALUE'"),
+    (["models", "list", "--timeout=0"], "--timeout: expected a number above 0, got '0'"),
+    (["models", "list", "--jsn"], "unknown option '--jsn'; did you mean '--json'?"),
+    (["models", "config", "a", "b"], "unexpected argument 'b'"),
+    (["models", "lst"], "invalid choice: 'lst'"),
+])  # fmt: skip
 def test_wrong_usage(command: Headrace, words: list[str], text: str) -> None:
     ended = command(*words)
     assert (ended.status, ended.out) == (2, "")

@@ -138,16 +138,13 @@ def test_before_there_is_anything() -> None:
     assert "looking ..." in console.file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("order", "names"),
-    [
-        ("requests", ["a_model", "small", "small", "idle"]),
-        ("name", ["a_model", "idle", "small", "small"]),
-        ("memory", ["a_model", "small", "small", "idle"]),
-        ("waiting", ["a_model", "idle", "small", "small"]),
-        ("p99", ["a_model", "small", "small", "idle"]),
-    ],
-)
+@pytest.mark.parametrize(("order", "names"), [
+    ("requests", ["a_model", "small", "small", "idle"]),
+    ("name", ["a_model", "idle", "small", "small"]),
+    ("memory", ["a_model", "small", "small", "idle"]),
+    ("waiting", ["a_model", "idle", "small", "small"]),
+    ("p99", ["a_model", "small", "small", "idle"]),
+])  # fmt: skip
 def test_orders(order: str, names: list[str]) -> None:
     assert [version.model[:7] for version in ordered(VERSIONS, order)] == names
 
@@ -339,14 +336,11 @@ def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
     assert (ended.status, ended.err, starts) == (0, "", 2)
 
 
-@pytest.mark.parametrize(
-    ("member", "text"),
-    [
-        ({"id": "i", "metrics": None}, "has no metrics: --allow-metrics"),
-        ({"id": "i"}, "does not say where metrics are"),
-        ({"id": "i", "metrics": {"address": "x y", "port": 1}}, "does not say where metrics are"),
-    ],
-)
+@pytest.mark.parametrize(("member", "text"), [
+    ({"id": "i", "metrics": None}, "has no metrics: --allow-metrics"),
+    ({"id": "i"}, "does not say where metrics are"),
+    ({"id": "i", "metrics": {"address": "x y", "port": 1}}, "does not say where metrics are"),
+])  # fmt: skip
 def test_a_server_that_does_not_say_where_metrics_are(
     headrace: Headrace, member: object, text: str
 ) -> None:

@@ -92,17 +92,14 @@ def test_promotion_and_roll_back(traffic: Headrace) -> None:
     assert [row[4] for row in rows(ended.out)] == ["100.0%", "0.0%"]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["set", "1=x"], "expected VERSION=WEIGHT, got '1=x'"),
-        (["set", "none.json"], "none.json: No such file or directory; expected VERSION=WEIGHT, "),
-        (["set", "{"], "the rules on the command line: not JSON"),
-        (["set", "{}", "{}"], "expected one document of rules, got 2"),
-        (["set", '{"split": 3}'], "split: must be an object of weights by version, got 3"),
-        (["rollback"], "has nothing to roll back"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["set", "1=x"], "expected VERSION=WEIGHT, got '1=x'"),
+    (["set", "none.json"], "none.json: No such file or directory; expected VERSION=WEIGHT, "),
+    (["set", "{"], "the rules on the command line: not JSON"),
+    (["set", "{}", "{}"], "expected one document of rules, got 2"),
+    (["set", '{"split": 3}'], "split: must be an object of weights by version, got 3"),
+    (["rollback"], "has nothing to roll back"),
+])  # fmt: skip
 def test_failures(traffic: Headrace, words: list[str], text: str) -> None:
     ended = traffic(*words)
     assert (ended.status, ended.out) == (1, "")

@@ -19,18 +19,11 @@ pool = Pool([Model("simple", [Group({count}, kind="cpu")], {rows})], endpoints=[
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("from headrace.triton import Pool", True),
-        ("import headrace.triton as t", True),
-        ("from headrace import triton", True),
-        ("from headrace import model", False),
-        ("def f():\n    import headrace.triton", False),
-        ("not python", False),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("from headrace.triton import Pool", True), ("import headrace.triton as t", True),
+    ("from headrace import triton", True), ("from headrace import model", False),
+    ("def f():\n    import headrace.triton", False), ("not python", False), ("", False),
+])  # fmt: skip
 def test_what_describes_a_pool(text: str, expected: bool, tmp_path: Path) -> None:
     path = tmp_path / "pool.py"
     path.write_text(text)
@@ -58,15 +51,12 @@ def test_drift(server: ServerProcess, headrace: Headrace, tmp_path: Path) -> Non
     assert "nowhere cannot be read" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("from headrace.triton import Pool", "has no headrace.triton.Pool"),
-        ("import headrace.triton\nraise ValueError('broken')", "broken"),
-        ("import headrace.triton\n1 / 0", "ZeroDivisionError"),
-        ("import headrace.triton, sys\nsys.exit()", "SystemExit"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("from headrace.triton import Pool", "has no headrace.triton.Pool"),
+    ("import headrace.triton\nraise ValueError('broken')", "broken"),
+    ("import headrace.triton\n1 / 0", "ZeroDivisionError"),
+    ("import headrace.triton, sys\nsys.exit()", "SystemExit"),
+])  # fmt: skip
 def test_files_that_cannot_be_served(
     text: str, says: str, headrace: Headrace, tmp_path: Path
 ) -> None:

@@ -6,16 +6,13 @@ from headrace.cli.client.address import Address, BadAnswer, ClientError, NotReac
 from tests.cli.client.conftest import Scripted, response
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("localhost", Address("http", "localhost", 80)),
-        ("localhost:8000", Address("http", "localhost", 8000)),
-        ("http://127.0.0.1:8000/", Address("http", "127.0.0.1", 8000)),
-        ("https://h/behind/a/proxy/", Address("https", "h", 443, "/behind/a/proxy")),
-        ("http://[::1]:9/", Address("http", "::1", 9)),
-    ],
-)
+@pytest.mark.parametrize(("text", "address"), [
+    ("localhost", Address("http", "localhost", 80)),
+    ("localhost:8000", Address("http", "localhost", 8000)),
+    ("http://127.0.0.1:8000/", Address("http", "127.0.0.1", 8000)),
+    ("https://h/behind/a/proxy/", Address("https", "h", 443, "/behind/a/proxy")),
+    ("http://[::1]:9/", Address("http", "::1", 9)),
+])  # fmt: skip
 def test_addresses(text: str, address: Address) -> None:
     assert Address.parse(text) == address
     assert Address.parse(str(address)) == address
@@ -34,21 +31,14 @@ def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None
     assert [connection.ask("GET", "/a").body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "text"),
-    [
-        (b"SSH-2.0-OpenSSH\r\n", BadAnswer, "does not speak HTTP"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
-            NotReached,
-            "before it had answered",
-        ),
-        (response(b'{"error": "as it says"}', "", "400 x"), Refused, "^as it says$"),
-        (response(b"", "", "502 x"), Refused, "^HTTP status 502 Bad Gateway$"),
-        (response(b"<h1>no\n</h1>", "", "404 x"), Refused, "^HTTP status 404 Not Found: <h1>no </"),
-        (response(b"[" * 10**5, "", "499 x"), Refused, r"^HTTP status 499: \[{200}\.\.\.$"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "kind", "text"), [
+    (b"SSH-2.0-OpenSSH\r\n", BadAnswer, "does not speak HTTP"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", NotReached, "before it had answered"),
+    (response(b'{"error": "as it says"}', "", "400 x"), Refused, "^as it says$"),
+    (response(b"", "", "502 x"), Refused, "^HTTP status 502 Bad Gateway$"),
+    (response(b"<h1>no\n</h1>", "", "404 x"), Refused, "^HTTP status 404 Not Found: <h1>no </"),
+    (response(b"[" * 10**5, "", "499 x"), Refused, r"^HTTP status 499: \[{200}\.\.\.$"),
+])  # fmt: skip
 def test_errors_in_words(
     scripted: Scripted, answer: bytes, kind: type[ClientError], text: str
 ) -> None:

@@ -90,41 +90,29 @@ def test_a_size_that_cannot_be(size: str) -> None:
         decode(Answer({JSON_SIZE: size}, b"{}"))
 
 
-@pytest.mark.parametrize(
-    ("data", "datatype", "expected"),
-    [
-        ([[1, 2], [3, 4]], "FP32", [[1, 2], [3, 4]]),
-        (3, "INT64", 3),
-        ([2.0, -1e0], "INT8", [2, -1]),
-        ([True, 0, 1.0], "BOOL", [True, False, True]),
-        (["a", "ü"], "BYTES", [b"a", "ü".encode()]),
-        ("a", "BYTES", b"a"),
-        ([], "INT32", []),
-        ([1e300], "FP32", [float("inf")]),
-        (2**63, "UINT64", 2**63),
-    ],
-)
+@pytest.mark.parametrize(("data", "datatype", "expected"), [
+    ([[1, 2], [3, 4]], "FP32", [[1, 2], [3, 4]]), (3, "INT64", 3), ([2.0, -1e0], "INT8", [2, -1]),
+    ([True, 0, 1.0], "BOOL", [True, False, True]), (["a", "ü"], "BYTES", [b"a", "ü".encode()]),
+    ("a", "BYTES", b"a"), ([], "INT32", []), ([1e300], "FP32", [float("inf")]),
+    (2**63, "UINT64", 2**63),
+])  # fmt: skip
 def test_values(data: object, datatype: str, expected: object) -> None:
     array = elements(data, BY_NAME[datatype])
     assert array.dtype == NUMPY[BY_NAME[datatype]]
     assert array.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("data", "datatype", "text"),
-    [
-        ([[1], [2, 3]], "FP32", "differ in length"),
-        ([1.5], "INT64", "expected whole numbers for INT64"),
-        ([300], "UINT8", "expected numbers from 0 to 255 for UINT8"),
-        ([-1], "UINT64", "expected numbers from 0 to 18446744073709551615"),
-        (["1"], "FP32", "expected numbers for FP32"),
-        ([None], "FP32", "expected numbers for FP32"),
-        ([2], "BOOL", "expected true, false, 1 or 0"),
-        ([1], "BYTES", "expected texts for BYTES, got 1"),
-        ([None], "BYTES", "expected texts for BYTES, got null"),
-        ([float("nan")], "INT32", "expected whole numbers"),
-    ],
-)
+@pytest.mark.parametrize(("data", "datatype", "text"), [
+    ([[1], [2, 3]], "FP32", "differ in length"),
+    ([1.5], "INT64", "expected whole numbers for INT64"),
+    ([300], "UINT8", "expected numbers from 0 to 255 for UINT8"),
+    ([-1], "UINT64", "expected numbers from 0 to 18446744073709551615"),
+    (["1"], "FP32", "expected numbers for FP32"), ([None], "FP32", "expected numbers for FP32"),
+    ([2], "BOOL", "expected true, false, 1 or 0"),
+    ([1], "BYTES", "expected texts for BYTES, got 1"),
+    ([None], "BYTES", "expected texts for BYTES, got null"),
+    ([float("nan")], "INT32", "expected whole numbers"),
+])  # fmt: skip
 def test_values_that_do_not_fit(data: object, datatype: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         elements(data, BY_NAME[datatype])
