@@ -109,6 +109,9 @@ def test_many_responses_to_a_request() -> None:
     assert stream.got == ["a:one", "a:two"]
     assert stream.engine.admission.requests == 1
     work.answer("three", final=True)
+    found = [m.infer_response.parameters["triton_final_response"] for m in stream.peer.sent]
+    assert [value.WhichOneof("parameter_choice") for value in found] == ["bool_param"] * 3
+    assert [value.bool_param for value in found] == [False, False, True]
     assert stream.got[2:] == ["a:three."]
     assert stream.engine.admission.requests == 0
     stream.session.half_close()
@@ -117,25 +120,16 @@ def test_many_responses_to_a_request() -> None:
     assert not work.cancelled
 
 
-def test_every_response_says_whether_it_is_the_last() -> None:
-    stream = Stream()
-    work = stream.ask("many")
-    work.answer("x")
-    work.answer("y", final=True)
-    found = [m.infer_response.parameters["triton_final_response"] for m in stream.peer.sent]
-    assert [value.WhichOneof("parameter_choice") for value in found] == ["bool_param"] * 2
-    assert [value.bool_param for value in found] == [False, True]
-
-
 def test_responses_of_several_requests_interleave() -> None:
     stream = Stream()
     first, second = stream.ask("many", "a"), stream.ask("many", "b")
     for work, text in ((second, "1"), (first, "2"), (second, "3"), (first, "4")):
         work.answer(text)
     assert stream.got == ["b:1", "a:2", "b:3", "a:4"]
-    stream.close()
-    assert first.cancelled
-    assert second.cancelled
+    third = stream.ask("many", "c")
+    third.answer("5", final=True)
+    stream.close()  # the client goes away
+    assert (first.cancelled, second.cancelled, third.cancelled) == (True, True, False)
 
 
 def test_ordinary_models_keep_the_order_and_the_others_overtake() -> None:
@@ -240,10 +234,7 @@ def test_real_statuses_after_what_came_before_the_error() -> None:
     stream.close()
     assert other.cancelled
     assert not work.cancelled
-
-
-def test_a_real_status_waits_for_a_slow_client() -> None:
-    stream = Stream(takes=0, triton_grpc_error="true")
+    stream = Stream(takes=0, triton_grpc_error="true")  # a slow client's status waits
     work = stream.ask("many", "a")
     work.answer("x")
     work.request.fail(ExecutionFailed("why"))
@@ -338,16 +329,7 @@ def test_ordinary_answers_may_wait_whatever_their_size() -> None:
     assert [text.partition(":")[0] for text in stream.got] == ["a", "b", "c"]
 
 
-def test_the_client_goes_away() -> None:
-    stream = Stream(takes=0)
-    many, plain, done = stream.ask("many"), stream.ask("plain"), stream.ask("many")
-    many.answer("x")
-    done.answer("y", final=True)
-    stream.close()
-    assert (many.cancelled, plain.cancelled, done.cancelled) == (True, True, False)
-
-
-def test_half_close_waits_for_all_responses() -> None:
+def test_the_end_waits_for_all_responses() -> None:
     stream = Stream(takes=1)
     work = stream.ask("many", "a")
     stream.session.half_close()
@@ -358,12 +340,9 @@ def test_half_close_waits_for_all_responses() -> None:
     stream.read(1)
     assert stream.got == ["a:x", "a:y"]
     assert stream.peer.finished == [None]
-
-
-def test_the_end_of_the_server_waits_for_all_responses() -> None:
     stream = Stream()
     work = stream.ask("many", "a")
-    stream.engine.admission.close()
+    stream.engine.admission.close()  # as when the server ends
     work.answer("x")
     assert not stream.peer.finished
     work.answer("y", final=True)
@@ -401,15 +380,11 @@ def test_a_model_that_turns_out_to_be_decoupled() -> None:
     second.answer("2")
     assert stream.got == ["c:3.", "b:2", "a:1", "b:2"]
     stream.close()
-
-
-def test_an_ordinary_answer_does_not_wait_for_what_turned_out_to_be_decoupled() -> None:
     stream = Stream()
-    model = stream.engine.plain
     stream.ask("plain", "a")
-    model.decoupled = True
+    stream.engine.plain.decoupled = True
     stream.engine.models["plain"] = model.__class__("plain", False)
-    stream.ask("plain", "b").answer("x", final=True)
+    stream.ask("plain", "b").answer("x", final=True)  # which need not wait for the first one
     assert stream.got == ["b:x."]
 
 

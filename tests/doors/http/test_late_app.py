@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -64,61 +64,53 @@ class Building:
         return echo
 
 
-def with_building(scenario: Callable[[LateApp, Building], Any]) -> None:
-    """Run a scenario with an application that waits to be built."""
-
-    async def whole() -> None:
-        building = Building(asyncio.get_running_loop())
-        try:
-            async with asyncio.timeout(30):
-                await scenario(LateApp([Greeting()], building), building)
-        finally:
-            building.go.set()
-
-    asyncio.run(whole())
+@pytest.fixture
+async def building() -> AsyncIterator[Building]:
+    building = Building(asyncio.get_running_loop())
+    yield building
+    building.go.set()
 
 
-def test_what_is_in_front_needs_no_application() -> None:
-    async def scenario(app: LateApp, building: Building) -> None:
-        assert await ask(app, "/hello") == (200, b"hello")
-        assert building.threads == []
-
-    with_building(scenario)
+@pytest.fixture
+def app(building: Building) -> LateApp:
+    """An application that waits to be built."""
+    return LateApp([Greeting()], building)
 
 
-def test_first_requests_wait_for_one_build_and_the_rest_is_answered_meanwhile() -> None:
-    async def scenario(app: LateApp, building: Building) -> None:
-        first = asyncio.create_task(ask(app, "/a"))
-        await building.begun.wait()
-        second = asyncio.create_task(ask(app, "/hello", "POST"))
-        assert await ask(app, "/hello") == (200, b"hello")
-        assert not first.done()
-        building.go.set()
-        assert await first == (201, b"/a")
-        assert await second == (201, b"/hello")
-        assert await ask(app, "/c") == (201, b"/c")
-        [thread] = building.threads
-        assert thread is not threading.main_thread()
-        assert thread.daemon  # so that a server may end meanwhile
-
-    with_building(scenario)
+async def test_what_is_in_front_needs_no_application(app: LateApp, building: Building) -> None:
+    assert await ask(app, "/hello") == (200, b"hello")
+    assert building.threads == []
 
 
-def test_who_gives_up_takes_the_build_from_nobody() -> None:
-    async def scenario(app: LateApp, building: Building) -> None:
-        first = asyncio.create_task(ask(app, "/a"))
-        await building.begun.wait()
-        second = asyncio.create_task(ask(app, "/b"))
-        first.cancel()
-        await asyncio.wait([first])
-        building.go.set()
-        assert await second == (201, b"/b")
-        assert len(building.threads) == 1
+async def test_first_requests_wait_for_one_build_and_the_rest_is_answered(
+    app: LateApp, building: Building
+) -> None:
+    first = asyncio.create_task(ask(app, "/a"))
+    await building.begun.wait()
+    second = asyncio.create_task(ask(app, "/hello", "POST"))
+    assert await ask(app, "/hello") == (200, b"hello")
+    assert not first.done()
+    building.go.set()
+    assert await first == (201, b"/a")
+    assert await second == (201, b"/hello")
+    assert await ask(app, "/c") == (201, b"/c")
+    [thread] = building.threads
+    assert thread is not threading.main_thread()
+    assert thread.daemon  # so that a server may end meanwhile
 
-    with_building(scenario)
+
+async def test_who_gives_up_takes_the_build_from_nobody(app: LateApp, building: Building) -> None:
+    first = asyncio.create_task(ask(app, "/a"))
+    await building.begun.wait()
+    second = asyncio.create_task(ask(app, "/b"))
+    first.cancel()
+    await asyncio.wait([first])
+    building.go.set()
+    assert await second == (201, b"/b")
+    assert len(building.threads) == 1
 
 
-def test_a_build_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_build_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     builds = 0
 
     def build() -> ASGIApp:
@@ -128,14 +120,11 @@ def test_a_build_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> 
             raise ImportError("no such library")
         return echo
 
-    async def scenario() -> None:
-        app = LateApp([], build)
-        internal = (500, b'{"error":"internal error"}')
-        assert list(await asyncio.gather(ask(app, "/a"), ask(app, "/b"))) == [internal] * 2
-        [record] = caplog.records
-        assert record.exc_info is not None
-        assert "no such library" in caplog.text
-        assert await ask(app, "/a") == (201, b"/a")
-        assert builds == 2
-
-    asyncio.run(scenario())
+    app = LateApp([], build)
+    internal = (500, b'{"error":"internal error"}')
+    assert list(await asyncio.gather(ask(app, "/a"), ask(app, "/b"))) == [internal] * 2
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert "no such library" in caplog.text
+    assert await ask(app, "/a") == (201, b"/a")
+    assert builds == 2
