@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,25 +146,6 @@ def test_texts_in_and_words_out(client: Client) -> None:
     assert answer["predict"].tolist() == [[b"up"], [b"down"]]
 
 
-def test_a_request_that_cannot_be_read_is_to_blame_alone(client: Client) -> None:
-    if not client.carries_bytes:
-        pytest.skip("JSON is text")
-
-    def ask(number: int) -> str:
-        text = b"\xff" if number % 8 == 3 else b"good"
-        try:
-            answer = client.infer("words", {"input-0": strings([text], [1, 1])})
-        except InvalidRequest as error:
-            return str(error)
-        return str(answer["predict"][0, 0].decode())
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, range(64)))
-    for number, answer in enumerate(answers):
-        wanted = "input 'input-0' holds bytes that are not UTF-8" if number % 8 == 3 else "up"
-        assert wanted in answer
-
-
 def test_columns_of_a_signature(client: Client) -> None:
     rows = ROWS[::30].astype(np.float64)
     answer = client.infer("flow", {name: rows[:, [i]] for i, name in enumerate("abcd")})
@@ -180,12 +160,6 @@ def test_code_is_refused(client: Client, model: str) -> None:
     assert "--trust-model-code" in told
     with pytest.raises(NotFound):
         client.infer(model, {"input-0": ROWS[:1]})
-
-
-def test_trust_is_true_or_false(client: Client) -> None:
-    assert "config.pbtxt:1: parameters['trust_model_code']: expected true or false, got 'yes'" in (
-        reason(client, "mistrusted")
-    )
 
 
 def test_a_file_that_cannot_be_read(client: Client, server: ServerProcess) -> None:

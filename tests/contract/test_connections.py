@@ -31,7 +31,6 @@ from headrace.protocol.http2.protocol import (
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.client import Input
-from tests.support.command import run
 from tests.support.grpc_client import OPTIONS, SERVICE, GrpcClient, infer_message, procedure
 from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, ask
@@ -157,15 +156,6 @@ def test_a_dead_peer_is_found(watchful: ServerProcess) -> None:
             assert client.at_end()
 
 
-@NATIVE
-def test_a_peer_that_answers_stays(watchful: ServerProcess) -> None:
-    with Connection(watchful.grpc) as client:
-        for _ in range(4):
-            assert client.until(PING)
-        client.call("ServerLive")
-        assert client.until(HEADERS)
-
-
 def test_a_client_that_pings_too_often_is_told_and_hung_up_on(watchful: ServerProcess) -> None:
     host, _, port = watchful.grpc.rpartition(":")
     peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
@@ -180,17 +170,6 @@ def test_a_client_that_pings_too_often_is_told_and_hung_up_on(watchful: ServerPr
     [end] = [e for e in events if isinstance(e, h2.events.ConnectionTerminated)]
     assert end.error_code == ErrorCode.ENHANCE_YOUR_CALM
     assert end.additional_data == b"too_many_pings"
-
-
-@NATIVE
-def test_calls_between_pings_forgive_them(watchful: ServerProcess) -> None:
-    with Connection(watchful.grpc) as client:
-        for number in range(8):
-            client.call("ServerLive")
-            assert client.until(HEADERS)
-            client.send(PING, 0, 0, number.to_bytes(8))
-        client.call("ServerLive")
-        assert client.until(HEADERS)
 
 
 # --- age
@@ -283,14 +262,6 @@ def test_answers_are_compressed_for_those_who_take_it(watchful: ServerProcess) -
         assert len(packed.data) < len(plain.data) / 10
 
 
-def test_what_would_not_shrink_is_sent_as_it_is(watchful: ServerProcess) -> None:
-    fields = [*REQUEST, ("grpc-accept-encoding", "gzip")]
-    values = np.frombuffer(np.random.default_rng(1).bytes(4), np.float32).reshape(1, 1)
-    message = infer_message("identity", [Input("INPUT0", values)]).SerializeToString()
-    with Http2Socket(watchful.grpc) as client:
-        assert client.call(fields, prefixed(message)).data[0] == 0
-
-
 def test_real_clients_read_compressed_answers(watchful: ServerProcess) -> None:
     with grpc.insecure_channel(watchful.grpc, OPTIONS) as channel:
         infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
@@ -317,15 +288,3 @@ def test_servers_that_share_their_ports(small_repository: Path, carrier: str) ->
 
 def _doors(server: ServerProcess) -> list[tuple[str, str]]:
     return [("http", server.http), ("grpc", server.grpc)]
-
-
-@pytest.mark.slow
-def test_a_port_is_shared_only_by_those_who_want_it(small_repository: Path) -> None:
-    with ServerProcess(small_repository, options=("--reuse-http-port=true",)) as first:
-        port = first.http.rpartition(":")[2]
-        done = run(
-            "serve", "--model-repository", str(small_repository), f"--http-port={port}",
-            "--grpc-port=0", "--metrics-port=0",
-        )  # fmt: skip
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in done.stderr

@@ -202,17 +202,6 @@ def test_unknown_members_and_other_parameters_of_unload_are_ignored(
     assert httpx.post(url, json=body).status_code == 200
 
 
-def test_pages_of_other_sites_control_nothing(explicit: tuple[Path, ServerProcess]) -> None:
-    _, server = explicit
-    for action in ("load", "unload"):
-        url = f"{server.url}/v2/repository/models/second/{action}"
-        for origin in ("https://elsewhere.example", "null", "http://[", f"http://x.{server.http}"):
-            response = httpx.post(url, headers={"Origin": origin})
-            assert response.status_code == 403
-            assert "pages of other sites" in response.json()["error"]
-        assert httpx.post(url, headers={"Origin": server.url}).status_code == 200
-
-
 def test_parameters_of_the_wrong_type_over_grpc(explicit: tuple[Path, ServerProcess]) -> None:
     with GrpcClient(explicit[1].grpc) as client:
         for name, kind, text in (
@@ -355,14 +344,6 @@ def test_files_that_are_refused(world: World, files: tuple[str, ...], text: str)
     world.client.load("first")
 
 
-def test_files_without_a_configuration(world: World) -> None:
-    with pytest.raises(
-        InvalidRequest,
-        match="failed to load 'first', failed to poll from model repository: files have to come",
-    ):
-        world.client.load("first", files={"1/model.onnx": graphs.add_constant(1)})
-
-
 def test_larger_files_than_control_requests_have(world: World) -> None:
     files = {"1/model.onnx": graphs.add_constant(4), "1/ballast": bytes(2 << 20)}
     world.client.load("ballast", config="{}", files=files)
@@ -418,11 +399,11 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
 def test_a_model_that_hangs_while_it_is_loaded(tmp_path: Path) -> None:
     write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
     write_python(tmp_path, "hangs", "import time\n" + PYTHON + HANG)
-    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=3")
+    options = ("--model-control-mode=explicit", "--model-load-timeout-secs=1")
     with ServerProcess(tmp_path, options=options) as server, CLIENTS["http"](server) as client:
         with pytest.raises(
             InvalidRequest,
-            match="version 1 is at UNAVAILABLE state: loading has taken longer than 3 s",
+            match="version 1 is at UNAVAILABLE state: loading has taken longer than 1 s",
         ):
             client.load("hangs")
         wait_until(lambda: not psutil.Process(server.pid).children())

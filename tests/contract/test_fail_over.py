@@ -27,7 +27,6 @@ from tests.support.http_socket import ask
 from tests.support.remote import free_port, write_remote
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
-from tests.support.traces import read_traces
 
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIMPLE = add_sub(Datatype.FP32, 3)
@@ -198,23 +197,6 @@ def test_a_model_is_ready_while_any_backend_is(front: ServerProcess) -> None:
     assert found.value("headrace_backend_requests_total", backend="onnxruntime", **labels) >= 2
     shown = {own["model"] for own, _ in found.samples("headrace_backend_active")}
     assert shown == {name for name, backend in ANSWERS.items() if backend} | set(STREAMS)
-
-
-@pytest.mark.slow
-def test_traces_name_it(models: Path, tmp_path: Path) -> None:
-    file = tmp_path / "traces"
-    options = [
-        word
-        for value in ("level=TIMESTAMPS", "rate=1", "mode=triton", f"triton,file={file}")
-        for word in ("--trace-config", value)
-    ]
-    with ServerProcess(models, options=options) as process:
-        for name in ("second", "plain"):
-            by_grpc(process, name)
-        assert process.stop() == 0
-    heads = {trace.head["model_name"]: trace.head for trace in read_traces(file)}
-    assert heads["second"]["backend"] == "onnxruntime"
-    assert "backend" not in heads["plain"]
 
 
 @pytest.mark.slow

@@ -6,14 +6,12 @@ The models are in `tests/models/functions`; the first of them is served as a fil
 import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, RepositoryError, ServerError
 from headrace.placement.worker.python_backend import PythonBackend
 from tests.contract.conftest import EACH_PROXY
@@ -26,9 +24,8 @@ from tests.support.server_process import ServerProcess
 from tests.support.watching import until
 
 FUNCTIONS = Path(__file__).parents[1] / "models" / "functions"
-PLAIN = ["every", "area", "counter", "people", "doubled_async"]
+PLAIN = ["area", "counter", "people", "doubled_async"]
 STREAMS = ["words", "words_async"]
-needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
 
 NARROW = """
     max_batch_size: 4
@@ -44,7 +41,7 @@ def server(
 ) -> Iterator[ServerProcess]:
     """A server of functions: one as a file, the others in a repository."""
     root, front = tmp_path_factory.mktemp("functions"), tmp_path_factory.mktemp("front")
-    for name in [*PLAIN, *STREAMS, *(["tables"] if find_spec("pyarrow") else [])]:
+    for name in [*PLAIN, *STREAMS]:
         write_python_model(root, name, (FUNCTIONS / f"{name}.py").read_text())
     two = (FUNCTIONS / "area.py").read_text() + "\n@model\ndef other(x: int) -> int: return x\n"
     write_python_model(root, "narrow", two, NARROW)
@@ -117,43 +114,6 @@ def test_what_is_wrong_with_one_request_is_its_own(client: Client) -> None:
     ]
 
 
-def test_text_that_is_none(client: Client) -> None:
-    if not client.carries_bytes:
-        pytest.skip("JSON carries text alone")
-    with pytest.raises(InvalidRequest, match=r"input 'text': b'\\xff' is not UTF-8"):
-        client.infer("sentiment", {"text": strings([b"\xff"])})
-
-
-def test_every_datatype(client: Client) -> None:
-    inputs = {
-        str(one): np.array([1, 0], NUMPY[one])
-        for one in Datatype
-        if one not in (Datatype.BYTES, Datatype.BF16)
-    }
-    if not client.carries(Datatype.FP16):
-        pytest.skip("JSON has no FP16")
-    inputs["BYTES"] = strings([b"\xff\0", b""])
-    inputs["BF16"] = np.array([1.5, -2], NUMPY[Datatype.BF16])
-    answer = client.infer("every", inputs)
-    assert answer.datatypes == {name: name for name in inputs}
-    for name, array in inputs.items():
-        assert answer[name].tolist() == array.tolist(), name
-
-
-def test_single_values_are_rows(client: Client) -> None:
-    width = np.array([1.5, 2.0])
-    answer = client.infer("area", {"width": width})
-    assert answer["output0"].tolist() == [1.5, 2.0]
-    assert answer["output1"].tolist() == ["m²".encode()] * 2
-    answer = client.infer("area", {"width": width, "height": width, "unit": text("a", "b")})
-    assert answer["output0"].tolist() == [2.25, 4.0]
-    assert answer["output1"].tolist() == ["a²".encode(), "b²".encode()]
-    with pytest.raises(ExecutionFailed, match=r"ValueError: width -1\.0 is negative"):
-        client.infer("area", {"width": np.array([2.0, -1.0])})
-    with pytest.raises(InvalidRequest, match="batch-size must be <= 64"):
-        client.infer("area", {"width": np.ones(65)})
-
-
 def test_a_class_that_gets_whole_requests(client: Client) -> None:
     x = np.array([[1, 2, 3], [0, 0, 1]], np.float32)
     assert client.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
@@ -182,18 +142,6 @@ def test_data_frames(client: Client) -> None:
         "adult": [True, False],
     }  # fmt: skip
     assert client.infer("people", inputs[:2])["next"].tolist() == [37, 1]
-
-
-@needs_arrow
-def test_tables(client: Client) -> None:
-    inputs = {
-        "word": text("a", "b", ""), "word.null": np.array([False, False, True]),
-        "weight": np.array([1.5, 0, 2]), "weight.null": np.array([False, True, False]),
-    }  # fmt: skip
-    answer = client.infer("tables", inputs, outputs=["word", "word.null", "weight.null"])
-    assert answer["word"].tolist() == [b"", b"b", b"a"]
-    assert answer["word.null"].tolist() == [True, False, False]
-    assert answer["weight.null"].tolist() == [False, True, False]
 
 
 def test_a_coroutine(client: Client) -> None:
@@ -225,13 +173,6 @@ def test_a_generator(server: ServerProcess, model: str) -> None:
         streamed(server, model, "")
     with pytest.raises(ServerError, match="RuntimeError: boom"):
         streamed(server, model, "one boom")
-
-
-@pytest.mark.parametrize("model", STREAMS)
-def test_many_generators_at_once(server: ServerProcess, model: str) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: streamed(server, model, f"a{n} b"), range(40)))
-    assert found == [[(f"a{n}", 0), ("b", 1)] for n in range(40)]
 
 
 @pytest.mark.parametrize("model", STREAMS)

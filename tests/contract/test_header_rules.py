@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace.cli import main
 from headrace.core.errors import Restricted
 from headrace.protocol.pb import POOL
 from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -288,32 +287,6 @@ def test_both_protocols_have_a_status_for_it() -> None:
 
 
 # --- the settings
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("--http-header-forward-pattern=(", "--http-header-forward-pattern '(': not a regular exp"),
-        ("--grpc-header-forward-pattern=[", "--grpc-header-forward-pattern '[': not a regular exp"),
-        ("--http-restricted-api=infer:a=b", "--http-restricted-api: unknown category 'infer'"),
-        ("--grpc-restricted-protocol=health", "--grpc-restricted-protocol: expected CATEGORIES:"),
-        ("--restricted-api=infer:a=b", "--restricted-api: unknown category 'infer'"),
-        ("--restricted-api=health:grpc-x=b", "--restricted-api: 'grpc-x' cannot be the name of"),
-    ],
-)
-def test_rules_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--allow-debugging", "--model-repository", "x", option])
-    assert ended.value.code == 2
-    assert text in capsys.readouterr().err
-
-
-def test_a_category_in_a_rule_of_both_doors_and_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    rules = ["--restricted-api=health:a=b", "--grpc-restricted-protocol=health:a=b"]
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--allow-debugging", "--model-repository", "x", *rules])
-    assert ended.value.code == 2
-    assert "--grpc-restricted-protocol: health is restricted twice" in capsys.readouterr().err
 
 
 _ADMIN = "model-repository,trace:x=y"

@@ -11,7 +11,6 @@ from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.models.onnx_graphs import ROWS, identity, lookup, write_model
 from tests.support.client import Client
-from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 
 _ON = 'parameters { key: "split_requests" value { string_value: "on" } }'
@@ -52,11 +51,6 @@ def test_they_are_answered_as_a_whole(client: Client, model: str, rows: int) -> 
     assert answer.parameters["batch_rows"] == (4 if model == "set_on" else 8)
 
 
-def test_texts(client: Client) -> None:
-    x = np.array([b"%d" % n for n in range(2_000)], object).reshape(1_000, 2)
-    assert client.infer("texts", {"INPUT0": x})["OUTPUT0"].tolist() == x.tolist()
-
-
 def test_classes(client: Client) -> None:
     answer = client.infer("bare", {"INPUT0": rows_of(20)}, classes={"OUTPUT0": 1})
     assert answer["OUTPUT0"].tolist() == [[f"{4 * n + 1:f}:0".encode()] for n in range(20)]
@@ -83,11 +77,3 @@ def test_one_row_that_fails_fails_the_request(client: Client) -> None:
 def test_what_limits_them(client: Client, model: str, rows: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         client.infer(model, {"INPUT0": rows_of(rows)})
-
-
-def test_nothing_is_left_of_them(server: ServerProcess, client: Client) -> None:
-    client.infer("bare", {"INPUT0": rows_of(203)})
-    with Scraper(server.metrics) as metrics:
-        metrics.until_idle()
-        pending = metrics.now().value("nv_inference_pending_request_count", model="bare")
-    assert pending == 0

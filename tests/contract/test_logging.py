@@ -88,15 +88,6 @@ def test_a_format_that_is_none_has_a_status_of_its_own(server: ServerProcess) ->
         grpc_settings(server, {"log_format": "xml"})
 
 
-def test_nulls_change_nothing(server: ServerProcess) -> None:
-    assert http_settings(server, dict.fromkeys(DEFAULTS)) == DEFAULTS
-
-
-@pytest.mark.parametrize("body", [b"{", b"[]", b'"log_info"'])
-def test_bodies_that_are_no_settings(server: ServerProcess, body: bytes) -> None:
-    assert ask(server.http, "POST", "/v2/logging", body).status == 400
-
-
 @pytest.fixture(scope="module", params=[0, 1])
 def chatty(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
     """A server that logs requests, without and with a front end."""

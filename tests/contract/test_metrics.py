@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -50,15 +49,6 @@ def test_failure_reasons_are_there_from_the_start(narrow: ServerProcess) -> None
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
         labels = {"model": "identity", "version": "1", "reason": reason}
         assert now.value("nv_inference_request_failure", **labels) == 0
-
-
-def test_types_are_announced_under_the_names_of_the_samples(metrics: Scraper) -> None:
-    lines = metrics.now().text.splitlines()
-    assert "# TYPE nv_inference_request_success counter" in lines
-    assert "# TYPE nv_inference_pending_request_count gauge" in lines
-    assert "# TYPE headrace_request_duration_seconds histogram" in lines
-    announced = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
-    assert len(announced) == len(set(announced))
 
 
 def test_counters_follow_the_requests(metrics: Scraper, grpc_client: GrpcClient) -> None:
@@ -188,19 +178,6 @@ def _counts(metrics: Scraper) -> Counter[tuple[str, str, str]]:
     )
 
 
-def test_histograms_are_cumulative(metrics: Scraper) -> None:
-    now = metrics.now()
-    buckets = [
-        (float(labels["le"]), value)
-        for labels, value in now.samples("headrace_request_duration_seconds_bucket")
-        if labels["model"] == "row_sum"
-    ]
-    assert buckets == sorted(buckets)
-    assert [value for _, value in buckets] == sorted(value for _, value in buckets)
-    total = now.value("headrace_request_duration_seconds_count", model="row_sum")
-    assert buckets[-1] == (float("inf"), total)
-
-
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metrics?x=1"])
 def test_content_type(server: ServerProcess, path: str) -> None:
     answer = ask(server.metrics, "GET", path)
@@ -228,27 +205,3 @@ def test_what_the_port_does_not_answer(
 
 def test_metrics_are_not_on_the_other_ports(server: ServerProcess) -> None:
     assert ask(server.http, "GET", "/metrics").status == 404
-
-
-def test_metrics_of_latencies_that_were_asked_for(small_repository: Path) -> None:
-    options = (
-        "--metrics-config=counter_latencies=false",
-        "--metrics-config=summary_latencies=true",
-        "--metrics-config=summary_quantiles=0.5:0.05,0.99",
-    )
-    with ServerProcess(small_repository, options=options) as process:
-        with GrpcClient(process.grpc) as client:
-            client.infer("identity", {"INPUT0": np.zeros((3, 2), np.float32)})
-        with Scraper(process.metrics) as metrics:
-            now = metrics.now()
-        assert process.stop() == 0
-    of_identity = {"model": "identity", "version": "1"}
-    for kind in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
-        name = f"nv_inference_{kind}_summary_us"
-        assert now.value(f"{name}_count", **of_identity) == 1
-        for quantile in ("0.5", "0.99"):
-            value = now.value(name, quantile=quantile, **of_identity)
-            assert value == pytest.approx(now.value(f"{name}_sum", **of_identity), abs=1)
-    assert "nv_inference_request_duration_us" not in now.text
-    assert now.value("nv_inference_request_success", **of_identity) == 1
-    assert "# TYPE nv_inference_queue_summary_us summary" in now.text

@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from headrace.core.errors import NotFound, Unavailable, Unsupported
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.contract.test_decoupled import tell, told
@@ -21,7 +21,7 @@ from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
-from tests.support.scrape import Scraper, until
+from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = "max_batch_size: 4"
@@ -131,14 +131,6 @@ def test_flat_json_has_the_model_loaded(server: ServerProcess, fresh: Iterator[i
         assert answer.json()["batch_rows"] == 1
 
 
-def test_a_model_may_be_traced_before_it_is_there(
-    server: ServerProcess, fresh: Iterator[int]
-) -> None:
-    url = f"{server.url}/v2/models/add_{next(fresh)}/trace/setting"
-    assert httpx.post(url, json={"log_frequency": "7"}).json()["log_frequency"] == "7"
-    assert httpx.get(url).json()["log_frequency"] == "7"
-
-
 def test_a_stream_has_models_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:
     numbers = [next(fresh), next(fresh)]
     with GrpcClient(server.grpc) as client, Stream(client) as stream:
@@ -190,19 +182,6 @@ def test_models_that_are_asked_while_another_is_warmed_up(server: ServerProcess)
         assert state(client, "cold") == "READY"
 
 
-def test_what_is_no_version(server: ServerProcess) -> None:
-    with GrpcClient(server.grpc) as client, Stream(client) as stream:
-        with pytest.raises(InvalidRequest, match="version string 'x'"):
-            add(client, "asked", "x")
-        one = [Input("INPUT0", np.ones((1, 1), np.float32))]
-        for version in ("x", "1"):
-            stream.send(infer_message("asked", one, version=version))
-        stream.half_close()
-        refused, answer = stream.rest()
-    assert "version string 'x'" in refused.error_message
-    assert answer.infer_response.model_version == "1"
-
-
 def test_memory_is_kept_within_its_budget(tmp_path: Path) -> None:
     for number in range(7):
         model = graphs.add_with_ballast(number, 20_000_000 if number else 0)
@@ -222,25 +201,3 @@ def test_memory_is_kept_within_its_budget(tmp_path: Path) -> None:
             assert taken <= found.value("headrace_model_memory_budget_bytes") == 100_000_000
             assert state(client, "add_0") == "READY"
         assert metrics.now().value("headrace_model_evictions_total") >= 2
-
-
-def test_models_without_requests_go(tmp_path: Path) -> None:
-    write_model(tmp_path, "add_1", graphs.add_constant(1), CONFIG)
-    with (
-        ServerProcess(tmp_path, options=("--unload-after-idle-secs=1",)) as server,
-        HttpClient(server.url, binary=False) as client,
-    ):
-        assert add(client, "add_1") == 1
-        until(lambda: state(client, "add_1") == "UNAVAILABLE", "unloaded")
-        assert client.model_ready("add_1")
-        assert add(client, "add_1") == 1
-
-
-@pytest.mark.slow
-def test_a_pinned_model_that_is_not_there(tmp_path: Path) -> None:
-    write_model(tmp_path, "add_1", graphs.add_constant(1), CONFIG)
-    options = ("--load-on-request", "--pin-model=nobody")
-    with ServerProcess(tmp_path, options=options, wait=False) as server:
-        assert server.process is not None
-        assert server.process.wait(30) == 1
-        until(lambda: "nobody" in server.log, "the reason")

@@ -48,20 +48,6 @@ OUTER = """
             told = np.array([[json.dumps(said).encode()]], object)
             return pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", told)])
 """
-TICKS = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            for request in requests:
-                sender = request.get_response_sender()
-                for _ in range(3):
-                    told = pb_utils.Tensor("TOLD", np.array([[b"tick"]], object))
-                    sender.send(pb_utils.InferenceResponse([told]))
-                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 CONFIG = "max_batch_size: 8\n" + tensors("input", ("COMMAND", "STRING", "1")) + tensors(
     "output", ("TOLD", "STRING", "1")
 )  # fmt: skip
@@ -98,8 +84,6 @@ def server(
     root = tmp_path_factory.mktemp("models")
     write_model(root, "identity", identity(Datatype.FP32, ["rows", 3]), "max_batch_size: 8")
     write_python_model(root, "outer", OUTER, CONFIG)
-    decoupled = "model_transaction_policy { decoupled: true }\n"
-    write_python_model(root, "ticks", TICKS, CONFIG + decoupled)
     config = (
         "mode=opentelemetry", "level=TIMESTAMPS", "rate=1",
         f"opentelemetry,url={collector.address}", "opentelemetry,bsp_schedule_delay=20",
@@ -216,18 +200,6 @@ def test_a_trace_that_its_client_does_not_record_is_not_recorded_here(
     assert not any(map(of_request(f"not {id}"), spans))
 
 
-def test_only_what_clients_trace(server: ServerProcess, collector: OtlpReceiver, id: str) -> None:
-    http_settings(server, trace_rate="0")
-    try:
-        Doors(server).http("identity", ROW, f"not {id}")
-        header = f"00-{next(_numbers):032x}-b7ad6b7169203331-01"
-        Doors(server).http("identity", ROW, id, traceparent=header)
-    finally:
-        http_settings(server, trace_rate=None)
-    spans = collector.wait(lambda spans: any(map(of_request(id), spans)))
-    assert not any(map(of_request(f"not {id}"), spans))
-
-
 def test_what_a_model_asks_for_is_part_of_its_trace(
     server: ServerProcess, collector: OtlpReceiver, id: str
 ) -> None:
@@ -269,18 +241,6 @@ def test_a_request_that_fails(server: ServerProcess, collector: OtlpReceiver, id
     model = collector.tree(of_request(id), 1)
     assert model.failed
     assert collector.tree(lambda span: span.id == model.parent, 2).failed
-
-
-def test_many_responses(server: ServerProcess, collector: OtlpReceiver, id: str) -> None:
-    command = np.array([[b"x"]], object)
-    with GrpcClient(server.grpc) as client:
-        stream = Stream(client)
-        stream.send(infer_message("ticks", [Input("COMMAND", command)], id=id))
-        stream.half_close()
-        assert len(stream.rest()) == 3
-    model = collector.tree(of_request(id), 2)
-    root = collector.tree(lambda span: span.id == model.parent, 3)
-    assert root.events.count("INFER_RESPONSE_COMPLETE") == 3
 
 
 def test_settings_of_the_mode(server: ServerProcess, collector: OtlpReceiver) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import json_format
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, RepositoryError, ServerError
@@ -194,23 +193,6 @@ def test_metadata_are_completed_from_the_server(pair: tuple[Client, Client]) -> 
         config = through.model_config(name)
         assert config.backend == "triton"
         assert config.max_batch_size == direct.model_config(name).max_batch_size
-
-
-@pytest.mark.slow
-def test_the_completed_configuration_can_be_loaded(there: ServerProcess, tmp_path: Path) -> None:
-    write_remote(tmp_path, "simple", there.grpc)
-    options = ("--model-control-mode=explicit", "--load-model=*")
-    with ServerProcess(tmp_path, options=options) as front, CLIENTS["grpc"](front) as client:
-        config = client.model_config("simple")
-        config.max_batch_size = 4
-        config.ClearField("dynamic_batching")
-        client.load("simple", config=json_format.MessageToJson(config))
-        assert client.model_config("simple").max_batch_size == 4
-        assert client.infer("simple", {"INPUT0": INTS, "INPUT1": INTS})["OUTPUT1"].sum() == 0
-        client.unload("simple")
-        assert not client.model_ready("simple")
-        assert front.stop() == 0
-        assert "Traceback" not in front.log
 
 
 def test_another_name_and_version_there(pair: tuple[Client, Client]) -> None:

@@ -142,12 +142,6 @@ def test_priority_and_timeout_go_on(front: ServerProcess) -> None:
     assert 0 < seen["timeout"] < 60_000_000
 
 
-def test_the_call_has_the_deadline_of_its_client(front: ServerProcess) -> None:
-    """It is there, and does no harm; that it ends the call is `test_faults`'."""
-    with grpc.insecure_channel(front.grpc) as channel:
-        assert over_grpc(channel, timeout=5) == {}
-
-
 class Timed(grpc.GenericRpcHandler):
     """A server that answers with how many seconds its client waits, 0 for any time."""
 

@@ -1,10 +1,8 @@
 """System and CUDA shared memory, over both protocols and all that carries them."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ from headrace.core.errors import (
     ExecutionFailed,
     InvalidRequest,
     NotFound,
-    PayloadTooLarge,
     ServerError,
     Unsupported,
 )
 from headrace.core.tensors import Array
-from tests.models.onnx_graphs import identity, write_model
 from tests.support.client import strings, to_raw
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_socket import ask
@@ -33,7 +29,6 @@ from tests.support.memory_client import (
     StreamMemory,
     memory_message,
 )
-from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
 from tests.support.shared_memory import SharedFile
 
@@ -254,14 +249,6 @@ def test_some_here_and_some_there(memory: MemoryClient, file: SharedFile) -> Non
             assert file.get(64, 1000) == sums[names[0]].tobytes()
 
 
-def test_two_regions_of_one_file(memory: MemoryClient, file: SharedFile) -> None:
-    memory.register("part", file.key, 256, 64)
-    file.put(np.full(16, 7, np.float32).tobytes(), 256)
-    result = memory.infer("identity_FP32", {"INPUT0": Place("part")}, {"OUTPUT0": Place("r")})
-    assert result == {"OUTPUT0": None}
-    assert file.get(64) == file.get(64, 256)
-
-
 @pytest.mark.parametrize(
     ("place", "error", "part"),
     [
@@ -309,15 +296,6 @@ def test_an_output_without_room(memory: MemoryClient, file: SharedFile) -> None:
     )
 
 
-def test_more_than_a_request_may_have(control: MemoryClient) -> None:
-    size = 65 << 20
-    with SharedFile(size) as file:  # which takes no memory, as nothing is in it
-        control.register("large", file.key, 0, size)
-        place = Place("large", 0, size, shape=(1, size // 4))
-        with pytest.raises(PayloadTooLarge, match="Use --max-request-bytes to increase the limit"):
-            control.infer("identity_FP32", {"INPUT0": place})
-
-
 def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> None:
     """Where it was mapped, this would be the end of the server."""
     file.resize(10)
@@ -329,29 +307,6 @@ def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> 
             memory.infer("identity_FP32", ones(nbytes // 4), {"OUTPUT0": place})
     file.resize(SIZE)
     assert memory.infer("identity_FP32", ones(16), {"OUTPUT0": Place("r")}) == {"OUTPUT0": None}
-
-
-def test_a_bad_region_hurts_nobody_else(
-    memory: MemoryClient, file: SharedFile, pool: ThreadPoolExecutor
-) -> None:
-    """Requests that would run together, some of which have no good place."""
-
-    def ask_one(number: int) -> bool:
-        file.put(np.full(16, number, np.float32).tobytes(), 64 * number)
-        source = Place("no" if number % 4 == 3 else "r", 64 * number)
-        room = 60 if number % 4 == 2 else 64
-        try:
-            memory.infer(
-                "identity_FP32",
-                {"INPUT0": source},
-                {"OUTPUT0": Place("r", 4096 + 64 * number, room)},
-            )
-        except ServerError:
-            return False
-        return file.get(64, 4096 + 64 * number) == file.get(64, 64 * number)
-
-    good = list(pool.map(ask_one, range(48)))
-    assert good == [number % 4 < 2 for number in range(48)]
 
 
 def test_files_that_change_all_the_time(
@@ -390,42 +345,6 @@ def test_files_that_change_all_the_time(
     [found] = memory.infer("identity_BYTES", {"INPUT0": source}).values()
     assert found is not None
     assert found.tolist() == array.tolist()
-
-
-def test_unregistered_while_requests_use_it(
-    memory: MemoryClient, shared: SharedFile, pool: ThreadPoolExecutor
-) -> None:
-    """Each has its answer, or learns that there is no such region."""
-    place = Place("r", 0, LONG, shape=(1, LONG // 4))
-
-    def ask_some(_: int) -> list[str]:
-        found = []
-        for _ in range(6):
-            try:
-                memory.infer("identity_FP32", {"INPUT0": place}, {"OUTPUT0": place})
-                found.append("")
-            except ServerError as error:
-                found.append(str(error))
-        return found
-
-    def registered() -> bool:
-        try:
-            memory.register("r", shared.key, 0, SIZE)
-        except ServerError:  # the name is taken as long as a request uses the region
-            return False
-        return True
-
-    def register_again() -> None:
-        for _ in range(20):
-            until(registered, "a name that is free")
-            memory.unregister("r")
-        until(registered, "a name that is free")
-
-    registering = pool.submit(register_again)
-    answers = {text for texts in pool.map(ask_some, range(4)) for text in texts}
-    registering.result()
-    assert answers <= {"", "Unable to find shared memory region: 'r'"}
-    assert memory.infer("identity_FP32", {"INPUT0": place}, {"OUTPUT0": place})
 
 
 def test_classes_beside_shared_memory(server: ServerProcess, shared: SharedFile) -> None:
@@ -476,37 +395,3 @@ def test_errors_of_a_stream_are_messages(streaming: StreamMemory, shared: Shared
     assert not first.infer_response.parameters  # it was refused, not executed
     assert "Unable to find shared memory region" in second.error_message
     assert list(third.infer_response.raw_output_contents) == [np.ones(4, np.float32).tobytes()]
-
-
-@pytest.mark.slow
-def test_models_that_are_replaced_meanwhile(
-    tmp_path: Path, shared: SharedFile, pool: ThreadPoolExecutor
-) -> None:
-    """No request is lost, whatever of it is being copied when its version goes."""
-    place = Place("r", 0, LONG, shape=(1, LONG // 4))
-    graphs = [identity(Datatype.FP32, ["rows", name]) for name in ("length", "width")]
-    write_model(tmp_path, "identity", graphs[0], "max_batch_size: 8")
-    options = ("--allow-client-shm", "--model-control-mode=explicit", "--load-model=*")
-    with ServerProcess(tmp_path, options=options) as server, GrpcClient(server.grpc) as client:
-        memory = HttpMemory(server.http)
-        memory.register("r", shared.key, 0, SIZE)
-        over = threading.Event()
-
-        def ask_on(_: int) -> int:
-            answered = 0
-            while not over.is_set():
-                memory.infer("identity", {"INPUT0": place}, {"OUTPUT0": place})
-                answered += 1
-            return answered
-
-        callers = [pool.submit(ask_on, number) for number in range(4)]
-        try:
-            for number in range(20):
-                write_model(tmp_path, "identity", graphs[number % 2], "max_batch_size: 8")
-                client.load("identity")
-        finally:
-            over.set()
-        assert all(caller.result() for caller in callers)
-        assert server.stop() == 0
-        assert server.log.count("loaded identity version 1 again") == 20
-        assert "bug " not in server.log

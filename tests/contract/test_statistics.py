@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace.core.errors import ExecutionFailed, InvalidRequest
+from headrace.core.errors import ExecutionFailed
 from headrace.core.tensors import Array
 from headrace.protocol.pb.grpc_service_pb2 import ModelStatistics
 from tests.support.client import Client
@@ -15,10 +15,6 @@ from tests.support.scrape import Scraper
 def _of(client: Client, model: str, version: str = "") -> ModelStatistics:
     [found] = client.statistics(model, version)
     return found
-
-
-def _batches(model: ModelStatistics) -> dict[int, int]:
-    return {entry.batch_size: entry.compute_infer.count for entry in model.batch_stats}
 
 
 def test_a_success_is_counted_once_everywhere(client: Client) -> None:
@@ -40,28 +36,6 @@ def test_a_success_is_counted_once_everywhere(client: Client) -> None:
     assert parts == new.success.ns
 
 
-def test_executions_by_batch_size(client: Client) -> None:
-    before = _batches(_of(client, "row_sum"))
-    for rows in (2, 5, 5):
-        client.infer("row_sum", {"INPUT0": np.zeros((rows, 2), np.float32)})
-    entries = _of(client, "row_sum").batch_stats
-    after = _batches(_of(client, "row_sum"))
-    assert list(after) == sorted(after)
-    assert after[2] - before.get(2, 0) == 1
-    assert after[5] - before.get(5, 0) == 2
-    for entry in entries:
-        assert entry.compute_input.count == entry.compute_infer.count == entry.compute_output.count
-
-
-def test_a_model_without_batches_counts_requests(client: Client) -> None:
-    before = _of(client, "unbatched")
-    zeros = np.zeros((2, 3), np.float32)
-    client.infer("unbatched", {"INPUT0": zeros, "INPUT1": zeros})
-    after = _of(client, "unbatched")
-    assert after.inference_count - before.inference_count == 1
-    assert set(_batches(after)) == {1}
-
-
 def test_a_failure_is_counted_as_such(client: Client, metrics: Scraper) -> None:
     def of_backend() -> float:
         name = "nv_inference_request_failure"
@@ -78,13 +52,6 @@ def test_a_failure_is_counted_as_such(client: Client, metrics: Scraper) -> None:
     assert after.inference_count == before.inference_count
     assert after.execution_count == before.execution_count
     assert of_backend() - failures == 1
-
-
-def test_a_refusal_is_not_counted(client: Client) -> None:
-    before = _of(client, "row_sum")
-    with pytest.raises(InvalidRequest):
-        client.infer("row_sum", {"WRONG": np.zeros((1, 1), np.float32)})
-    assert _of(client, "row_sum") == before
 
 
 def test_versions_are_counted_apart(client: Client) -> None:

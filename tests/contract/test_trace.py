@@ -115,11 +115,6 @@ def test_bodies_that_are_no_settings(server: ServerProcess, body: bytes) -> None
     assert ask(server.http, "POST", "/v2/trace/setting", body).status == 400
 
 
-def test_a_version_has_no_settings(server: ServerProcess) -> None:
-    path = "/v2/models/simple/versions/1/trace/setting"
-    assert {ask(server.http, method, path).status for method in ("GET", "POST")} == {404}
-
-
 # --- traces in a file
 
 
@@ -252,17 +247,3 @@ def test_settings_take_effect_at_once(tracing: ServerProcess, folder: Path) -> N
         ("TENSOR_QUEUE_INPUT", {"name": "INPUT0"} | data),
         ("TENSOR_BACKEND_OUTPUT", {"name": "OUTPUT0"} | data),
     ]
-
-
-def test_settings_of_the_command_line(small: Path, tmp_path: Path) -> None:
-    file = str(tmp_path / "t")
-    options = (
-        f"--trace-file={file}", "--trace-rate=3", "--trace-level=TIMESTAMPS",
-        "--trace-level", "TENSORS", "--trace-config=triton,log-frequency=4",
-        "--trace-config=count=6",
-    )  # fmt: skip
-    with ServerProcess(small, options=options) as server:
-        assert http_settings(server) == {
-            "trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "3", "trace_count": "6",
-            "log_frequency": "4", "trace_mode": "triton", "trace_file": file,
-        }  # fmt: skip

@@ -4,11 +4,8 @@ A deadlocked model, one that dies on every request, a paused worker and a full d
 other model, and the server's readiness, as they were.
 """
 
-import asyncio
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +18,6 @@ from headrace.core.errors import ServerError
 from tests.faults.chaos import eventually
 from tests.faults.stuck_models import (
     client_of,
-    counted,
     hanging,
     neighbours_serve,
     reason_of,
@@ -111,42 +107,6 @@ def test_a_deadlocked_model(server: ServerProcess, protocol: str, model: str) ->
             hung.result()
         assert others.holds()
         eventually(lambda: client.model_ready(model))
-
-
-@protocols
-def test_a_model_that_dies_on_every_request(models: Path, protocol: str) -> None:
-    with (
-        ServerProcess(models) as server,
-        calm(server) as others,
-        client_of(server, protocol) as client,
-    ):
-        for status in range(5):  # with different inputs: the same one would be quarantined
-            with pytest.raises(ServerError, match="ended with status"):
-                told(client, "deadly", f"exit {status}")
-            assert others.holds()
-        eventually(lambda: not client.model_ready("deadly"))
-        with pytest.raises(ServerError, match="end again and again"):
-            told(client, "deadly", "anything")
-        assert "end again and again" in reason_of(client, "deadly")
-        assert others.holds()
-
-
-@protocols
-def test_a_paused_worker(server: ServerProcess, protocol: str) -> None:
-    with (
-        calm(server) as others,
-        client_of(server, protocol) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        os.kill(int(told(client, "paused", "pid")), signal.SIGSTOP)
-        waiting = pool.submit(told, client, "paused", "something")
-        assert others.holds()
-        with pytest.raises(ServerError, match="has given no sign of life"):
-            waiting.result()
-        assert others.holds()
-        assert told(client, "paused", "there") == "there"
-        ended = counted(server, "headrace_worker_ends_total", "paused", reason="hang")
-        assert asyncio.run(ended) >= 1
 
 
 @pytest.fixture
