@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 
 from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess, onnx_examples
@@ -67,9 +66,8 @@ def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
     return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
 
 
-@pytest.mark.parametrize("name", sorted({*OTHERS, *PARTS}))
-def test_what_is_not_imported_exists(name: str) -> None:
-    assert find_spec(name) is not None
+def test_what_is_not_imported_exists() -> None:
+    assert [name for name in (*OTHERS, *PARTS) if find_spec(name) is None] == []
 
 
 def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
@@ -78,24 +76,17 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
     assert ran.stdout.splitlines()[0] == "without numpy"
 
 
-def test_the_command_line_needs_little() -> None:
-    assert among(imported_by("import headrace.cli"), LIBRARIES | SLOW) == []
-
-
-def test_commands_that_ask_for_json_need_little() -> None:
-    modules = imported_by("import headrace.plugins.commands.models")
-    assert among(modules, LIBRARIES) == []
-
-
-def test_a_front_end_knows_nothing_of_models() -> None:
-    modules = imported_by("import headrace.doors.frontends.process")
-    unused = (
-        LIBRARIES - {"google.protobuf", "numpy", "uvicorn"}
-        | PARTS
-        | FRAMEWORK
-        | {"headrace.engine.engine"}
-    )
-    assert among(modules, unused) == []
+def test_processes_that_need_little() -> None:
+    """Commands, those that ask for JSON, front ends, and workers without coroutines."""
+    front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
+    worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}
+    for program, unused in (
+        ("import headrace.cli", LIBRARIES | SLOW),
+        ("import headrace.plugins.commands.models", LIBRARIES),
+        ("import headrace.doors.frontends.process", front_end | {"headrace.engine.engine"}),
+        ("import headrace.workers.main, headrace.workers.python_loader", worker),
+    ):
+        assert among(imported_by(program), unused) == [], program
 
 
 def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: Path) -> None:
@@ -142,8 +133,3 @@ def test_the_web_framework_comes_with_the_first_request_that_needs_it(tmp_path: 
         with ThreadPoolExecutor(len(asked)) as pool:
             assert all(pool.map(lambda one: answered(*one), asked))
         assert set(among(_IMPORT.findall(server.log), FRAMEWORK)) > {"fastapi", "pydantic"}
-
-
-def test_a_worker_imports_an_event_loop_for_coroutines_alone() -> None:
-    modules = imported_by("import headrace.workers.main, headrace.workers.python_loader")
-    assert among(modules, LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}) == []

@@ -53,11 +53,8 @@ def test_list_with_signatures(headrace: Headrace) -> None:
     assert model["inputs"][1] == {"name": "INPUT1", "datatype": "INT32", "shape": [-1, 16]}
 
 
-def test_names_alone(headrace: Headrace) -> None:
+def test_names(headrace: Headrace) -> None:
     assert headrace("models", "list", "--names", "d*").out == "digits\n"
-
-
-def test_no_such_model(headrace: Headrace) -> None:
     ended = headrace("models", "list", "no*")
     assert (ended.status, ended.out) == (0, "no models called no*\n")
 
@@ -154,16 +151,7 @@ def test_wrong_usage(command: Headrace, words: list[str], text: str) -> None:
     assert "--help'" in ended.err
 
 
-def test_a_wrong_address_in_the_environment(
-    command: Headrace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEADRACE_URL", "gopher://x")
-    ended = command("models", "list")
-    assert ended.status == 2
-    assert "HEADRACE_URL: 'gopher://x' begins with neither" in ended.err
-
-
-def test_no_server(command: Headrace) -> None:
+def test_servers_that_do_not_answer(command: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -173,14 +161,15 @@ def test_no_server(command: Headrace) -> None:
         f"headrace models list: no server at http://{address}: connection refused;"
         " 'headrace serve' starts one, --url names another\n"
     )
-
-
-def test_a_server_that_does_not_answer(command: Headrace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         ended = command("models", "list", "--timeout=0.05", f"--url={address}")
     assert (ended.status, ended.out) == (1, "")
     assert f"no answer from http://{address} within 0.05 s" in ended.err
+    monkeypatch.setenv("HEADRACE_URL", "gopher://x")
+    ended = command("models", "list")
+    assert ended.status == 2
+    assert "HEADRACE_URL: 'gopher://x' begins with neither" in ended.err
 
 
 def test_headers_go_with_every_request(command: Headrace) -> None:

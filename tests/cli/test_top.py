@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from rich.console import Console
@@ -83,12 +83,9 @@ def test_where_models_run_elsewhere() -> None:
     view = replace(VIEW, activity=replace(ACTIVITY, versions=[well, there, VERSIONS[0]]))
     told = [line.split()[-2:] for line in plain_lines(view, 99)[3:]]
     assert told == [["BACKEND", "SERVERS"], ["-", "-"], ["onnxruntime", "1/2"], ["triton", "1/1"]]
-    console = Console(file=io.StringIO(), width=99, force_terminal=True, color_system="standard")
-    console.print(rich_lines(view, 99))
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert shown.count("\x1b[1;31m") == 2
-    assert "\x1b[1;31m    1/2\x1b[0m" in shown
+    coloured = shown(view, 99, **COLOURS)
+    assert coloured.count("\x1b[1;31m") == 2
+    assert "\x1b[1;31m    1/2\x1b[0m" in coloured
 
 
 def test_what_was_answered_with_errors() -> None:
@@ -105,37 +102,34 @@ def test_what_was_answered_with_errors() -> None:
     assert lines[2] == "answered with errors: 3/s http infer 400, 3/s grpc infer NOT_FOUND"
     assert lines[4].split()[:5] == ["MODEL", "VER", "REQ/S", "ERR/S", "REASON"]
     assert lines[5].split()[:5] == ["idle", "1", "0", "2", "BACKEND"]
-    shown = document(view, 1.0)
-    assert shown["server"]["answers"][0] == {
+    written = document(view, 1.0)
+    assert written["server"]["answers"][0] == {
         "door": "http", "operation": "infer", "status": "400", "per_second": 3.0,
     }  # fmt: skip
-    assert (
-        shown["models"][0]["failures_per_second_by_reason"] == failing.failures_per_second_by_reason
-    )
+    reasons = written["models"][0]["failures_per_second_by_reason"]
+    assert reasons == failing.failures_per_second_by_reason
+
+
+def shown(view: View, width: int, **options: Any) -> str:
+    """The table as rich prints it."""
+    console = Console(file=io.StringIO(), width=width, **options)
+    console.print(rich_lines(view, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+COLOURS = {"force_terminal": True, "color_system": "standard"}
 
 
 def test_by_rich() -> None:
-    console = Console(file=io.StringIO(), width=81)
-    console.print(rich_lines(VIEW, 81))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    assert lines == SHOWN.splitlines()
-
-
-def test_by_rich_in_colours() -> None:
-    console = Console(file=io.StringIO(), width=81, force_terminal=True, color_system="standard")
-    console.print(rich_lines(VIEW, 81))
-    assert isinstance(console.file, io.StringIO)
-    assert "\x1b[1;31m 2.25\x1b[0m" in console.file.getvalue()  # errors are red
+    assert [line.rstrip() for line in shown(VIEW, 81).splitlines()] == SHOWN.splitlines()
+    assert "\x1b[1;31m 2.25\x1b[0m" in shown(VIEW, 81, **COLOURS)  # errors are red
 
 
 def test_before_there_is_anything() -> None:
     view = View("http://h:1", None, "name", "looking ...")
     assert plain_lines(view, 80)[:2] == ["http://h:1", "looking ..."]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(rich_lines(view, 80))
-    assert isinstance(console.file, io.StringIO)
-    assert "looking ..." in console.file.getvalue()
+    assert "looking ..." in shown(view, 80)
 
 
 @pytest.mark.parametrize(("order", "names"), [
@@ -282,11 +276,8 @@ def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> 
         f"headrace top: the metrics at http://{other.metrics} are not those of the server at"
         f" {url}; --metrics-url says where metrics are\n"
     )
-
-
-def test_named_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> None:
-    document = {"name": "n", "version": "0", "headrace": {"id": "not that one"}}
-    with answering(json.dumps(document).encode(), 1) as url:
+    named = json.dumps(document | {"headrace": {"id": "not that one"}})
+    with answering(named.encode(), 1) as url:
         where = f"--metrics-url=http://{other.metrics}"
         ended = headrace("top", "--once", "--interval=0.05", f"--url={url}", where)
     assert ended.status == 1
