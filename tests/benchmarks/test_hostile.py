@@ -41,12 +41,9 @@ def test_a_row_for_each_attack_beside_its_bounds() -> None:
     assert rows[1][-1] == "the server died, health, release |"
 
 
-def test_attacks_are_chosen_by_name() -> None:
+def test_names_and_frames() -> None:
     names = names_of(list(ATTACKS))("trickle,watchers")
     assert [ATTACKS[name].name for name in names] == ["trickle", "watchers"]
-
-
-def test_a_frame() -> None:
     assert frame(DATA, 1, 3, b"ab") == b"\0\0\2\0\1\0\0\0\3ab"
 
 

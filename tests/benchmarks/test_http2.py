@@ -120,17 +120,12 @@ def test_ping_is_answered() -> None:
     assert [type(event) for event in events] == [h2.events.PingAckReceived]
 
 
-def test_a_status_other_than_ok_is_an_error() -> None:
+def test_calls_that_fail() -> None:
     client, server = wire(), Server()
     server.status = "14"
     exchange(client, server, client.start())
     (answer,) = exchange(client, server, client.send(grpc_message(b"x"))[1])
     assert answer.error.startswith("gRPC 14 (HTTP 200)")
-
-
-def test_a_reset_stream_is_an_error() -> None:
-    client, server = wire(), Server()
-    exchange(client, server, client.start())
     token, data = client.send(grpc_message(b"x"))
     server.answer = lambda stream: server.h2.reset_stream(stream, 8)  # type: ignore[method-assign]
     assert exchange(client, server, data) == [Answer(token, "stream reset, code 8", b"")]

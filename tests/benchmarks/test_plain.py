@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,45 +69,32 @@ def test_documents_that_are_no_requests_are_refused(
         decode_json(body, version, HttpCall())
 
 
-def rename(request: pb.ModelInferRequest) -> None:
-    request.model_name = "other"
-
-
-def cut(request: pb.ModelInferRequest) -> None:
-    request.raw_input_contents[0] = bytes(8)
-
-
-def widen(request: pb.ModelInferRequest) -> None:
-    request.inputs[0].shape[0] = 65
-
-
-def retype(request: pb.ModelInferRequest) -> None:
-    request.inputs[0].datatype = "INT64"
-
-
-def empty(request: pb.ModelInferRequest) -> None:
-    request.ClearField("raw_input_contents")
-
-
 @pytest.mark.parametrize(("change", "text"), [
-    (rename, "unknown model 'other'"), (cut, "unexpected size of the data of input 'input'"),
-    (widen, "unexpected shape of input 'input'"),
-    (retype, "unexpected inference input 'input' INT64"),
-    (empty, "expected 1 inputs with raw contents"),
+    ({"model_name": "other"}, "unknown model 'other'"),
+    ({"raw": [bytes(8)]}, "unexpected size of the data of input 'input'"),
+    ({"shape": [65, 64]}, "unexpected shape of input 'input'"),
+    ({"datatype": "INT64"}, "unexpected inference input 'input' INT64"),
+    ({"raw": []}, "expected 1 inputs with raw contents"),
 ])  # fmt: skip
 def test_messages_that_do_not_fit_are_refused(
-    version: Version, change: Callable[[pb.ModelInferRequest], None], text: str
+    version: Version, change: dict[str, Any], text: str
 ) -> None:
-    request = pb.ModelInferRequest(model_name=MLP, id="a")
-    request.inputs.add(name="input", datatype="FP32", shape=[1, 64])
-    request.raw_input_contents.append(bytes(256))
+    def message(
+        model_name: str = MLP,
+        datatype: str = "FP32",
+        shape: Sequence[int] = (1, 64),
+        raw: Sequence[bytes] = (bytes(256),),
+    ) -> bytes:
+        request = pb.ModelInferRequest(model_name=model_name, id="a", raw_input_contents=raw)
+        request.inputs.add(name="input", datatype=datatype, shape=shape)
+        return request.SerializeToString()
+
     call = GrpcCall()
     models = {MLP: GrpcModel(version)}
-    assert decode_message(request.SerializeToString(), models, call) is models[MLP]
+    assert decode_message(message(), models, call) is models[MLP]
     assert (call.id, call.rows, call.inputs["input"].shape) == ("a", 1, (1, 64))
-    change(request)
     with pytest.raises(Refused, match=text):
-        decode_message(request.SerializeToString(), models, GrpcCall())
+        decode_message(message(**change), models, GrpcCall())
 
 
 @pytest.mark.slow

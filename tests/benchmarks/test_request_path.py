@@ -42,7 +42,8 @@ def test_the_counts_of_a_door() -> None:
     assert (door.files, door.made) == (2, 3)
 
 
-def test_calls_are_indented_below_their_callers() -> None:
+def test_outlines() -> None:
+    """Calls below their callers; what repeats is one line; of a library, its first call."""
     assert list(outline([own("f.<locals>.g", TOLD, own("h", PLAIN)), PLAIN])) == [
         "- `f.g` core/tensors.py:0",
         f"  - `TensorSpec.__init__` core/signature.py:{LINE + 1}: One declared input or output.",
@@ -50,17 +51,11 @@ def test_calls_are_indented_below_their_callers() -> None:
         "    - `plain` core/signature.py:0",
         "- `plain` core/signature.py:0",
     ]
-
-
-def test_the_same_several_times_in_a_row_is_one_line() -> None:
     assert list(outline([PLAIN, PLAIN, own("other"), PLAIN])) == [
         "- `plain` (2 times) core/signature.py:0",
         "- `other` core/tensors.py:0",
         "- `plain` core/signature.py:0",
     ]
-
-
-def test_of_a_library_the_first_call_is_shown_and_what_it_calls_of_the_server() -> None:
     assert list(outline([library(), library(library(own("back", PLAIN)), library())])) == [
         "- `work` *library* library/work.py",
         "- `work` *library* library/work.py, 2 more inside",

@@ -52,8 +52,7 @@ RESULTS: Results = {
 ])  # fmt: skip
 def test_judge(claim: Claim, measured: float | None, holds: bool | None) -> None:
     verdict = judge(claim, RESULTS)
-    assert verdict.measured == measured
-    assert verdict.holds is holds
+    assert (verdict.measured, verdict.holds) == (measured, holds)
 
 
 def test_the_range_of_a_ratio() -> None:
@@ -100,12 +99,8 @@ def test_read_h2load() -> None:
     assert sample.figures[RATE] == 2
     assert sample.figures[Metric.P50] == pytest.approx(0.0002)
     assert not sample.errors
-
-
-def test_answers_without_a_message_are_errors() -> None:
-    sample = read_h2load(H2LOAD.format(data=0), LOG, 2.0, 100)
-    assert sample.figures[RATE] == 0
-    assert sample.failures == 4
+    sample = read_h2load(H2LOAD.format(data=0), LOG, 2.0, 100)  # answers without a message
+    assert (sample.figures[RATE], sample.failures) == (0, 4)
 
 
 def test_read_perf() -> None:
@@ -120,20 +115,14 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter()]
 
 
-def test_bar_chart() -> None:
+def test_charts(tmp_path: Path) -> None:
     svg = bar_chart([Bars("a < b & c", {"headrace": 1234.5, "other": 10.0}), Bars("none", {})])
     assert {"a < b & c", "headrace", "other", "1 234"} <= set(texts(svg))
-
-
-def test_line_chart() -> None:
     lines = {"headrace": [(1000.0, 0.5), (10_000.0, 90.0)], "triton": [(1000.0, 2.0)]}
     svg = line_chart([Lines("both", "x", lines), Lines("empty", "x", {})])
     found = texts(svg)
     assert {"both", "headrace", PEERS["triton"].title, "0.1", "100", "10000"} <= set(found)
-
-
-def test_plots_of_nothing_are_plots(tmp_path: Path) -> None:
-    write_plots(Outcome(), tmp_path)
+    write_plots(Outcome(), tmp_path)  # plots of nothing are plots
     assert len([texts(path.read_text()) for path in tmp_path.iterdir()]) == 2
 
 

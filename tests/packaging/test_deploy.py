@@ -50,6 +50,12 @@ CONTAINERS = pytest.mark.parametrize(
 )
 
 
+CONFINED = {
+    "runAsNonRoot": True, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+
+
 def options(container: Manifest) -> dict[str, str]:
     """What `--name=value` arguments and `HEADRACE_*` variables set, by option name."""
     command, *arguments = container["args"]
@@ -208,18 +214,10 @@ def test_environments_have_a_place(container: Manifest, volumes: list[Manifest])
 
 
 @CONTAINERS
-def test_container_has_no_privileges(container: Manifest) -> None:
+def test_container_is_confined(container: Manifest) -> None:
     context = POD["securityContext"] | container["securityContext"]
-    assert context["runAsNonRoot"] is True
     assert context["runAsUser"] > 0
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-
-
-@CONTAINERS
-def test_container_has_requests_and_limits(container: Manifest) -> None:
+    assert {name: context[name] for name in CONFINED} == CONFINED
     for bound in ("requests", "limits"):
         assert set(container["resources"][bound]) == {"cpu", "memory"}
 
