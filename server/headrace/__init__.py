@@ -1,12 +1,16 @@
 """headrace: an inference server for the KServe Predict-V2 (Open Inference) protocol.
 
-What models are written with (`model`, `Float32`, ...) is loaded when it is first asked for: nothing
-else is imported with the package.
+What models are written with (`model`, `Float32`, ...) and the clients are loaded when they are
+first asked for: nothing else is imported with the package.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.client.asynchronous import AsyncClient
+    from headrace.client.blocking import Client
+    from headrace.client.errors import ClientError
     from headrace.workers.functions import (
         BFloat16,
         Bool,
@@ -35,9 +39,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncClient",
     "BFloat16",
     "Bool",
     "Bytes",
+    "Client",
+    "ClientError",
     "Context",
     "Float16",
     "Float32",
@@ -62,9 +69,14 @@ __all__ = [
 ]  # fmt: skip
 
 
+_MODULES = {
+    "AsyncClient": "headrace.client.asynchronous",
+    "Client": "headrace.client.blocking",
+    "ClientError": "headrace.client.errors",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    from headrace.workers import functions
-
-    return getattr(functions, name)
+    return getattr(import_module(_MODULES.get(name, "headrace.workers.functions")), name)

@@ -2,7 +2,9 @@
 
 import asyncio
 import runpy
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ from headrace.api.handlers import HANDLERS, Handler, unary_handlers
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.openapi import document
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
-from headrace.cli.client.connection import Answer, Connection
-from headrace.cli.client.server import Server
+from headrace.client import ConnectionFailed
+from headrace.client.blocking import Client
 from headrace.core.errors import InvalidRequest
 from headrace.doors.grpc.call import Handlers, labels
 from headrace.doors.grpc.services import restricted
@@ -94,25 +96,19 @@ def test_it_is_described() -> None:
         assert described["components"]["schemas"][named]["properties"].keys() == {"name", "version"}
 
 
-class Recorded(Connection):
-    """Answers every request with the same, and notes it."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.asked: list[tuple[str, str, list[bytes]]] = []
-
-    def ask(
-        self, method: str, path: str, pieces: Sequence[Any] | None = None, headers: object = None
-    ) -> Answer:
-        self.asked.append((method, path, list(pieces or ())))
-        return Answer({}, self.body)
-
-
-def test_the_command_lines_client_asks_for_it() -> None:
-    connection = Recorded(b'{"name": "a/b"}')
-    server = Server(connection, TABLE)
-    assert server.document("Echo", {"version": "1"}, name="a/b") == {"name": "a/b"}
-    assert connection.asked == [("POST", "/v2/echo/a%2Fb", [b'{"version": "1"}'])]
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_the_client_asks_for_it(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, timeout=0.5, operations=TABLE) as client, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.document, "Echo", {"version": "1"}, name="a/b")
+            connection, _ = listener.accept()
+            with connection:
+                assert (b"POST /v2/echo/a%2Fb " if scheme == "http" else b"PRI ") in (
+                    connection.recv(4096)
+                )
+            with pytest.raises(ConnectionFailed):
+                asked.result()
 
 
 def test_the_page_of_the_protocol_lists_it() -> None:

@@ -52,7 +52,7 @@ LIBRARIES = {
     "onnxruntime": {"placement"},
 }
 # The root imports nothing but this, and that only for whoever asks for a name of it.
-OFFERED = "headrace.workers.functions"
+OFFERED = ("headrace.workers.functions", "headrace.client")
 NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}
 

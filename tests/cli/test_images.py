@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from headrace.cli.remote import CommandFailed
+from headrace.client.values import Declared
 from headrace.core.datatypes import Datatype
-from headrace.plugins.commands.infer_inputs import Declared, ImageOptions, read_image
+from headrace.plugins.commands.infer_inputs import ImageOptions, read_image
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ import json
 from contextlib import suppress
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.remote import CommandFailed
+from headrace.client.values import Declared
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.plugins.commands.infer_inputs import Declared, Random, Reader
+from headrace.plugins.commands.infer_inputs import Random, Reader, random
 from tests.protocol.strategies import PROPERTY
 
 INPUTS = {
@@ -54,3 +56,15 @@ def test_texts_are_taken_as_they_are() -> None:
     for text in ("42", "a=b", "null", "true", " a ", "1,2", "{no json"):
         found = Reader("m", {"text": INPUTS["text"]}).read(None, [("text", text)])
         assert found.tensors["text"].array.tolist() == [[text.encode()]]
+
+
+@pytest.mark.parametrize("datatype", Datatype)
+def test_made_up_values(datatype: Datatype) -> None:
+    declared = Declared("x", datatype, (-1, 3, -1), True)
+    array = random(declared, np.random.default_rng(1), 2, None)
+    again = random(declared, np.random.default_rng(1), 2, None)
+    assert (array.shape, array.dtype) == ((2, 3, 1), NUMPY[datatype])
+    assert array.tolist() == again.tolist()
+    assert random(declared, np.random.default_rng(1), 2, (1, 3, 4)).shape == (1, 3, 4)
+    alone = Declared("x", datatype, (-1, 3))
+    assert random(alone, np.random.default_rng(1), 2, None).shape == (1, 3)

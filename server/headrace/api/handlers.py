@@ -16,7 +16,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from headrace.api.operations import OPERATIONS, Operation, by_procedure, handed_on
+from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
@@ -36,7 +36,6 @@ from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
 Parts = Mapping[str, str]  # the parameters of a path
-Document = dict[str, Any]
 Unary = Callable[[Buffer, object], Coroutine[Any, Any, bytes]]
 
 

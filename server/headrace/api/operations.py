@@ -2,7 +2,7 @@
 
 From it come the HTTP routes and their OpenAPI description, the gRPC procedures of both transports,
 the categories of restricted access, what front ends hand on to the engine's process, the paths that
-the command line's client asks, and the table in `docs/protocol.md`. A new operation is an entry
+the client asks, and the table in `docs/protocol.md`. A new operation is an entry
 here and its handler in `headrace.api.handlers`.
 """
 
@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 from urllib.parse import quote
+
+Document = dict[str, Any]  # the JSON of a request or an answer
 
 INFERENCE = "inference.GRPCInferenceService"
 TRAFFIC = "headrace.v1.TrafficService"

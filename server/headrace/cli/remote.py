@@ -13,20 +13,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.client.address import Address, ClientError, NotReached, Refused
-from headrace.cli.client.connection import Connection
-from headrace.cli.client.server import Server
 from headrace.cli.command import EXIT_FAILURE, Argument, Command, CommandParser, Group, option
+from headrace.client.address import DEFAULT_URL, Address
+from headrace.client.errors import ClientError, ConnectionFailed, StatusError
 from headrace.settings import URL_ENV
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECS = 30.0
 _EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
 _NAMED = 12  # models that a message names
 
-Action = Callable[[argparse.Namespace, Server], int]
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
+
+Action = Callable[[argparse.Namespace, "Client"], int]
 
 
 class CommandFailed(Exception):
@@ -70,12 +71,20 @@ def remote_command(
     )
 
 
+def connected(at: Address, options: argparse.Namespace) -> "Client":
+    """A client of the server there, with the options that all commands have."""
+    # Imported late: `--help` and usage errors should not wait for it.
+    from headrace.client.blocking import Client
+
+    return Client(str(at), headers=dict(options.header), timeout=options.timeout)
+
+
 def address(options: argparse.Namespace) -> Address:
     """The server's address, by option, environment or default; ends with 2 if that is none."""
     given: Address | None = options.url
     parser: CommandParser = options.parser
     try:
-        return given or Address.parse(os.environ.get(URL_ENV) or DEFAULT_URL)
+        return given or _over_http(os.environ.get(URL_ENV) or DEFAULT_URL)
     except ValueError as error:
         parser.error(f"{URL_ENV}: {error}")
 
@@ -86,14 +95,14 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=indent, ensure_ascii=False))
 
 
-def explain(error: ClientError, server: Server, model: str = "") -> str:
+def explain(error: ClientError, server: "Client", model: str = "") -> str:
     """The error, and what may help: the nearest model where `model` is unknown, an option."""
     text = str(error)
-    if isinstance(error, NotReached) and isinstance(error.__cause__, ConnectionRefusedError):
+    if isinstance(error, ConnectionFailed) and isinstance(error.__cause__, ConnectionRefusedError):
         return f"{text}; 'headrace serve' starts one, --url names another"
-    if isinstance(error, Refused) and error.status == 403:
+    if isinstance(error, StatusError) and error.status == 403:
         return f"{text}; --header sends one"
-    if not model or not isinstance(error, Refused) or error.status not in (400, 404, 500):
+    if not model or not isinstance(error, StatusError) or error.status not in (400, 404, 500):
         return text
     names: list[str] = []
     with suppress(ClientError):
@@ -132,11 +141,10 @@ def complain(options: argparse.Namespace, text: str) -> None:
 
 
 def _run(action: Action, options: argparse.Namespace) -> int:
-    headers = dict(options.header)
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with Server(Connection(address(options), headers, options.timeout)) as server:
+        with connected(address(options), options) as server:
             try:
                 status = action(options, server)
             except ClientError as error:
@@ -155,9 +163,17 @@ def _run(action: Action, options: argparse.Namespace) -> int:
 def parse_address(text: str) -> Address:
     """A URL on a command line; raises `argparse.ArgumentTypeError`."""
     try:
-        return Address.parse(text)
+        return _over_http(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _over_http(text: str) -> Address:
+    """A URL of HTTP; raises `ValueError`."""
+    found = Address.parse(text)
+    if found.grpc:
+        raise ValueError(f"{text!r} is of gRPC; commands ask over HTTP")
+    return found
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import TypeVar
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
+_IP = re.compile(r"[0-9.]+|.*:.*")
 _SECURE = frozenset({"grpcs", "https"})
 PORT = "is this its port for {}, with TLS or without?"
 CLOSED = f"the server has closed the connection without an answer; {PORT}"
@@ -55,11 +58,19 @@ async def connect(make: Callable[[], P], endpoint: Endpoint, tls: ssl.SSLContext
     loop = asyncio.get_running_loop()
     host = endpoint.host if tls is not None else None
     if endpoint.address.startswith("/"):
-        _, made = await loop.create_unix_connection(
-            make, endpoint.address, ssl=tls, server_hostname=host
-        )
-    else:
-        _, made = await loop.create_connection(
-            make, endpoint.address, endpoint.port, ssl=tls, server_hostname=host
-        )
-    return made
+        path = endpoint.address
+        return (await loop.create_unix_connection(make, path, ssl=tls, server_hostname=host))[1]
+    addresses = [endpoint.address]
+    if not _IP.fullmatch(endpoint.address):  # of a name with several, the loop's error is no reason
+        found = await loop.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)
+        addresses = [str(address[0]) for *_, address in found]
+    for address in addresses:
+        try:
+            _, made = await loop.create_connection(
+                make, address, endpoint.port, ssl=tls, server_hostname=host
+            )
+            return made
+        except OSError:
+            if address == addresses[-1]:
+                raise
+    raise OSError(f"{endpoint.address} has no address")

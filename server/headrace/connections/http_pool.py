@@ -83,8 +83,8 @@ class HttpPool:
         try:
             async with asyncio.timeout(min(seconds or CONNECT_SECS, CONNECT_SECS)):
                 return await connect(lambda: HttpConnection(self), self._endpoint, self._tls)
-        except TimeoutError:
-            raise NotConnected("no connection in time") from None
+        except TimeoutError as error:
+            raise NotConnected("no connection in time") from error
         except (OSError, ssl.CertificateError) as error:
             raise NotConnected(connect_error(error)) from error
 
@@ -162,13 +162,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._poll: select.poll | None = None
 
-    def send(self, pieces: Sequence[Buffer], seconds: float, done: Done) -> None:
+    def send(
+        self,
+        pieces: Sequence[Buffer],
+        seconds: float,
+        done: Done,
+        sink: Callable[[bytes], None] | None = None,
+    ) -> None:
         """Send a request; `done` is called with what becomes of it, within so many seconds.
 
-        Not from within this call. A request whose `done` is called with an exception may have been
-        begun by the server, but for `NotConnected`.
+        A `sink` is given the body of a good answer piece by piece. Not from within this call. A
+        request whose `done` is called with an exception may have been begun by the server, but for
+        `NotConnected`.
         """
         self._done = done
+        self._reader.sink = sink
         if self._transport is None or self._transport.is_closing():  # since it was made
             self._loop.call_soon(self._finish, NotConnected("closed"))
             return
@@ -178,6 +186,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
+
+    def hold(self, held: bool) -> None:
+        """Stop reading the answer, or go on."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if held:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def stale(self) -> bool:
         """Whether the server has ended it, or sent what nobody asked for, idle as it is.
@@ -225,6 +242,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if response.reusable and not self._transport.get_write_buffer_size():
             done, self._done = self._done, None
             self._stop_timer()
+            if self._reader.sink is not None:
+                self._transport.resume_reading()  # the last piece may have held it
             self.idle_since = self._loop.time()
             self._pool.rest(self)
             done(response)

@@ -6,7 +6,7 @@ buffer.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httptools
@@ -71,9 +71,12 @@ def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
 class ResponseReader:
     """Reads the answers of one connection, one after the other.
 
-    Raises `InvalidRequest` for what is no answer, and `PayloadTooLarge` for a body of more than
-    `largest_body` bytes.
+    A `sink` is given the body of a good answer piece by piece, as far as its length is not known
+    before. Raises `InvalidRequest` for what is no answer, and `PayloadTooLarge` for a body of more
+    than `largest_body` bytes.
     """
+
+    sink: Callable[[bytes], None] | None = None
 
     def __init__(self, largest_body: int = LARGEST_BODY) -> None:
         self._largest = largest_body
@@ -184,6 +187,9 @@ class ResponseReader:
             head.beside = head.beside + len(piece) if len(head.body) == size else 0
             if head.beside > LARGEST_HEAD:
                 raise InvalidRequest(f"more than {LARGEST_HEAD} bytes beside chunks")
+        if self.sink is not None and head.status == 200 and head.body:
+            self.sink(bytes(head.body))
+            head.body.clear()
         self._check(len(head.body))
         return self._complete(memoryview(head.body)) if head.complete else None
 

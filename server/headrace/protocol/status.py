@@ -130,6 +130,7 @@ _LOSSES = (
     "upstream connect error",
     "upstream request timeout",
 )
+_OTHERS: dict[int, type[ServerError]] = {_DEADLINE: RemoteTimeout, _UNAVAILABLE: Unavailable}
 _HTTP_CLASSES: dict[int, type[ServerError]] = {
     400: InvalidRequest,
     404: NotFound,
@@ -221,6 +222,14 @@ def failure_of(model: str, status: int, text: str) -> Failure:
     if text.startswith(_NOT_LOADED):
         return _not_loaded(model)
     return Failure(Fate.ANSWERED, _CLASSES.get(status, ExecutionFailed)(text))
+
+
+def http_status_of(grpc: int) -> int:
+    """The HTTP status that stands for the number of a gRPC status."""
+    if grpc in _DENIED:
+        return 403
+    kind = _OTHERS.get(grpc) or _CLASSES.get(grpc, ExecutionFailed)
+    return STATUS[kind].http
 
 
 def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:

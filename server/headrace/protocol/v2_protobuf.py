@@ -76,6 +76,7 @@ LONG = 64 << 10  # bytes of a message above which it pays to look before it is p
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
+_NOTHING: dict[str, Any] = {}
 
 
 def parse_infer(data: Buffer) -> pb.ModelInferRequest:
@@ -775,11 +776,13 @@ class RemoteInput(NamedTuple):
 
 
 class RemoteAnswer(NamedTuple):
-    """The outputs of a response by name, its parameters, and the id of its request."""
+    """The outputs of a response by name, its parameters, the id of its request, and its model."""
 
     outputs: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
     id: str = ""
+    model: str = ""
+    version: str = ""
 
 
 class _Head(NamedTuple):
@@ -806,12 +809,16 @@ class RemoteMessages:
         outputs: Sequence[str],
         parameters: Mapping[str, Parameter],
         id: str = "",
+        classes: Mapping[str, int] = _NOTHING,
     ) -> list[Buffer]:
-        """A ModelInferRequest; all outputs are wanted as raw bytes. Its tensors are views."""
-        key = (tuple(outputs), *[(i.name, i.datatype, i.shape) for i in inputs])
+        """A ModelInferRequest; all outputs are wanted as raw bytes. Its tensors are views.
+
+        Of outputs in `classes`, so many of the highest ones are wanted.
+        """
+        key = (tuple(outputs), *classes.items(), *[(i.name, i.datatype, i.shape) for i in inputs])
         head = self._heads.get(key)
         if head is None:
-            head = self._remember(key, inputs, outputs)
+            head = self._remember(key, inputs, outputs, classes)
         pieces: list[Buffer] = [head.start]
         if id or parameters:
             own = pb.ModelInferRequest(id=id)
@@ -827,7 +834,11 @@ class RemoteMessages:
         return pieces
 
     def _remember(
-        self, key: object, inputs: Sequence[RemoteInput], outputs: Sequence[str]
+        self,
+        key: object,
+        inputs: Sequence[RemoteInput],
+        outputs: Sequence[str],
+        classes: Mapping[str, int],
     ) -> _Head:
         message = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
         prefixes = []
@@ -838,7 +849,9 @@ class RemoteMessages:
                 prefix = _RAW_INPUT_TAG + varint(math.prod(item.shape) * ITEM_SIZES[item.datatype])
             prefixes.append(prefix)
         for name in outputs:
-            message.outputs.add(name=name)
+            wanted = message.outputs.add(name=name)
+            if name in classes:
+                wanted.parameters["classification"].int64_param = classes[name]
         return self._heads.keep(key, _Head(message.SerializeToString(), prefixes))
 
 
@@ -860,6 +873,8 @@ class _Known(NamedTuple):
     outputs: Sequence[tuple[str, Datatype, tuple[int, ...], int]]
     parameters: dict[str, Parameter]
     inline: Mapping[str, TensorArray] | None
+    model: str
+    version: str
 
 
 class AnswerReader:
@@ -905,7 +920,7 @@ class AnswerReader:
                 else:
                     raw_output = memoryview(data)[start:stop]  # or the error says what is wrong
                     outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
-        return RemoteAnswer(outputs, dict(known.parameters), id)
+        return RemoteAnswer(outputs, dict(known.parameters), id, known.model, known.version)
 
 
 def response_in(data: Buffer) -> Buffer | None:
@@ -940,7 +955,10 @@ def _read_head(head: bytes, raw: bool) -> _Known:
             if not isinstance(array, BytesArray):
                 array.flags.writeable = False  # others may get it, too
             inline[name] = array
-    return _Known(outputs, parameter_values(message.parameters), inline)
+    return _Known(
+        outputs, parameter_values(message.parameters), inline, message.model_name,
+        message.model_version,
+    )  # fmt: skip
 
 
 def _rewritten(data: Buffer) -> bytes:

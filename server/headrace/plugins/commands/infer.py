@@ -9,16 +9,15 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.cli.client.address import Refused
-from headrace.cli.client.inference import Question, divided, joined
-from headrace.cli.client.server import Document, Server
+from headrace.api.operations import Document
 from headrace.cli.command import Group, option
 from headrace.cli.remote import (
     CommandFailed,
@@ -28,6 +27,10 @@ from headrace.cli.remote import (
     remote_command,
 )
 from headrace.cli.text import duration, printable, table
+from headrace.client.errors import AnswerError, StatusError
+from headrace.client.http import flat_document
+from headrace.client.inference import InferRequest
+from headrace.client.values import Signature
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, brackets
@@ -37,21 +40,22 @@ from headrace.plugins.commands.infer_inputs import (
     ImageOptions,
     Random,
     Reader,
-    Taken,
-    taken,
 )
+
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
 
 _FLOATS = (Datatype.FP32, Datatype.FP64)
 
 
-def _infer(options: argparse.Namespace, server: Server) -> int:
+def _infer(options: argparse.Namespace, server: "Client") -> int:
     """Ask as the command line says, and print what comes."""
     model, version = options.model, options.version or ""
     config: Document = {}
     metadata = server.document("ModelMetadata", name=model, version=version)
-    with suppress(Refused):  # not every server of the protocol has configurations
+    with suppress(StatusError):  # not every server of the protocol has configurations
         config = server.document("ModelConfig", name=model, version=version)
-    known = taken(metadata, config)
+    known = Signature.of(metadata, config)
     images = ImageOptions(options.layout, options.scale, options.mean, options.std)
     make_up = Random(options.rows, options.seed, dict(options.shape)) if options.random else None
     given = Reader(model, known.inputs, images).read(options.data, options.input, make_up)
@@ -71,9 +75,10 @@ def _infer(options: argparse.Namespace, server: Server) -> int:
     reply: InferResponse
     for _ in range(options.repeat):
         started = time.perf_counter()
-        replies = [server.infer(model, version, parts[0])]
+        first = server.send(parts[0])
         # Of the same version, whatever share of the requests each version gets.
-        replies += [server.infer(model, replies[0].model_version, part) for part in parts[1:]]
+        others = [server.send(replace(part, version=first.version)) for part in parts[1:]]
+        replies = [result.response for result in (first, *others)]
         seconds.append(time.perf_counter() - started)
         reply = joined(replies)
     written = save(reply, Path(options.save)) if options.save is not None else []
@@ -88,7 +93,7 @@ def _infer(options: argparse.Namespace, server: Server) -> int:
     return 0
 
 
-def _question(options: argparse.Namespace, given: Given, known: Taken) -> Question:
+def _question(options: argparse.Namespace, given: Given, known: Signature) -> InferRequest:
     outputs = options.output or given.outputs
     classes = dict(given.classes)
     if options.classes:
@@ -100,12 +105,46 @@ def _question(options: argparse.Namespace, given: Given, known: Taken) -> Questi
         else:
             best = outputs
         classes = dict.fromkeys(best, options.classes)
-    return Question(
-        list(given.tensors.values()), outputs, classes, given.parameters, given.request_id
-    )
+    return InferRequest(
+        options.model, list(given.tensors.values()), outputs, classes, given.parameters,
+        given.request_id, options.version or "",
+    )  # fmt: skip
 
 
-def _stream(options: argparse.Namespace, server: Server, given: Given, known: Taken) -> int:
+def divided(request: InferRequest, most_rows: int) -> list[InferRequest]:
+    """Requests of at most so many rows each that are this one together; 0 is for any number."""
+    counts = {tensor.array.shape[:1] for tensor in request.inputs}
+    if not most_rows or len(counts) != 1 or counts == {()}:
+        return [request]
+    [(rows,)] = counts
+    return [
+        replace(
+            request,
+            inputs=[
+                Tensor(tensor.name, tensor.datatype, tensor.array[start : start + most_rows])
+                for tensor in request.inputs
+            ],
+        )
+        for start in range(0, max(rows, 1), most_rows)
+    ]
+
+
+def joined(replies: Sequence[InferResponse]) -> InferResponse:
+    """One reply with the rows of all; raises `AnswerError` if they do not fit together."""
+    first, *others = replies
+    if not others:
+        return first
+    outputs = []
+    try:
+        for place, tensor in enumerate(first.outputs):
+            arrays = [reply.outputs[place].array for reply in replies]
+            outputs.append(Tensor(tensor.name, tensor.datatype, np.concatenate(arrays)))
+    except (IndexError, ValueError) as error:
+        raise AnswerError(f"answers to parts of a request do not fit together: {error}") from error
+    return replace(first, outputs=outputs)
+
+
+def _stream(options: argparse.Namespace, server: "Client", given: Given, known: Signature) -> int:
     """Print each response as it comes: texts one behind the other, or a line each."""
     for name in ("classes", "save"):
         if getattr(options, name) is not None:
@@ -117,12 +156,14 @@ def _stream(options: argparse.Namespace, server: Server, given: Given, known: Ta
     texts = len(wanted) == 1 and (
         wanted[0] in known.outputs and known.outputs[wanted[0]].datatype is Datatype.BYTES
     )
-    document = flat_document(given)
+    document = flat_document(list(given.tensors.values()), given.parameters, given.request_id)
     for _ in range(options.repeat):
         count = 0
         started = time.perf_counter()
         try:
-            for response in server.generate(options.model, options.version or "", document):
+            for response in server.generate_stream(
+                options.model, document, version=options.version or ""
+            ):
                 count += 1
                 _print_response(response, wanted, options.json, texts)
         finally:
@@ -144,31 +185,6 @@ def _print_response(response: Document, wanted: list[str], as_json: bool, texts:
     else:
         shown = {name: response[name] for name in wanted if name in response}
         print(json.dumps(shown, ensure_ascii=False), flush=True)
-
-
-def flat_document(given: Given) -> Document:
-    """Inputs as members of flat JSON; raises `CommandFailed` for what has no such form."""
-    document: Document = dict(given.parameters)
-    if given.request_id:
-        document["id"] = given.request_id
-    for name, tensor in given.tensors.items():
-        values = list(_plain(tensor))
-        document[name] = values[0] if len(values) == 1 else values
-    return document
-
-
-def _plain(tensor: Tensor) -> Iterator[Any]:
-    for item in tensor.array.ravel().tolist():
-        if not isinstance(item, bytes):
-            yield item
-            continue
-        try:
-            yield item.decode()
-        except UnicodeDecodeError:
-            raise CommandFailed(
-                f"input {tensor.name!r}: a stream is asked for in JSON, which takes texts in UTF-8"
-                " and no other bytes"
-            ) from None
 
 
 # --- replies

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.client.address import ClientError, Refused
-from headrace.cli.client.server import Document, Server
+from headrace.api.operations import Document
 from headrace.cli.command import (
     EXIT_FAILURE,
     EXIT_USAGE,
@@ -31,10 +30,14 @@ from headrace.cli.remote import (
     remote_command,
 )
 from headrace.cli.text import duration, number, size, table
+from headrace.client.errors import ClientError, StatusError
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.options import SettingsError
 from headrace.plugins.commands.traffic import TRAFFIC
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS
+
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
 
 _CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
 _CHECK_SETTINGS = (
@@ -97,7 +100,7 @@ def _report(directory: Path, check: bool) -> dict[str, Any]:
     return report
 
 
-def _list(options: argparse.Namespace, server: Server) -> int:
+def _list(options: argparse.Namespace, server: "Client") -> int:
     """Print the index, each version on a line."""
     entries = [
         {"name": "", "version": "", "state": "", "reason": ""} | entry
@@ -136,13 +139,13 @@ def _list(options: argparse.Namespace, server: Server) -> int:
     return status
 
 
-def _description(server: Server, entry: Document) -> Document:
+def _description(server: "Client", entry: Document) -> Document:
     """Inputs, outputs, backend and instances of a version that serves."""
     if entry["state"] != "READY":
         return {}
     try:
         metadata = server.document("ModelMetadata", name=entry["name"], version=entry["version"])
-    except Refused:  # it has gone meanwhile
+    except StatusError:  # it has gone meanwhile
         return {}
     properties = metadata.get("properties", {})
     return {
@@ -172,7 +175,7 @@ def _print_long(entries: list[Document]) -> None:
                     title = ""
 
 
-def _load(options: argparse.Namespace, server: Server) -> int:
+def _load(options: argparse.Namespace, server: "Client") -> int:
     """Load models, one after the other."""
     overridden = options.config is not None or options.file
     if overridden and len(options.models) > 1:
@@ -185,18 +188,13 @@ def _load(options: argparse.Namespace, server: Server) -> int:
     return _each(options, server, "loaded", lambda name: server.load(name, config, files), known)
 
 
-def _unload(options: argparse.Namespace, server: Server) -> int:
+def _unload(options: argparse.Namespace, server: "Client") -> int:
     """Unload models, one after the other."""
-    given = {"parameters": {"unload_dependents": options.dependents}}
-
-    def unload(name: str) -> None:
-        server.ask("RepositoryModelUnload", given, name=name)
-
-    return _each(options, server, "unloaded", unload)
+    return _each(options, server, "unloaded", lambda name: server.unload(name, options.dependents))
 
 
 def _each(
-    options: argparse.Namespace, server: Server, done: str, act: Any, known: bool = True
+    options: argparse.Namespace, server: "Client", done: str, act: Any, known: bool = True
 ) -> int:
     reports: list[Document] = []
     for name in options.models:
@@ -216,7 +214,7 @@ def _each(
     return 0 if all(report["ok"] for report in reports) else EXIT_FAILURE
 
 
-def _stats(options: argparse.Namespace, server: Server) -> int:
+def _stats(options: argparse.Namespace, server: "Client") -> int:
     """Print counters since the server's start: a line a version, or all about one model."""
     if options.version and not options.model:
         options.parser.error("--version is of a model: name one")
@@ -296,7 +294,7 @@ def _ratio(whole: int, parts: int) -> float | None:
     return whole / parts if parts else None
 
 
-def _config(options: argparse.Namespace, server: Server) -> int:
+def _config(options: argparse.Namespace, server: "Client") -> int:
     """Print a complete configuration as a `config.pbtxt`."""
     document = server.document("ModelConfig", name=options.model, version=options.version or "")
     if options.json:

@@ -11,19 +11,19 @@ import time
 import tty
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from headrace.cli.client.address import Address, BadAnswer, ClientError, NotReached
-from headrace.cli.client.connection import Connection
-from headrace.cli.client.server import Server
 from headrace.cli.command import option
 from headrace.cli.remote import (
     CommandFailed,
     address,
+    connected,
     parse_address,
     parse_positive,
     remote_command,
 )
+from headrace.client.address import Address
+from headrace.client.errors import AnswerError, ClientError, ConnectionFailed
 from headrace.plugins.commands.top_table import (
     KEYS,
     ORDERS,
@@ -36,16 +36,19 @@ from headrace.plugins.commands.top_table import (
     rich_lines,
 )
 
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
+
 METRICS_PORT = 8002
 _SAY_WHERE = "--metrics-url says where metrics are"
 _QUIT = ("q", "\x1b")
 
 
-def _top(options: argparse.Namespace, server: Server) -> int:
+def _top(options: argparse.Namespace, server: "Client") -> int:
     """Show a table for every interval, until it is enough."""
     live = sys.stdout.isatty() and not (options.once or options.json)
     metrics = _Metrics(options, server)
-    watch = _Watch(options, server.address, metrics, live)
+    watch = _Watch(options, str(server.address), metrics, live)
     try:
         if options.json:
             return watch.lines()
@@ -63,10 +66,10 @@ class _Metrics:
     server says of itself, unless the user has said where they are.
     """
 
-    def __init__(self, options: argparse.Namespace, server: Server) -> None:
+    def __init__(self, options: argparse.Namespace, server: "Client") -> None:
         self._options = options
         self._server = server
-        self._found: tuple[Connection, str] | None = None  # and the server's id; "" for any
+        self._found: tuple[Client, str] | None = None  # and the server's id; "" for any
 
     def scrape(self) -> Scrape:
         """The values now; raises `ClientError` and `CommandFailed`."""
@@ -88,14 +91,13 @@ class _Metrics:
             self._found[0].close()
             self._found = None
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> "Client":
         return self._locate()[0]
 
-    def _locate(self) -> tuple[Connection, str]:
+    def _locate(self) -> "tuple[Client, str]":
         if self._found is None:
             at, identity = _where(self._options, self._server)
-            headers = dict(self._options.header)
-            self._found = Connection(at, headers, self._options.timeout), identity
+            self._found = connected(at, self._options), identity
         return self._found
 
     def _scrape(self) -> Scrape | None:
@@ -103,15 +105,15 @@ class _Metrics:
         connection, identity = self._locate()
         at = connection.address
         try:
-            text = connection.ask("GET", "/metrics").body.decode("utf-8", "replace")
+            text = connection.fetch("/metrics").decode("utf-8", "replace")
             samples = parse(text)
-        except NotReached as error:
+        except ConnectionFailed as error:
             self.close()
             raise CommandFailed(f"{error}; {_SAY_WHERE}") from None
         except ValueError as error:
-            raise BadAnswer(f"{at}/metrics: {error}") from None
+            raise AnswerError(f"{at}/metrics: {error}") from None
         if "nv_inference_request_success" not in samples and "headrace_ready" not in samples:
-            raise BadAnswer(f"{at}/metrics are not metrics of headrace")
+            raise AnswerError(f"{at}/metrics are not metrics of headrace")
         ids = [sample.labels.get("id") for sample in samples.get("headrace_server_info", ())]
         return Scrape(time.monotonic(), samples) if identity in ("", *ids) else None
 
@@ -180,12 +182,14 @@ class _Watch:
         return View(self._title, activity(before, after), self._order)
 
 
-def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
+def _where(options: argparse.Namespace, server: "Client") -> tuple[Address, str]:
     """Address of the metrics, and the id of the server that they must be of; "" for any."""
     given: Address | None = options.metrics_url
     if given is not None:
         identity = ""
-        with suppress(NotReached):  # who names the metrics may be where only they can be reached
+        with suppress(
+            ConnectionFailed
+        ):  # who names the metrics may be where only they can be reached
             identity = str((server.document("ServerMetadata").get("headrace") or {}).get("id", ""))
         return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
     own = address(options)
@@ -198,7 +202,7 @@ def _where(options: argparse.Namespace, server: Server) -> tuple[Address, str]:
         host, port, identity = told["metrics"]["address"], int(told["metrics"]["port"]), told["id"]
         listens = ipaddress.ip_address(host)
     except (TypeError, KeyError, ValueError):
-        raise BadAnswer(f"{server.address}/v2 does not say where metrics are: {told}") from None
+        raise AnswerError(f"{server.address}/v2 does not say where metrics are: {told}") from None
     # Where they are for everyone, or for its own machine alone, they are where the server is.
     if listens.is_unspecified or listens.is_loopback:
         host = own.host

@@ -15,7 +15,8 @@ from headrace.cli.text import duration, number, size
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from headrace.cli.client.server import Document
+    from headrace.api.operations import Document
+
 
 _ERRORS = 4  # kinds of wrong answers that are named above the table
 _LEAST_NAME = 8  # columns that a model's name gets at least

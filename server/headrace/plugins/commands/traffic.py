@@ -2,18 +2,21 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.client.server import Document, Server
+from headrace.api.operations import Document
 from headrace.cli.command import Argument, Command, option
 from headrace.cli.remote import CommandFailed, parse_json, parse_model, print_json, remote_command
 from headrace.cli.text import number, table
+
+if TYPE_CHECKING:
+    from headrace.client.blocking import Client
 
 _HEADS = ("VERSION", "STATE", "ROLE", "WEIGHT", "SHARE", "ROUTED", "FAILED", "LATENCY", "REASON")
 _RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
 
 
-def _traffic(options: argparse.Namespace, server: Server) -> int:
+def _traffic(options: argparse.Namespace, server: "Client") -> int:
     """Show it, or change it and show what has become of it."""
     model: str = options.model
     match options.action:

@@ -1,0 +1,75 @@
+"""Where a server is, and the transport that its URL chooses.
+
+Apart from connections, which import much: the command line needs it to explain its options.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}
+_SOCKETS = {"unix": "http", "http+unix": "http", "grpc+unix": "grpc"}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is: a host and port, or the path of a Unix `socket`.
+
+    `prefix` comes before every path of HTTP, empty or beginning with a slash.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+    socket: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `http://host:port/prefix`, also without a scheme, or `unix:/path`.
+
+        Raises `ValueError` for others.
+        """
+        parts = urlsplit(text if "://" in text or text.startswith("unix:") or "+unix:" in text
+                         else f"http://{text}")  # fmt: skip
+        if parts.scheme in _SOCKETS:
+            if parts.netloc or not parts.path.startswith("/"):
+                raise ValueError(f"{text!r} is no path of a socket such as {parts.scheme}:/run/it")
+            return cls(_SOCKETS[parts.scheme], "localhost", 0, socket=parts.path)
+        if parts.scheme not in _PORTS:
+            others = "grpc://, grpcs://, unix: or grpc+unix:"
+            raise ValueError(f"{text!r} begins with neither http:// nor https://, {others}")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError(f"{text!r} has no number from 0 to 65535 for a port") from None
+        path = parts.path.rstrip("/")
+        if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError(f"{text!r} is no address such as {DEFAULT_URL}")
+        if path and parts.scheme.startswith("grpc"):
+            raise ValueError(f"{text!r} has a path, which gRPC has not")
+        return cls(
+            parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port, path
+        )
+
+    @property
+    def grpc(self) -> bool:
+        """Whether gRPC is spoken there, not HTTP."""
+        return self.scheme.startswith("grpc")
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is spoken over TLS."""
+        return self.scheme.endswith("s")
+
+    @property
+    def authority(self) -> str:
+        """The host as it stands before a port, with its port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
+    def __str__(self) -> str:
+        if self.socket:
+            return f"{'grpc+' if self.grpc else ''}unix:{self.socket}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"

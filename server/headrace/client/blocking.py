@@ -1,0 +1,206 @@
+"""The client of a server for threads: the one for coroutines, on an event loop of its own.
+
+A thread of the client runs that loop, and each method waits for the coroutine of the same name. So
+any number of threads share its connections without a lock, a notebook whose own loop is running can
+use it, and there is no second path to a server: a blocking one under the same codecs would be a
+second pool, a second HTTP/2 pump and a second set of timeouts. What it costs is a hop between two
+threads, some 50 µs a request; who asks for more in one thread has `AsyncClient`.
+"""
+
+import asyncio
+import ssl
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from functools import wraps
+from threading import Thread, current_thread
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from headrace.api.operations import OPERATIONS, Operation
+from headrace.client.address import DEFAULT_URL, Address
+from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel
+from headrace.client.errors import ConnectionFailed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class _Face(Protocol[A]):
+    """A blocking object over an asynchronous one."""
+
+    _asynchronous: A
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+def _blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Face[A], P], T]:
+    """A method that waits for what a coroutine gives."""
+
+    @wraps(method)
+    def run(self: _Face[A], /, *args: P.args, **keywords: P.kwargs) -> T:
+        return self._run(method(self._asynchronous, *args, **keywords))
+
+    return run
+
+
+def _iterating(
+    method: Callable[Concatenate[A, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[_Face[A], P], Generator[T, None, None]]:
+    """A generator that waits for each item of an asynchronous one."""
+
+    @wraps(method)
+    def iterate(self: _Face[A], /, *args: P.args, **keywords: P.kwargs) -> Generator[T, None, None]:
+        items = method(self._asynchronous, *args, **keywords)
+        try:
+            while True:
+                try:
+                    item = self._run(_next(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self._run(items.aclose())
+
+    return iterate
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await anext(items)
+
+
+class Client:
+    """A client of one server, which any number of threads may use at a time.
+
+    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None is
+    the client's own, 0 any time. An empty `version` is the server's choice.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        headers: Mapping[str, str] | None = None,
+        token: str = "",
+        timeout: float = TIMEOUT_SECS,
+        ssl_context: ssl.SSLContext | None = None,
+        connect_retries: int = 0,
+        operations: Sequence[Operation] = OPERATIONS,
+    ) -> None:
+        """A client with the options of `AsyncClient`."""
+        self._asynchronous = AsyncClient(
+            url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
+            connect_retries=connect_retries, operations=operations,
+        )  # fmt: skip
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(
+            target=_run_loop, args=(self._loop, self._asynchronous), name="headrace client",
+            daemon=True,
+        )  # fmt: skip
+        self._thread.start()
+        # Also of a client that nobody closes.
+        self._end = weakref.finalize(self, _stop, self._loop, self._thread)
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+        return self._asynchronous.address
+
+    def model(self, name: str, version: str = "") -> "Model":
+        """A handle of a model, to be called with its inputs by their names."""
+        return Model(self, name, version)
+
+    infer = _blocking(AsyncClient.infer)
+    send = _blocking(AsyncClient.send)
+    stream = _iterating(AsyncClient.stream)
+    generate_stream = _iterating(AsyncClient.generate_stream)
+    signature = _blocking(AsyncClient.signature)
+    tensors = _blocking(AsyncClient.tensors)
+    live = _blocking(AsyncClient.live)
+    ready = _blocking(AsyncClient.ready)
+    wait_ready = _blocking(AsyncClient.wait_ready)
+    metadata = _blocking(AsyncClient.metadata)
+    model_metadata = _blocking(AsyncClient.model_metadata)
+    model_config = _blocking(AsyncClient.model_config)
+    statistics = _blocking(AsyncClient.statistics)
+    index = _blocking(AsyncClient.index)
+    load = _blocking(AsyncClient.load)
+    unload = _blocking(AsyncClient.unload)
+    ask = _blocking(AsyncClient.ask)
+    document = _blocking(AsyncClient.document)
+    documents = _blocking(AsyncClient.documents)
+    fetch = _blocking(AsyncClient.fetch)
+
+    def close(self) -> None:
+        """End all connections, with whatever is under way; there are no others after that."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise RuntimeError("the client is closed") from None
+        try:
+            return future.result()
+        except CancelledError:
+            raise ConnectionFailed("the client was closed during the request") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+class Model:
+    """A model of a server; made by `Client.model`. See `AsyncModel`."""
+
+    def __init__(self, client: Client, name: str, version: str = "") -> None:
+        self.name = name
+        self.version = version
+        self._run = client._run
+        self._asynchronous = client._asynchronous.model(name, version)
+
+    __call__ = _blocking(AsyncModel.__call__)
+    infer = _blocking(AsyncModel.infer)
+    stream = _iterating(AsyncModel.stream)
+    signature = _blocking(AsyncModel.signature)
+    ready = _blocking(AsyncModel.ready)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
+    """Run a client's loop until it is stopped, and leave nothing open."""
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end(client))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """Stop a client's loop, and wait until nothing of it is open."""
+    loop.call_soon_threadsafe(loop.stop)
+    if thread is not current_thread():  # where the collector may have called this
+        thread.join()
+
+
+async def _end(client: AsyncClient) -> None:
+    """End whatever is under way, and the connections."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.aclose()

@@ -1,0 +1,217 @@
+"""The client over gRPC, by the codecs and the channel that upstreams are asked with."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from headrace.api.operations import Document, Operation
+from headrace.client.address import Address
+from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
+from headrace.client.inference import InferRequest
+from headrace.client.transport import (
+    Responses,
+    endpoint_of,
+    header_text,
+    hung_up,
+    late,
+    not_connected,
+)
+from headrace.client.values import Signature
+from headrace.connections.grpc_channel import Channel, RequestHeads, StreamCall, receive_buffer
+from headrace.core.call import InferResponse, Timing
+from headrace.core.datatypes import BY_NUMPY
+from headrace.core.errors import InvalidRequest
+from headrace.core.tensors import Buffer, Tensor
+from headrace.protocol.documents import to_json
+from headrace.protocol.grpc import DEADLINE_EXCEEDED, MAX_MESSAGE, End, Reason
+from headrace.protocol.pb import POOL
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.status import http_status_of
+from headrace.protocol.v2_protobuf import (
+    AnswerReader,
+    RemoteInput,
+    RemoteMessages,
+    response_in,
+)
+
+_STREAMED_STATUS = 500  # of an error on a stream, which has a text alone
+_INTERNAL = 13
+
+
+class GrpcTransport:
+    """A client's transport over gRPC; see `headrace.client.http.HttpTransport`."""
+
+    def __init__(
+        self,
+        address: Address,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        operations: Mapping[str, Operation],
+    ) -> None:
+        """`headers` go with every call as metadata. Raises `InputError` as over HTTP."""
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        header_text(headers)  # which refuses what metadata cannot be either
+        endpoint = endpoint_of(address)
+        self._address = address
+        self._operations = operations
+        self._channel = Channel(endpoint, tls, receive_buffer(), MAX_MESSAGE)
+        self._heads = RequestHeads(endpoint, list(headers.items()))
+        self._messages: dict[tuple[str, str], RemoteMessages] = {}
+        self._reader = AnswerReader()
+
+    async def ask(
+        self,
+        operation: Operation,
+        given: Document | None,
+        parts: Mapping[str, str],
+        seconds: float,
+    ) -> Any:
+        """The answer of an operation, as the document that HTTP has for it where that differs."""
+        if not operation.procedure:
+            raise ClientError(f"{operation.name} is not offered over gRPC")
+        data = await self._ask(operation, [_message(operation, given or {}, parts)], seconds)
+        try:
+            message = _class(operation, operation.response).FromString(bytes(data))
+        except DecodeError as error:
+            raise self._nonsense(error) from None
+        document = to_json(message)
+        if operation.name == "ModelConfig":
+            return document["config"]
+        if operation.name == "RepositoryIndex":
+            return [{n: value for n, value in m.items() if value} for m in document["models"]]
+        return document
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        """The response to a request."""
+        operation = self._operations["ModelInfer"]
+        return self._response(await self._ask(operation, self._message(request), seconds))
+
+    async def stream(
+        self, request: InferRequest, signature: Signature, seconds: float
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The responses to a request."""
+        head = self._heads.head(self._operations["ModelStreamInfer"].procedure.encode())
+        begun = asyncio.get_running_loop().time()
+        call = _Stream(head, b"", self._message(request), begun, 0, MAX_MESSAGE)
+        responses: Responses[Buffer] = Responses(call.hold, seconds, late(self._address, seconds))
+        call.responses, call.explain = responses, lambda end: self._explained(end, seconds)
+        call.urgent = True
+        self._channel.start(call)
+        try:
+            async for data in responses:
+                found = response_in(data)
+                if found is None:
+                    message = pb.ModelStreamInferResponse.FromString(bytes(data))
+                    if message.error_message:
+                        text = message.error_message
+                        raise StatusError(_STREAMED_STATUS, text, _INTERNAL)
+                    found = message.infer_response.SerializeToString()
+                yield self._response(found)
+        except DecodeError as error:
+            raise self._nonsense(error) from None
+        finally:
+            call.cancel()
+
+    def generate(
+        self, model: str, version: str, document: Document, seconds: float
+    ) -> AsyncGenerator[Document, None]:
+        """Refused: flat JSON is of HTTP."""
+        raise ClientError("generate_stream is of HTTP: ask an http:// URL, or call stream")
+
+    async def fetch(self, path: str, seconds: float) -> bytes:
+        """Refused: paths are of HTTP."""
+        raise ClientError(f"{path} is of HTTP: ask an http:// URL")
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._channel.close()
+
+    def _message(self, request: InferRequest) -> list[Buffer]:
+        names = request.model, request.version
+        messages = self._messages.get(names)
+        if messages is None:
+            messages = self._messages[names] = RemoteMessages(*names)
+        inputs = [RemoteInput(t.name, t.datatype, t.array.shape, [t.array]) for t in request.inputs]
+        return messages.request(
+            inputs, request.outputs, request.parameters, request.id, request.classes
+        )
+
+    async def _ask(self, operation: Operation, message: list[Buffer], seconds: float) -> Buffer:
+        head = self._heads.head(operation.procedure.encode())
+        data, end = await self._channel.answer(head, self._heads.own((), seconds), message, seconds)
+        if data is None:
+            assert end is not None
+            raise self._explained(end, seconds)
+        return data
+
+    def _response(self, data: Buffer) -> InferResponse:
+        try:
+            answer = self._reader.read(data)
+        except InvalidRequest as error:
+            raise self._nonsense(error) from None
+        outputs = [
+            Tensor(name, BY_NUMPY[array.dtype], array) for name, array in answer.outputs.items()
+        ]
+        return InferResponse(
+            answer.model, answer.version, answer.id, outputs, Timing(0, 0, 0), answer.parameters
+        )
+
+    def _nonsense(self, error: Exception) -> AnswerError:
+        return AnswerError(f"the answer of {self._address} makes no sense: {error}")
+
+    def _explained(self, end: End, seconds: float) -> ClientError:
+        """The error of a call with this end."""
+        match end.reason:
+            case Reason.UNSENT:
+                return not_connected(self._address, end.text)
+            case Reason.LATE:
+                return late(self._address, seconds)
+            case Reason.STATUS if end.status == DEADLINE_EXCEEDED:
+                return late(self._address, seconds)
+            case Reason.STATUS | Reason.REFUSED:
+                return StatusError(http_status_of(end.status), end.text, end.status)
+            case Reason.LOST:
+                return hung_up(self._address)
+        return self._nonsense(Exception(end.text))
+
+
+class _Stream(StreamCall):
+    """A stream of responses, for whoever iterates over them."""
+
+    __slots__ = ("explain", "responses")
+
+    responses: Responses[Buffer]
+    explain: Callable[[End], ClientError]
+
+    def message(self, data: Buffer) -> None:
+        """A response has come."""
+        self.responses.put(data)
+
+    def closed(self, end: End | None) -> None:
+        """There is no more."""
+        self.responses.end(None if end is None else self.explain(end))
+
+
+def _class(operation: Operation, name: str) -> type[Message]:
+    return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{name}"))
+
+
+def _message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
+    """The message of a request by its document over HTTP; raises `InputError`."""
+    named = {name: value for name, value in parts.items() if value}
+    if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        fields = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}
+        control = pb.RepositoryModelLoadRequest(model_name=named["name"])  # both are alike
+        for name, value in given.get("parameters", {}).items():
+            setattr(control.parameters[name], fields[type(value)], value)
+        return control.SerializeToString()
+    try:
+        return ParseDict(given | named, _class(operation, operation.request)()).SerializeToString()
+    except ParseError as error:
+        raise InputError(f"{operation.name}: {error}") from None

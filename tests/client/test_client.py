@@ -1,0 +1,272 @@
+"""Every operation over every transport, for threads and for coroutines."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from inspect import isasyncgen, isawaitable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace import AsyncClient, Client, ClientError
+from headrace.client import ConnectionFailed, InputError, StatusError, TimedOut
+from headrace.core.datatypes import NUMPY, Datatype
+from tests.client.conftest import SCHEMES, client_tls, running_loop
+from tests.support.server_process import ServerProcess, onnx_examples
+
+ONES = np.ones((1, 16), np.int32)
+PAIR = {"INPUT0": np.arange(16, dtype=np.int32).reshape(1, 16), "INPUT1": ONES}
+
+
+class Awaited:
+    """A client or a model for coroutines whose methods are waited for, as those of threads are."""
+
+    def __init__(self, of: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._of, self._loop = of, loop
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **given: self._wait(getattr(self._of, name)(*args, **given))
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._wait(self._of(**inputs))
+
+    def _wait(self, found: Any) -> Any:
+        if isawaitable(found):
+            return asyncio.run_coroutine_threadsafe(_awaited(found), self._loop).result()
+        if isasyncgen(found):
+            return iter(self._wait(_all(found)))
+        return Awaited(found, self._loop)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+async def _all(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+@pytest.fixture(scope="module", params=[*SCHEMES, "async http", "async grpc"])
+def client(request: pytest.FixtureRequest, urls: Mapping[str, str]) -> Iterator[Any]:
+    kind, _, scheme = request.param.rpartition(" ")
+    url, tls = urls[scheme], client_tls()
+    if not kind:
+        with Client(url, ssl_context=tls) as blocking:
+            yield blocking
+        return
+    with running_loop() as loop:
+        waited = Awaited(AsyncClient(url, ssl_context=tls), loop)
+        yield waited
+        waited.aclose()
+
+
+def test_inference(client: Any) -> None:
+    parameters = {"mine": "x"}
+    found = client.infer("simple", PAIR, id="7", version="1", parameters=parameters)
+    assert (found.model, found.version, found.id) == ("simple", "1", "7")
+    assert set(found) == {"OUTPUT0", "OUTPUT1"}
+    np.testing.assert_array_equal(found["OUTPUT0"], PAIR["INPUT0"] + ONES)
+    one = client.infer("simple", PAIR, outputs=["OUTPUT1"])
+    np.testing.assert_array_equal(one.array, PAIR["INPUT0"] - ONES)
+    with pytest.raises(ClientError, match="not just one output: OUTPUT0, OUTPUT1"):
+        found.array  # noqa: B018
+
+
+def test_datatypes(client: Any) -> None:
+    for datatype in Datatype:
+        array = (np.arange(6).reshape(2, 3) % 2).astype(NUMPY[datatype])
+        if datatype is Datatype.BYTES:
+            array = np.array([[b"", "\u00fc".encode(), b"a\0"]], object)
+        found = client.infer(f"identity_{datatype}", {"INPUT0": array}).array
+        assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
+
+
+def test_large_tensors(client: Any) -> None:
+    array = np.random.default_rng(1).random((64, 16384), np.float32)  # 4 MiB
+    np.testing.assert_array_equal(client.infer("identity_FP32", {"INPUT0": array}).array, array)
+    texts = client.infer("identity_BYTES", {"INPUT0": [["long " * 1000, "\u00fc"]]}).texts()
+    assert texts == [["long " * 1000, "\u00fc"]]
+
+
+def test_a_model_that_is_called(client: Any) -> None:
+    digits = client.model("digits")
+    assert digits.ready()
+    assert list(digits.signature().inputs) == ["image"]
+    assert digits(image=np.zeros((8, 8)))["label"].shape == (1, 1)
+    assert digits(image=[0] * 128)["label"].shape == (2, 1)
+    [best] = digits.infer({"image": [0] * 64}, classes={"probabilities": 2}).texts()
+    assert [part.count(":") for part in best] == [2, 2]
+    with pytest.raises(InputError, match=r"expected FP32 \[-1,8,8\], got float64 \[9,9\]"):
+        digits(image=np.zeros((9, 9)))
+    with pytest.raises(InputError, match="needs the input image FP32"):
+        digits()
+    assert client.model("digits", "1")(image=[0] * 64).version == "1"
+
+
+def test_a_stream(client: Any) -> None:
+    found = list(client.stream("teller", {"TEXT": "no. ", "COUNT": 3}))
+    assert [result.texts("OUT") for result in found] == [[[f"no. {number}"]] for number in range(3)]
+    assert [result["INDEX"].tolist() for result in found] == [[[0]], [[1]], [[2]]]
+    assert list(client.model("teller").stream(TEXT="x", COUNT=0)) == []
+    with pytest.raises(StatusError, match="as asked"):
+        list(client.stream("teller", {"TEXT": "x", "COUNT": 1}, parameters={"fail": True}))
+    many = client.stream("teller", {"TEXT": "x" * 10_000, "COUNT": 300})
+    assert sum(1 for _ in many) == 300
+
+
+def test_documents(client: Any) -> None:
+    assert client.live()
+    assert client.ready()
+    assert client.metadata()["name"] == "headrace"
+    assert client.model_metadata("digits")["versions"] == ["1", "2"]
+    assert client.model_config("digits")["max_batch_size"] > 0
+    assert {"name": "simple", "version": "1", "state": "READY"} in client.index(ready=True)
+    [version] = client.statistics("simple", "1")["model_stats"]
+    assert version["name"] == "simple"
+
+
+def test_control(client: Any) -> None:
+    client.unload("simple_identity")
+    assert not client.ready("simple_identity")
+    client.load("simple_identity", {"max_batch_size": 3})
+    assert client.model_config("simple_identity")["max_batch_size"] == 3
+    client.unload("simple_identity", dependents=True)
+    client.load("simple_identity")
+    client.wait_ready("simple_identity")
+    assert client.model_config("simple_identity")["max_batch_size"] != 3
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "status"),
+    [("nope", PAIR, 404), ("simple", {"INPUT0": ONES}, 400), ("simple", {"other": ONES}, 400)],
+)
+def test_errors_of_the_server(client: Any, model: str, inputs: Any, status: int) -> None:
+    with pytest.raises(StatusError, match=r"nope|INPUT1|other") as raised:
+        client.infer(model, inputs)
+    assert raised.value.status == status
+    assert raised.value.grpc_status in (None, {404: 5, 400: 3}[status])
+
+
+def test_the_load_that_fails(client: Any) -> None:
+    with pytest.raises(StatusError, match="nowhere"):
+        client.load("nowhere")
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_server_that_does_not_answer(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, timeout=60) as client:
+            with pytest.raises(TimedOut, match=rf"no answer from {url} within 0\.05 s"):
+                client.infer("simple", PAIR, timeout=0.05)
+            if scheme == "http":
+                with pytest.raises(TimedOut, match=r"within 0\.05 s"):
+                    list(client.generate_stream("m", {}, timeout=0.05))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "refused", "known_by"),
+    [
+        ("http", 403, {"token": "secret"}),
+        ("grpc", 503, {"headers": {"triton-grpc-protocol-authorization": "Bearer secret"}}),
+    ],
+)
+def test_headers(scheme: str, refused: int, known_by: Any, tmp_path: Path) -> None:
+    rule = "metadata:authorization=Bearer secret"
+    options = (f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}")
+    with ServerProcess(onnx_examples(tmp_path), options=options) as server:
+        url = server.url if scheme == "http" else f"grpc://{server.grpc}"
+        with Client(url, **known_by) as known, Client(url) as unknown:
+            assert known.metadata()["name"] == "headrace"
+            with pytest.raises(StatusError, match="authorization") as raised:
+                unknown.metadata()
+            assert raised.value.status == refused
+            with pytest.raises(InputError), Client(url, headers={"x": "a\nb"}) as wrong:
+                wrong.metadata()
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc", "unix", "grpc+unix"])
+def test_nobody_there(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}:{tmp_path}/none" if "unix" in scheme else f"{scheme}://127.0.0.1:1"
+    with Client(url, connect_retries=1) as client:
+        with pytest.raises(ConnectionFailed, match=r"no server at .*: (connection ref|no such f)"):
+            client.live()
+        with pytest.raises(TimedOut, match=r"not ready after 0\.1 s: no server at"):
+            client.wait_ready(seconds=0.1)
+
+
+def test_no_certificate_that_is_trusted(urls: Mapping[str, str]) -> None:
+    for scheme in ("https", "grpcs"):
+        with Client(urls[scheme]) as client, pytest.raises(ConnectionFailed, match="certificate"):
+            client.live()
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_server_that_goes(scheme: str, tmp_path: Path) -> None:
+    with ServerProcess(onnx_examples(tmp_path)) as server:
+        url = server.url if scheme == "http" else f"grpc://{server.grpc}"
+        with Client(url) as client:
+            assert client.infer("simple", PAIR)
+            server.stop(signal.SIGKILL)
+            with pytest.raises(ConnectionFailed):
+                client.infer("simple", PAIR)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_many_threads(urls: Mapping[str, str], scheme: str) -> None:
+    with Client(urls[scheme]) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(number: int) -> bool:
+            array = np.full((1, 16), number, np.int32)
+            found = client.infer("simple", {"INPUT0": array, "INPUT1": array}, id=str(number))
+            return found.id == str(number) and bool((found["OUTPUT0"] == 2 * number).all())
+
+        assert all(pool.map(ask, range(400)))
+
+
+def test_a_client_that_is_closed(urls: Mapping[str, str]) -> None:
+    client = Client(urls["http"])
+    assert client.live()
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.live()
+    left = Client(urls["grpc"])
+    assert left.live()
+    names = [thread.name for thread in threading.enumerate()]
+    del left  # which the collector closes
+    assert [t.name for t in threading.enumerate()].count("headrace client") < names.count(
+        "headrace client"
+    )
+
+
+def test_a_notebook_whose_own_loop_is_running(urls: Mapping[str, str]) -> None:
+    async def cell() -> bool:
+        with Client(urls["http"]) as client:
+            return client.live()
+
+    assert asyncio.run(cell())
+
+
+def test_tasks_share_a_client(urls: Mapping[str, str]) -> None:
+    async def ask_all() -> list[str]:
+        async with AsyncClient(urls["grpc"]) as client:
+            asked = [client.infer("simple", PAIR, id=str(number)) for number in range(50)]
+            return [found.id for found in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask_all()) == [str(number) for number in range(50)]
+
+
+def test_the_names_of_the_package() -> None:
+    program = "import headrace, sys; headrace.ClientError; print(*sys.modules)"
+    imported = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert not {"asyncio", "numpy", "google.protobuf", "ssl"} & set(imported)
+    assert headrace.Client is Client
