@@ -450,7 +450,7 @@ class KeptConnection(HttpConnection):
         self.tell: Callable[[HttpResponse | Exception], None] = lambda _: None
         self.aborted = 0
 
-    def send(self, pieces: object, seconds: float, done: Done) -> None:
+    def send(self, pieces: object, seconds: float, done: Done, sink: object = None) -> None:
         self.tell = done
         self.sent.set()
 
