@@ -14,7 +14,7 @@ from headrace.protocol.classification import (
     classify,
     classify_outputs,
 )
-from tests.protocol.strategies import object_array
+from tests.protocol.strategies import object_array, refused
 
 
 def tensor(values: Any, datatype: Datatype = Datatype.FP32, name: str = "y") -> Tensor:
@@ -71,14 +71,11 @@ def test_only_outputs_that_were_asked_for_are_replaced() -> None:
     assert [output.array.tolist() for output in response.outputs] == [[b"2.000000:1:b"], [3.0]]
 
 
-def test_check_class_count() -> None:
+def test_counts() -> None:
     assert check_class_count("y", 3) == 3
-
-
-@pytest.mark.parametrize("count", [0, -1, True, 1.0, "1", None, MAX_CLASSES + 1])
-def test_counts_that_are_none(count: object) -> None:
-    with pytest.raises(InvalidRequest, match="'classification' of output 'y' must be"):
-        check_class_count("y", count)
+    for count in (0, -1, True, 1.0, "1", None, MAX_CLASSES + 1):
+        with refused("'classification' of output 'y' must be"):
+            check_class_count("y", count)
 
 
 @pytest.mark.parametrize("count", [1, 7, 4999, 5000, 9000])

@@ -49,24 +49,19 @@ def test_content_encodings(body: bytes, encoding: str) -> None:
     assert decompress(body, encoding, LIMIT) == b"hello"
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, deflate", "x"])
-def test_other_encodings_are_unsupported(encoding: str) -> None:
-    with pytest.raises(Unsupported, match="Unsupported compression type"):
-        decompress(b"hello", encoding, LIMIT)
+def test_other_encodings_are_unsupported() -> None:
+    for encoding in ("br", "zstd", "gzip, deflate", "x"):
+        with pytest.raises(Unsupported, match="Unsupported compression type"):
+            decompress(b"hello", encoding, LIMIT)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_cut_body_is_refused_wherever_it_was_cut(encoding: str) -> None:
+def test_a_body_ends_where_its_marker_says(encoding: str) -> None:
     whole = compress(b"some tensor data, some tensor data", encoding)
     for size in range(len(whole)):
         with pytest.raises(InvalidRequest):
             decompress(whole[:size], encoding, LIMIT)
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_nothing_may_follow_the_end(encoding: str) -> None:
-    """A second gzip member would otherwise be dropped without a word."""
-    whole = compress(b"hello", encoding)
+    # A second gzip member would otherwise be dropped without a word.
     with pytest.raises(InvalidRequest, match="after its end marker"):
         decompress(whole + whole, encoding, LIMIT)
 
@@ -99,11 +94,10 @@ def test_a_bomb_stops_at_the_limit() -> None:
         decompress(bomb, "deflate", 2 * MIB)
 
 
-@pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
-def test_the_limit_is_exact(size: int, fits: bool) -> None:
-    body = compress(bytes(size), "gzip")
-    result = outcome(decompress, body, "gzip", 100)
-    assert result == bytes(size) if fits else isinstance(result, PayloadTooLarge)
+def test_the_limit_is_exact() -> None:
+    for size in (99, 100, 101):
+        result = outcome(decompress, compress(bytes(size), "gzip"), "gzip", 100)
+        assert result == bytes(size) if size <= 100 else isinstance(result, PayloadTooLarge)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

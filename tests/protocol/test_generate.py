@@ -216,13 +216,12 @@ def test_the_order_of_members_decides_which_error_is_told(document: object, text
         decode(document)
 
 
-@pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16])
-def test_half_precision_has_no_json(datatype: Datatype) -> None:
-    with pytest.raises(InvalidRequest, match=f"receiving {datatype} data via JSON"):
-        decode({"x": 1}, shaped((1,), 8, datatype))
-    zero = Tensor("y", datatype, np.zeros(1, NUMPY[datatype]))
-    with pytest.raises(InvalidRequest, match=f"sending {datatype} data via JSON"):
-        encode_generate(response(zero))
+def test_half_precision_has_no_json() -> None:
+    for datatype in (Datatype.FP16, Datatype.BF16):
+        with refused(f"receiving {datatype} data via JSON"):
+            decode({"x": 1}, shaped((1,), 8, datatype))
+        with refused(f"sending {datatype} data via JSON"):
+            encode_generate(response(Tensor("y", datatype, np.zeros(1, NUMPY[datatype]))))
 
 
 def test_numbers_that_json_does_not_have() -> None:

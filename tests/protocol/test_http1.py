@@ -78,20 +78,16 @@ def test_an_answer_that_the_end_of_the_connection_completes(pieces: list[bytes])
 
 
 @pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
-def test_an_answer_that_is_cut_off_is_none(answer: bytes) -> None:
+def test_where_an_answer_ends(answer: bytes) -> None:
     for size in range(len(answer)):
         reader = ResponseReader()
         feed(reader, [answer[:size]])
         assert reader.closed() is None
-
-
-@pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
-def test_what_follows_an_answer_belongs_to_none(answer: bytes) -> None:
     try:
         (response,) = feed(ResponseReader(), [answer + b"HTTP/1.1 200"])
     except InvalidRequest:
         return
-    assert not response.reusable
+    assert not response.reusable  # what follows belongs to no answer
 
 
 def test_a_large_body_stays_where_it_was_received() -> None:
@@ -141,7 +137,7 @@ def test_requests() -> None:
     assert request_pieces(HttpRequest("POST", "/p", {}, [large]), "")[1] is large
 
 
-@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "\x00", "€"])
-def test_headers_that_would_be_others(value: str) -> None:
-    with pytest.raises(InvalidRequest, match="the header 'x' cannot be sent"):
-        header_lines([("x", value)])
+def test_headers_that_would_be_others() -> None:
+    for value in ("a\r\nb: c", "a\nb", "\x00", "€"):
+        with pytest.raises(InvalidRequest, match="the header 'x' cannot be sent"):
+            header_lines([("x", value)])
