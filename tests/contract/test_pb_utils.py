@@ -367,6 +367,7 @@ def test_metrics_of_a_family_that_is_deleted(caller: Client, server: ServerProce
         assert "brief" not in scraper.now().text
 
 
+@pytest.mark.parametrize("server", ["default"], indirect=True)
 def test_a_model_says_whether_it_is_ready(caller: Client, root: Path) -> None:
     def ready(expected: bool) -> Callable[[], bool]:
         return lambda: (caller.model_ready("fickle"), caller.ready()) == (expected, True)

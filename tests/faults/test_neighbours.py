@@ -1,7 +1,7 @@
 """A bad day of one model is none of the others', nor of the server: over both protocols.
 
-A deadlocked model, one that dies on every request, a paused worker and a full disk each leave every
-other model, and the server's readiness, as they were.
+A deadlocked model and a full disk leave every other model, and the readiness of the server, as they
+were. Models that die are in `test_workers.py`, paused workers in `test_supervision.py`.
 """
 
 import re
@@ -35,8 +35,6 @@ pytestmark = pytest.mark.slow
 protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 MODELS = {
     "deadlocked": {"stall_secs": 1, "execution_limit_secs": 6},
-    "deadly": {},
-    "paused": {"heartbeat_secs": 4},
     "filler": {},
 }
 
@@ -91,8 +89,9 @@ def server(models: Path) -> Iterator[ServerProcess]:
         assert "bug " not in process.log, process.log
 
 
-@protocols
-@pytest.mark.parametrize("model", ["deadlocked", "busy_deadlocked"])
+@pytest.mark.parametrize(
+    ("protocol", "model"), [("http", "deadlocked"), ("grpc", "busy_deadlocked")]
+)
 def test_a_deadlocked_model(server: ServerProcess, protocol: str, model: str) -> None:
     with (
         calm(server) as others,

@@ -74,6 +74,7 @@ _STEPS_CONFIG = (
 
 pytestmark = pytest.mark.slow
 protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+each_model = pytest.mark.parametrize(("protocol", "model"), [("grpc", "told"), ("http", "busy")])
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +98,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@protocols
 @pytest.mark.parametrize(
-    ("model", "counter"),
-    [("told", "headrace_worker_ends_total"), ("busy", "headrace_ended_runs_total")],
+    ("protocol", "model", "counter"),
+    [
+        ("http", "told", "headrace_worker_ends_total"),
+        ("grpc", "busy", "headrace_ended_runs_total"),
+    ],
 )
 def test_a_hang_is_told_and_ended(
     server: ServerProcess, protocol: str, model: str, counter: str
@@ -226,8 +229,7 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@protocols
-@pytest.mark.parametrize("model", ["told", "busy"])
+@each_model
 def test_a_hung_request_outlives_no_unload(stuck: Path, protocol: str, model: str) -> None:
     options = ["--model-control-mode=explicit", "--load-model=*"]
     with clean_server(stuck, options=options) as server, client_of(server, protocol) as client:
@@ -245,8 +247,7 @@ def begun(server: ServerProcess, model: str) -> bool:
     return model == "busy" or "holds its lock" in server.log
 
 
-@protocols
-@pytest.mark.parametrize("model", ["told", "busy"])
+@each_model
 def test_a_hung_request_that_nobody_waits_for_keeps_no_server_up(
     stuck: Path, protocol: str, model: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.support.watching import until
 
 MIB = 1 << 20
 SIZE = 16 * MIB
-REQUESTS, AT_ONCE = 64, 8
+REQUESTS, AT_ONCE = 32, 8
 KEPT = 128 * MIB  # of each process, as docs/operations.md says
 STRAY = 48 * MIB  # what a process may grow by beside that, in pages that are used in part
 _PYTHON = """
@@ -74,8 +74,7 @@ def resident(pid: int) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("front_ends", [0, 2])
-@pytest.mark.parametrize("model", ["onnx", "python"])
+@pytest.mark.parametrize(("model", "front_ends"), [("onnx", 0), ("python", 2)])
 def test_memory_of_large_requests_is_given_back(
     tmp_path: Path, model: str, front_ends: int
 ) -> None:
