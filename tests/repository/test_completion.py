@@ -140,43 +140,33 @@ def test_an_unknown_backend_is_named_with_its_line(text: str, says: str) -> None
 
 
 def completed(
-    text: str,
-    inputs: Sequence[TensorInfo],
-    outputs: Sequence[TensorInfo],
-    default_max_batch_size: int = 4,
+    text: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], default: int = 4
 ) -> ModelConfig:
     file = file_of(text)
-    return complete_tensors(file, file.config, inputs, outputs, default_max_batch_size)
+    return complete_tensors(file, file.config, inputs, outputs, default)
 
 
 X = TensorInfo("x", FP32, (-1, 3))
 Y = TensorInfo("y", INT64, (-1,))
-FIXED = TensorInfo("y", INT64, (2, 3))
-SCALAR = TensorInfo("y", INT64, ())
 
 
 def test_a_bare_model_with_variable_rows_batches() -> None:
-    assert completed("", [X], [Y]) == config_of(
-        """
+    assert completed("", [X], [Y]) == config_of("""
         max_batch_size: 4
         input { name: "x" data_type: TYPE_FP32 dims: 3 }
         output { name: "y" data_type: TYPE_INT64 dims: 1 reshape { } }
-        """
-    )
-
-
-def test_another_server_tells_what_its_clients_see() -> None:
-    config = completed('backend: "triton"', [X], [Y])
+    """)  # fmt: skip
+    config = completed('backend: "triton"', [X], [Y])  # which tells what its clients see
     assert (config.max_batch_size, list(config.output[0].dims)) == (4, [])
     assert not config.output[0].HasField("reshape")
 
 
-@pytest.mark.parametrize("output", [FIXED, SCALAR])
-def test_a_model_with_a_fixed_first_dimension_does_not(output: TensorInfo) -> None:
-    config = completed("", [X], [output])
-    assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 3])
-    assert list(config.output[0].dims) == list(output.shape)
-    assert not config.output[0].HasField("reshape")
+def test_a_model_with_a_fixed_first_dimension_does_not() -> None:
+    for output in (TensorInfo("y", INT64, (2, 3)), TensorInfo("y", INT64, ())):
+        config = completed("", [X], [output])
+        assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 3])
+        assert list(config.output[0].dims) == list(output.shape)
+        assert not config.output[0].HasField("reshape")
 
 
 @pytest.mark.parametrize(("text", "default", "max_batch_size"), [
@@ -198,16 +188,12 @@ def test_what_is_declared_stays_and_is_only_completed() -> None:
     assert list(config.output[0].dims) == [1]
 
 
-def test_tensors_that_the_model_does_not_have_are_left_alone() -> None:
-    config = completed('input { name: "other" }', [X], [Y])
+def test_tensors_that_do_not_fit_are_left_alone() -> None:
+    config = completed('input { name: "other" }', [X], [Y])  # the model does not have it
     assert not config.input[0].data_type
     assert not config.input[0].dims
-
-
-def test_types_that_the_protocol_does_not_have_are_left_out() -> None:
-    sequence = TensorInfo("s", None, (), "seq(tensor(float))")
-    config = completed("", [X], [sequence, Y])
-    assert [t.name for t in config.output] == ["y"]
+    sequence = TensorInfo("s", None, (), "seq(tensor(float))")  # the protocol does not have it
+    assert [t.name for t in completed("", [X], [sequence, Y]).output] == ["y"]
 
 
 def test_an_input_with_a_value_of_its_own_is_only_offered_if_declared() -> None:
@@ -226,36 +212,20 @@ def test_a_model_without_a_file_is_completed_too() -> None:
 # --- defaults
 
 
-def test_defaults_of_a_batching_model() -> None:
-    assert normalise(config_of('name: "m" max_batch_size: 8')) == config_of(
-        """
-        name: "m" max_batch_size: 8
-        version_policy { latest { num_versions: 1 } }
-        dynamic_batching { preferred_batch_size: 8 }
-        instance_group { name: "m" kind: KIND_CPU count: 1 }
-        """
-    )
-
-
-def test_defaults_of_a_model_that_does_not_batch() -> None:
-    assert normalise(config_of('name: "m"')) == config_of(
-        """
-        name: "m"
-        version_policy { latest { num_versions: 1 } }
-        instance_group { name: "m" kind: KIND_CPU count: 1 }
-        """
-    )
+def test_defaults() -> None:
+    defaults = """name: "m" version_policy { latest { num_versions: 1 } }
+        instance_group { name: "m" kind: KIND_CPU count: 1 } """
+    assert normalise(config_of('name: "m"')) == config_of(defaults)
+    batching = "max_batch_size: 8 dynamic_batching { preferred_batch_size: 8 }"
+    assert normalise(config_of('name: "m" max_batch_size: 8')) == config_of(defaults + batching)
 
 
 def test_what_is_set_stays() -> None:
-    config = config_of(
-        """
-        name: "m" max_batch_size: 8
-        version_policy { all { } }
+    config = config_of("""
+        name: "m" max_batch_size: 8 version_policy { all { } }
         dynamic_batching { preferred_batch_size: 4 }
         instance_group { name: "own" kind: KIND_MODEL count: 3 }
-        """
-    )
+    """)  # fmt: skip
     assert normalise(config) == config
     assert normalise(normalise(config)) == normalise(config)
 
@@ -286,23 +256,15 @@ def test_which_models_batch(text: str, answer: bool) -> None:
     assert len(config.parameters) == ("parameters" in text)  # asking adds nothing
 
 
-@pytest.mark.parametrize(
-    ("text", "of_this_server", "of_others"),
-    [
-        ("max_batch_size: 4", True, False),
-        ("", False, False),
-        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", False, False),
-        ("max_batch_size: 4 sequence_batching { }", False, False),
-        (
-            'max_batch_size: 4 parameters { key: "split_requests" value { string_value: "on" } }',
-            True, True,
-        ),
-        (
-            'max_batch_size: 4 parameters { key: "split_requests" value { string_value: "off" } }',
-            False, False,
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "of_this_server", "of_others"), [
+    ("max_batch_size: 4", True, False), ("", False, False),
+    ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", False, False),
+    ("max_batch_size: 4 sequence_batching { }", False, False),
+    ('max_batch_size: 4 parameters { key: "split_requests" value { string_value: "on" } }',
+     True, True),
+    ('max_batch_size: 4 parameters { key: "split_requests" value { string_value: "off" } }',
+     False, False),
+])  # fmt: skip
 def test_which_models_have_large_requests_divided(
     text: str, of_this_server: bool, of_others: bool
 ) -> None:

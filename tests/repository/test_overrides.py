@@ -46,15 +46,12 @@ def over(document: dict[str, Any]) -> ConfigFile:
 
 
 def test_how_a_model_is_served_is_free() -> None:
-    file = over(
-        {
-            "max_batch_size": 0,
-            "instanceGroup": [{"count": 3}],
-            "dynamic_batching": {"max_queue_delay_microseconds": "100"},
-            "parameters": {"max_concurrency": {"string_value": "7"}},
-            "optimization": {"graph": {"level": 1}},
-        }
-    )
+    file = over({
+        "max_batch_size": 0, "instanceGroup": [{"count": 3}],
+        "dynamic_batching": {"max_queue_delay_microseconds": "100"},
+        "parameters": {"max_concurrency": {"string_value": "7"}},
+        "optimization": {"graph": {"level": 1}},
+    })  # fmt: skip
     config = file.config
     assert file.sets("max_batch_size")
     assert file.sets("instance_group")
@@ -106,12 +103,8 @@ def test_what_decides_on_code_and_files_stays(document: dict[str, Any], field: s
 
 
 def test_the_number_of_instances_is_bounded() -> None:
-    many: list[list[dict[str, object]]] = [
-        [{"count": 65}],
-        [{"count": 9, "gpus": list(range(8))}],
-        [{}] * 65,
-    ]
-    for groups in many:
+    many: list[dict[str, object]] = [{}] * 65
+    for groups in ([{"count": 65}], [{"count": 9, "gpus": list(range(8))}], many):
         with pytest.raises(InvalidConfig, match="at most 64 instances"):
             over({"instance_group": groups})
 
@@ -247,10 +240,8 @@ def test_what_a_killed_process_has_left_behind_goes(temporary: Path) -> None:
     uploads.write({("a",): b""})
     uploads.close()
     os.close(alive)
-    assert {p.name for p in temporary.iterdir()} == {
-        "headrace-models-alive",
-        "headrace-models-link",
-    }
+    left = {p.name for p in temporary.iterdir()}
+    assert left == {"headrace-models-alive", "headrace-models-link"}
     (temporary / "headrace-models-link").unlink()
     uploads.write({("a",): b""})
     uploads.close()

@@ -21,39 +21,30 @@ from headrace.repository.reading import Placement, read_samples
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.repository.files import config_of
 
-FP32 = Datatype.FP32
-
 
 def test_signature() -> None:
-    config = config_of(
-        """
+    config = config_of("""
         name: "m" max_batch_size: 8
-        input [
-          { name: "a" data_type: TYPE_FP32 dims: [ -1, 3 ] },
-          { name: "b" data_type: TYPE_STRING dims: 1 reshape { } optional: true },
-          { name: "c" data_type: TYPE_INT8 dims: 6 reshape { shape: [ 2, 3 ] } }
-        ]
+        input { name: "a" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+        input { name: "b" data_type: TYPE_STRING dims: 1 reshape { } optional: true }
+        input { name: "c" data_type: TYPE_INT8 dims: 6 reshape { shape: [ 2, 3 ] } }
         output { name: "y" data_type: TYPE_BF16 dims: 1 reshape { } }
-        """
+    """)  # fmt: skip
+    inputs = (
+        TensorSpec("a", Datatype.FP32, (-1, 3)),
+        TensorSpec("b", Datatype.BYTES, (1,), optional=True, reshape=()),
+        TensorSpec("c", Datatype.INT8, (6,), reshape=(2, 3)),
     )
-    assert reading.signature(config) == Signature(
-        "m",
-        8,
-        (
-            TensorSpec("a", FP32, (-1, 3)),
-            TensorSpec("b", Datatype.BYTES, (1,), optional=True, reshape=()),
-            TensorSpec("c", Datatype.INT8, (6,), reshape=(2, 3)),
-        ),
-        (TensorSpec("y", Datatype.BF16, (1,), reshape=()),),
-    )
+    outputs = (TensorSpec("y", Datatype.BF16, (1,), reshape=()),)
+    assert reading.signature(config) == Signature("m", 8, inputs, outputs)
 
 
-@pytest.mark.parametrize("datatype", list(Datatype))
-def test_every_datatype_has_its_number(datatype: Datatype) -> None:
+def test_every_datatype_has_its_number() -> None:
     config = ModelConfig()
-    config.input.add(name="x", data_type=datatype.config_number)
-    assert reading.signature(config).inputs[0].datatype is datatype
-    assert BY_CONFIG_NUMBER[datatype.config_number] is datatype
+    for datatype in Datatype:
+        config.input.add(name="x", data_type=datatype.config_number)
+        assert BY_CONFIG_NUMBER[datatype.config_number] is datatype
+    assert [spec.datatype for spec in reading.signature(config).inputs] == list(Datatype)
 
 
 def test_a_model_that_batches_by_default() -> None:
@@ -62,46 +53,31 @@ def test_a_model_that_batches_by_default() -> None:
 
 
 def test_everything_that_dynamic_batching_can_say() -> None:
-    config = config_of(
-        """
-        max_batch_size: 8
-        dynamic_batching {
-          preferred_batch_size: [ 4, 8 ]
-          max_queue_delay_microseconds: 100
-          priority_levels: 2
-          default_priority_level: 1
-          default_queue_policy { max_queue_size: 9 default_timeout_microseconds: 5 }
-          priority_queue_policy {
-            key: 2
-            value { timeout_action: DELAY allow_timeout_override: true }
-          }
-        }
-        """
-    )
-    assert reading.scheduling_policy(config) == SchedulingPolicy(
-        BatchPolicy(8, 100_000, frozenset({4, 8})),
-        QueuePolicy(9, 5_000),
-        2,
-        1,
-        {2: QueuePolicy(0, 0, TimeoutAction.DELAY, True)},
-    )
+    text = """max_batch_size: 8 dynamic_batching {
+        preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100
+        priority_levels: 2 default_priority_level: 1
+        default_queue_policy { max_queue_size: 9 default_timeout_microseconds: 5 }
+        priority_queue_policy {
+          key: 2 value { timeout_action: DELAY allow_timeout_override: true } }
+    }"""
+    batch, queue = BatchPolicy(8, 100_000, frozenset({4, 8})), QueuePolicy(9, 5_000)
+    second = QueuePolicy(0, 0, TimeoutAction.DELAY, True)
+    expected = SchedulingPolicy(batch, queue, 2, 1, {2: second})
+    assert reading.scheduling_policy(config_of(text)) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", 'max_batch_size: 8 parameters { key: "batching" value { string_value: "off" } }'],
-)
-def test_a_model_that_does_not_batch_keeps_its_queues_limits(text: str) -> None:
-    assert reading.scheduling_policy(config_of(text)) == SchedulingPolicy(BatchPolicy(0))
+def test_a_model_that_does_not_batch_keeps_its_queues_limits() -> None:
     queue = """dynamic_batching {
-        preferred_batch_size: 1
-        max_queue_delay_microseconds: 7
-        preserve_ordering: true
+        preferred_batch_size: 1 max_queue_delay_microseconds: 7 preserve_ordering: true
         default_queue_policy { max_queue_size: 3 }
     }"""
-    assert reading.scheduling_policy(config_of(text + queue)) == SchedulingPolicy(
-        BatchPolicy(0), QueuePolicy(3), preserve_ordering=True
-    )
+    limited = SchedulingPolicy(BatchPolicy(0), QueuePolicy(3), preserve_ordering=True)
+    for text in (
+        "",
+        'max_batch_size: 8 parameters { key: "batching" value { string_value: "off" } }',
+    ):
+        assert reading.scheduling_policy(config_of(text)) == SchedulingPolicy(BatchPolicy(0))
+        assert reading.scheduling_policy(config_of(text + queue)) == limited
 
 
 @pytest.mark.parametrize(("text", "placements"), [
@@ -121,30 +97,21 @@ def test_placements(text: str, placements: list[Any]) -> None:
 
 
 def test_load_spec() -> None:
-    config = config_of(
-        """
+    config = config_of("""
         name: "m" default_model_filename: "model.onnx"
         parameters { key: "execution_mode" value { string_value: "1" } }
-        optimization {
-          graph { level: 2 }
-          execution_accelerators {
-            cpu_execution_accelerator { name: "openvino" }
-            gpu_execution_accelerator {
-              name: "tensorrt" parameters { key: "precision_mode" value: "FP16" }
-            }
-            gpu_execution_accelerator { name: "cuda" }
-          }
-        }
-        """
-    )
+        optimization { graph { level: 2 } execution_accelerators {
+          cpu_execution_accelerator { name: "openvino" }
+          gpu_execution_accelerator { name: "tensorrt" parameters {
+            key: "precision_mode" value: "FP16" } }
+          gpu_execution_accelerator { name: "cuda" }
+        } }
+    """)  # fmt: skip
     root = Path("/models/m")
     on_cpu = reading.load_spec(config, root, 3, Placement("m_0", None), 2)
     assert (on_cpu.model, on_cpu.path, on_cpu.root) == ("m", root / "3" / "model.onnx", root)
-    assert (on_cpu.parameters, on_cpu.graph_level, on_cpu.threads) == (
-        {"execution_mode": "1"},
-        2,
-        2,
-    )
+    assert on_cpu.parameters == {"execution_mode": "1"}
+    assert (on_cpu.graph_level, on_cpu.threads) == (2, 2)
     assert (on_cpu.accelerators, on_cpu.device) == ((("openvino", {}),), None)
     assert on_cpu.group == 0
     on_gpu = reading.load_spec(config, root, 3, Placement("m_0", 1, 4), 2)
@@ -152,12 +119,12 @@ def test_load_spec() -> None:
     assert (on_gpu.device, on_gpu.group) == (1, 4)
 
 
-@pytest.mark.parametrize("kind", ["auto", "inline", "thread"])
-def test_execution(kind: str) -> None:
+def test_execution() -> None:
     config = ModelConfig()
     assert reading.execution(config) == "auto"
-    config.parameters["execution"].string_value = kind
-    assert reading.execution(config) == kind
+    for kind in ("auto", "inline", "thread"):
+        config.parameters["execution"].string_value = kind
+        assert reading.execution(config) == kind
 
 
 @pytest.mark.parametrize(("policy", "available", "chosen"), [
