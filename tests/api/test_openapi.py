@@ -35,17 +35,14 @@ def test_an_example_has_one_row_of_zeros(datatype: Datatype, data: list[object])
     assert schema["examples"] == [{"inputs": [expected]}]
 
 
-@pytest.mark.parametrize(
-    "spec", [TensorSpec("x", Datatype.FP16, (1,)), TensorSpec("x", Datatype.FP32, (3, 224, 224))]
-)
-def test_no_example_where_json_has_none_or_it_is_long(spec: TensorSpec) -> None:
-    assert "examples" not in described(spec)
+def test_no_example_where_json_has_none_or_it_is_long() -> None:
+    assert "examples" not in described(TensorSpec("x", Datatype.FP16, (1,)))
+    assert "examples" not in described(TensorSpec("x", Datatype.FP32, (3, 224, 224)))
 
 
 def test_optional_inputs_may_be_left_out() -> None:
-    schema = described(
-        TensorSpec("x", Datatype.FP32, (1,)), TensorSpec("z", Datatype.FP32, (1,), optional=True)
-    )
+    optional = TensorSpec("z", Datatype.FP32, (1,), optional=True)
+    schema = described(TensorSpec("x", Datatype.FP32, (1,)), optional)
     inputs = schema["properties"]["inputs"]
     assert (inputs["minItems"], inputs["maxItems"]) == (1, 2)
     assert [found["name"] for found in schema["examples"][0]["inputs"]] == ["x"]

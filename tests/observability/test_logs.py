@@ -54,21 +54,13 @@ def parsed(made: logging.LogRecord) -> dict[str, Any]:
 
 def test_a_json_line() -> None:
     assert parsed(record()) == {
-        "time": "2023-11-14T22:13:20.123456Z",
-        "level": "warning",
-        "logger": "headrace.engine",
+        "time": "2023-11-14T22:13:20.123456Z", "level": "warning", "logger": "headrace.engine",
         "message": "hello you",
-    }
-
-
-def test_extra_members_of_a_json_line() -> None:
+    }  # fmt: skip
     extra = {name: f"<{name}>" for name in EXTRA}
     entry = parsed(record(**extra, something_else=1))
     assert {name: entry[name] for name in EXTRA} == extra
     assert "something_else" not in entry
-
-
-def test_a_json_line_holds_the_traceback() -> None:
     entry = parsed(failed())
     assert entry["traceback"].startswith("Traceback (most recent call last):\n")
     assert entry["traceback"].endswith("ValueError: what went wrong")
@@ -185,17 +177,12 @@ def test_the_settings_by_their_names() -> None:
 def test_a_change_comes_into_force() -> None:
     applied: list[LogSettings] = []
     control = LogControl(LogSettings(file="f"), applied.append)
+    control.change({"log_info": None, "log_file": None})  # nulls change nothing
+    control.change({})
+    assert (applied, control.settings) == ([], LogSettings(file="f"))
     control.change({"log_info": False, "log_verbose_level": 3, "log_format": "json"})
     assert applied == [LogSettings(3, False, True, True, "json", "f")]
     assert control.settings == applied[0]
-
-
-def test_nothing_is_changed_by_nulls() -> None:
-    applied: list[LogSettings] = []
-    control = LogControl(LogSettings(), applied.append)
-    control.change({"log_info": None, "log_file": None})
-    control.change({})
-    assert (applied, control.settings) == ([], LogSettings())
 
 
 @pytest.mark.parametrize(("name", "value", "error", "text"), [

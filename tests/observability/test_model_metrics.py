@@ -71,10 +71,7 @@ def test_a_histogram() -> None:
         "sizes_bucket b 1": 2, "sizes_bucket b 2.5": 3, "sizes_bucket b +Inf": 4,
         "sizes_count b": 4, "sizes_sum b": 12,
     }  # fmt: skip
-
-
-def test_a_histogram_without_buckets_counts_all() -> None:
-    metrics = ModelMetrics()
+    metrics = ModelMetrics()  # without buckets, all are counted
     family(metrics, "m", "sizes", "HISTOGRAM")
     change(metrics, "m", "sizes", "create", buckets=[])
     change(metrics, "m", "sizes", "observe", 3)

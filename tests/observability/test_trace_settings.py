@@ -35,25 +35,16 @@ def change(made: SettingsTable, model: str, **document: Any) -> None:
     made.change(model, read_changes(lists))
 
 
-def test_a_model_has_what_the_server_has() -> None:
+def test_a_model_has_what_the_server_has_until_it_has_its_own() -> None:
     made = table()
     assert made.sampler("m") is made.sampler("other") is made.sampler()
     change(made, "", trace_rate="7")
     assert made.sampler("m").now() == TraceSettings(timestamps=True, rate=7)
-
-
-def test_what_a_model_has_of_its_own_stays_its_own() -> None:
-    made = table()
     change(made, "m", trace_rate="12", log_frequency="34")
     change(made, "", trace_rate="56", trace_count="78", trace_level="OFF")
     assert made.sampler("m").now() == TraceSettings(rate=12, count=78, log_frequency=34)
     assert made.sampler("other").now() == TraceSettings(rate=56, count=78)
-
-
-def test_unset_settings_are_the_servers_and_then_those_of_the_command_line() -> None:
-    made = table()
-    change(made, "m", trace_rate="12", log_frequency="34")
-    change(made, "", trace_rate="56", trace_count="78", trace_level="OFF")
+    # What is unset is the server's, and then that of the command line.
     change(made, "", trace_rate=None, trace_count=[])
     assert made.sampler().now() == TraceSettings(rate=1)
     assert made.sampler("m").now() == TraceSettings(rate=12, log_frequency=34)
@@ -68,11 +59,8 @@ def test_one_of_so_many_is_picked_as_often_as_the_count_says() -> None:
     assert [sampler.pick() for _ in range(12)] == [False, False, True] * 2 + [False] * 6
     assert sampler.spent
     assert sampler.now().count == 0
-
-
-def test_none_is_picked_by_a_rate_of_none() -> None:
-    sampler = table(TraceSettings(timestamps=True, rate=0)).sampler()
-    assert not any(sampler.pick() for _ in range(3))
+    never = table(TraceSettings(timestamps=True, rate=0)).sampler()
+    assert not any(never.pick() for _ in range(3))
 
 
 def test_what_is_left_of_a_count_outlives_other_changes() -> None:
