@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -123,20 +122,6 @@ def test_answers_are_the_same(front: ServerProcess, there: ServerProcess, kind: 
         if client.carries_bytes:
             words = np.array([[b"w" * 300_000, b""]], object)
             assert client.infer("words", {"INPUT0": words})["OUTPUT0"].tolist() == words.tolist()
-
-
-def test_requests_at_the_same_time_get_their_own_answers(
-    front: ServerProcess, there: ServerProcess
-) -> None:
-    with CLIENTS["grpc"](front) as client, ThreadPoolExecutor(8) as threads:
-        use(client, there, front)
-
-        def check(number: int) -> None:
-            sent = rows(1 + number % 3, float(number))
-            found = client.infer("fixed", {"INPUT0": sent})["OUTPUT0"]
-            np.testing.assert_array_equal(found, sent)
-
-        list(threads.map(check, range(64)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.faults.requests import busy_message, infer_grpc
 from tests.support.raw_clients import open_channel
-from tests.support.watching import Resources, admitted, incoming, metrics, until
+from tests.support.watching import Resources, admitted, until
 
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -119,24 +119,6 @@ def test_floods(busy: Busy, attack: Callable[[Attacker], Iterator[bytes]]) -> No
     asyncio.run(scenario())
 
 
-def test_a_client_that_never_opens_its_windows(busy: Busy) -> None:
-    """Its answers wait, and are let go of with it."""
-
-    async def scenario() -> None:
-        async with attacking(busy, (4, 0)) as attacker, open_channel(busy.server.grpc) as channel:
-            for number in range(1, 400, 2):
-                attacker.writer.write(attacker.request(number, busy_message("busy", 1)))
-            heads: set[int] = set()
-            while len(heads) < 200:
-                kind, stream, _ = await attacker.next_frame()
-                assert kind != DATA
-                if kind == HEADERS:
-                    heads.add(stream)
-            assert await infer_grpc(channel, "busy", 7) == 7
-
-    asyncio.run(scenario())
-
-
 def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
     """What waits for it is bounded: it gets no further than its own answers let it."""
 
@@ -168,26 +150,5 @@ def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
                 assert await infer_grpc(channel, "busy", 8) == 8
             # No more than as many requests as may be under way, and their answers.
             assert Resources.of(server.pid).resident - before < 5 * _GROWTH
-
-    asyncio.run(scenario())
-
-
-def test_announced_messages_take_nothing(busy: Busy) -> None:
-    """Many calls say that much is to come, and it does not: only their heads count."""
-
-    async def scenario() -> None:
-        server = busy.server
-        async with attacking(busy) as attacker, open_channel(server.grpc) as channel:
-            before = Resources.of(server.pid).resident
-            for number in range(1, 1000, 2):
-                head = struct.pack(">BI", 0, 2 << 20)
-                attacker.writer.write(attacker.request(number) + frame(DATA, 0, number, head))
-            await until(lambda: incoming(server), lambda found: found == 500)
-            requests, held = await admitted(server)
-            assert requests == 0
-            assert held <= 500 << 10  # for their heads, which count from a second look on
-            assert await infer_grpc(channel, "busy", 9) == 9
-            assert Resources.of(server.pid).resident - before < _GROWTH
-            assert (await metrics(server))["headrace_ready"] == 1
 
     asyncio.run(scenario())

@@ -81,13 +81,6 @@ def test_a_reader_that_stands_still(unread: Unread, tmp_path: Path, front_ends: 
     assert "stopped; every admitted request was answered" in unread.rest()
 
 
-def test_the_server_ends_though_nobody_reads_its_log(unread: Unread, tmp_path: Path) -> None:
-    options = ["--access-log"]
-    with ServerProcess(onnx_examples(tmp_path), options=options, errors=unread.writing) as server:
-        ask_often(server, 100)  # a pipe holds 64 KiB
-        assert server.stop() == 0
-
-
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     options = ["--access-log", "--log-file=/dev/full"]
     with (

@@ -304,33 +304,6 @@ def test_a_stream(served: Served) -> None:
 
 
 @over_both_transports("served")
-def test_a_stream_outlives_an_error(served: Served) -> None:
-    answers: Queue[tuple[Any, Any]] = Queue()
-    with Client("grpc", served.grpc) as client:
-        client.call("start_stream", lambda result, error: answers.put((result, error)))
-        for model in ("simple", "nobody", "simple"):
-            client.call("async_stream_infer", model, client.sum_and_difference())
-        outcomes = [answers.get(timeout=30) for _ in range(3)]
-        client.call("stop_stream")
-    assert [error is None for _, error in outcomes] == [True, False, True]
-    assert "unknown model: 'nobody'" in str(outcomes[1][1])
-
-
-@over_both_transports("served")
-def test_a_stream_with_an_empty_final_response_asked_for(served: Served) -> None:
-    answers: Queue[tuple[Any, Any]] = Queue()
-    with Client("grpc", served.grpc) as client:
-        client.call("start_stream", lambda result, error: answers.put((result, error)))
-        inputs = client.sum_and_difference()
-        client.call("async_stream_infer", "simple", inputs, enable_empty_final_response=True)
-        client.call("stop_stream")
-    answer, error = answers.get(timeout=30)
-    assert error is None
-    assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
-    assert answers.empty()
-
-
-@over_both_transports("served")
 def test_a_stream_with_statuses_asked_for(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
