@@ -54,7 +54,10 @@ def test_what_needs_no_environment(spec: LoadSpec, tmp_path: Path) -> None:
 def test_an_interpreter_by_its_name(
     spec: LoadSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mypython").symlink_to(sys.executable)
+    # No link: one from elsewhere does not start a virtual environment.
+    script = tmp_path / "mypython"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     found = environment_of(replace(spec, parameters={"python": "mypython"}))
     assert probe(found.python).real == os.path.realpath(sys.executable)
