@@ -1,8 +1,12 @@
 """Tables, times and sizes."""
 
+import io
+import re
+import sys
+
 import pytest
 
-from headrace.cli.text import duration, number, printable, size, table
+from headrace.cli.text import duration, fitted_table, number, printable, size, table
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,26 @@ def test_tables() -> None:
         "aaa   1",
         "a    22",
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, rows = ("NAME", "N"), [("[b]two words", "1"), ("one", "22")]
+    assert fitted_table(head, rows, right="N") == table(head, rows, right="N")
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in fitted_table(head, rows, right="N")]
+    assert [line.split() for line in shown] == [
+        ["NAME", "N"],
+        ["[b]two", "1"],
+        ["words"],
+        ["one", "22"],
+    ]
+    assert max(map(len, shown)) <= 12
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as where it is not installed
+    assert fitted_table(head, rows) == table(head, rows)

@@ -16,7 +16,7 @@ from headrace.cli.command import (
     CommandParser,
     Commands,
 )
-from headrace.cli.text import table
+from headrace.cli.text import fitted_table
 from headrace.core import plugins
 from headrace.workers.allocation import memory_limit
 
@@ -79,7 +79,7 @@ class ListPlugins(argparse.Action):
             text = f"{type(offered).__name__}: {offered}" if failed else str(offered)
             state = "failed" if failed else "loaded"
             rows.append((plugin.kind, plugin.name, plugin.package, state, text))
-        print(*table(("kind", "name", "package", "state", "offers"), rows), sep="\n")
+        print(*fitted_table(("kind", "name", "package", "state", "offers"), rows), sep="\n")
         parser.exit(EXIT_FAILURE if any(row[3] == "failed" for row in rows) else 0)
 
 

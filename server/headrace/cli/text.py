@@ -1,6 +1,7 @@
 """Tables, times and sizes as people read them in a terminal."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -22,6 +23,27 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
         ).rstrip()
         for line in lines
     ]
+
+
+def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
+    """Lines of `table`; for a terminal by rich, if that is installed, which fits them into it."""
+    try:
+        if not sys.stdout.isatty():
+            raise ImportError("only a terminal has a width")
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return table(head, rows, right)
+    fitted = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in head:
+        fitted.add_column(name, justify="right" if name in right.split() else "left")
+    for row in rows:
+        fitted.add_row(*map(Text, row))
+    console = Console()
+    with console.capture() as captured:
+        console.print(fitted)
+    return captured.get().splitlines()
 
 
 def printable(text: str) -> str:

@@ -29,7 +29,7 @@ from headrace.cli.remote import (
     print_json,
     remote_command,
 )
-from headrace.cli.text import duration, number, size, table
+from headrace.cli.text import duration, fitted_table, number, size, table
 from headrace.client.errors import ClientError, StatusError
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.options import SettingsError
@@ -133,7 +133,7 @@ def _list(options: argparse.Namespace, server: "Client") -> int:
             (e["name"], e["version"] or "-", e["state"] or "not loaded", e["reason"])
             for e in entries
         ]
-        print(*table(("MODEL", "VERSION", "STATE", "REASON"), rows), sep="\n")
+        print(*fitted_table(("MODEL", "VERSION", "STATE", "REASON"), rows), sep="\n")
     elif not missing:
         print("no models" + (f" called {' or '.join(options.pattern)}" if options.pattern else ""))
     return status
@@ -248,7 +248,7 @@ def _overview(versions: list[Document]) -> list[str]:
             number(_ratio(version["inference_count"], version["execution_count"])),
             *(duration(_mean(inference[k])) for k in ("queue", "compute_infer", "success")),
         ))  # fmt: skip
-    return table(("MODEL", "VER", *counts), rows, right=" ".join(counts))
+    return fitted_table(("MODEL", "VER", *counts), rows, right=" ".join(counts))
 
 
 def _details(version: Document) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.api.operations import Document
 from headrace.cli.command import Argument, Command, option
 from headrace.cli.remote import CommandFailed, parse_json, parse_model, print_json, remote_command
-from headrace.cli.text import number, table
+from headrace.cli.text import fitted_table, number
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
@@ -89,7 +89,7 @@ def _lines(found: Document) -> list[str]:
             f"{number(recent['latency_ms'])} ms" if seen else "-",
             version["reason"],
         ))  # fmt: skip
-    lines += ["", *table(_HEADS, rows, _RIGHT)]
+    lines += ["", *fitted_table(_HEADS, rows, _RIGHT)]
     for copies in found.get("shadows", ()):
         lines.append(
             f"copies to version {copies['version']}: {copies['success']} answered,"

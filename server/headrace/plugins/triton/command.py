@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.command import EXIT_FAILURE, Command, option
-from headrace.cli.text import printable, table
+from headrace.cli.text import fitted_table, printable
 from headrace.core.errors import RepositoryError
 from headrace.options import SettingsError
 from headrace.plugins.triton.pools import Drift, Pool, drift_of
@@ -171,7 +171,7 @@ def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
             (one.model, one.endpoint, one.field, one.asked, printable(one.reported))
             for one in found
         ]
-        print("\n".join(table(head, rows)))
+        print("\n".join(fitted_table(head, rows)))
     else:
         print(f"{asked} model{'s' if asked != 1 else ''} as asked for")
         if managed:
