@@ -1,12 +1,11 @@
 """Connections to a server that echoes, and what becomes of calls when they end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import Channel, ChannelConnection, UnaryCall
@@ -132,28 +131,28 @@ class Made:
         return end
 
 
-def scenario(test: Callable[[Service, Made], Awaitable[None]]) -> Callable[[], None]:
-    """Run a test with a service and a channel to it."""
-
-    async def run() -> None:
-        service = Service()
-        await service.start()
-        made = Made(service)
-        try:
-            async with asyncio.timeout(20):
-                await test(service, made)
-        finally:
-            await made.channel.close()
-            await service.stop()
-
-    def wrapped() -> None:
-        uvloop.run(run())
-
-    wrapped.__name__ = test.__name__
-    return wrapped
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
 
 
-@scenario
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    service = Service()
+    await service.start()
+    yield service
+    await service.stop()
+
+
+@pytest.fixture
+async def made(service: Service) -> AsyncIterator[Made]:
+    """A channel to the service."""
+    made = Made(service)
+    async with asyncio.timeout(20):
+        yield made
+    await made.channel.close()
+
+
 async def test_messages_of_any_size(service: Service, made: Made) -> None:
     for size in (0, 1, 16_384, 1 << 20, 5 << 20):
         await made.echo(bytes(range(256)) * (size // 256) + bytes(size % 256))
@@ -161,7 +160,6 @@ async def test_messages_of_any_size(service: Service, made: Made) -> None:
     assert len(service.peers) == 1
 
 
-@scenario
 async def test_a_server_that_comes_back(service: Service, made: Made) -> None:
     await made.echo(b"a")
     await service.stop()
@@ -174,7 +172,6 @@ async def test_a_server_that_comes_back(service: Service, made: Made) -> None:
     await made.echo(b"c")
 
 
-@scenario
 async def test_calls_that_are_cut_off(service: Service, made: Made) -> None:
     service.mute = True
     calls = [made.begin() for _ in range(3)]
@@ -184,7 +181,6 @@ async def test_calls_that_are_cut_off(service: Service, made: Made) -> None:
         assert (await made.failure(call)).reason is Reason.LOST
 
 
-@scenario
 async def test_nobody_notices_that_a_server_retires_connections(
     service: Service, made: Made
 ) -> None:
@@ -203,7 +199,6 @@ async def test_nobody_notices_that_a_server_retires_connections(
     await service.until(lambda: len(service.peers) == 1)
 
 
-@scenario
 async def test_a_call_begins_anew_only_once(service: Service, made: Made) -> None:
     service.mute = True
     call = made.begin()
@@ -216,7 +211,6 @@ async def test_a_call_begins_anew_only_once(service: Service, made: Made) -> Non
     assert await made.failure(call) == (Reason.UNSENT, 14, "NO_ERROR: bye")
 
 
-@scenario
 async def test_more_connections_where_streams_are_few(service: Service, made: Made) -> None:
     service.limits = Limits(streams=2)
     service.mute = True
@@ -230,7 +224,6 @@ async def test_more_connections_where_streams_are_few(service: Service, made: Ma
     assert [(await call.outcome)[0] for call in calls] == [b"x"] * 5
 
 
-@scenario
 async def test_a_deadline(service: Service, made: Made) -> None:
     await made.echo(b"x")
     service.peers[0].http2.echo = False
@@ -243,7 +236,6 @@ async def test_a_deadline(service: Service, made: Made) -> None:
     assert len(service.peers) == 2
 
 
-@scenario
 async def test_a_call_that_is_cancelled(service: Service, made: Made) -> None:
     service.mute = True
     call = made.begin()
@@ -264,18 +256,15 @@ async def test_a_call_that_is_cancelled(service: Service, made: Made) -> None:
         (b"SSH-2.0-x\r\n", "FRAME_SIZE_ERROR"),
     ],
 )
-def test_servers_of_another_kind(greeting: bytes, text: str) -> None:
-    @scenario
-    async def test(service: Service, made: Made) -> None:
-        service.greeting = greeting
-        end = await made.failure(made.begin())
-        assert end.reason is Reason.UNSENT
-        assert text in end.text
-
-    test()
+async def test_servers_of_another_kind(
+    service: Service, made: Made, greeting: bytes, text: str
+) -> None:
+    service.greeting = greeting
+    end = await made.failure(made.begin())
+    assert end.reason is Reason.UNSENT
+    assert text in end.text
 
 
-@scenario
 async def test_a_channel_that_is_closed(service: Service, made: Made) -> None:
     service.mute = True
     call, waiting = made.begin(), made.begin()
@@ -286,7 +275,6 @@ async def test_a_channel_that_is_closed(service: Service, made: Made) -> None:
     assert (await made.failure(made.begin())).reason is Reason.UNSENT
 
 
-@scenario
 async def test_a_channel_that_is_closed_while_it_connects(service: Service, made: Made) -> None:
     service.greeting = b""
     call = made.begin(seconds=0.0)
@@ -296,7 +284,6 @@ async def test_a_channel_that_is_closed_while_it_connects(service: Service, made
         assert (await made.failure(each)).reason is Reason.UNSENT
 
 
-@scenario
 async def test_a_message_that_is_too_large(service: Service, made: Made) -> None:
     await made.echo(b"x")
     with pytest.raises(PayloadTooLarge, match="2147483648 bytes do not fit"):
@@ -305,7 +292,6 @@ async def test_a_message_that_is_too_large(service: Service, made: Made) -> None
     await made.echo(b"y")
 
 
-@scenario
 async def test_a_call_that_we_end_makes_room_for_one_that_waits(
     service: Service, made: Made
 ) -> None:
@@ -321,7 +307,6 @@ async def test_a_call_that_we_end_makes_room_for_one_that_waits(
     assert not any(call.outcome.done() for call in calls)
 
 
-@scenario
 async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made) -> None:
     service.limits = Limits(streams=1)
     service.mute = True
@@ -333,30 +318,22 @@ async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made
     assert sum(call.finished for call in calls) == 1
 
 
-def test_frames_for_a_connection_that_is_gone() -> None:
+async def test_frames_for_a_connection_that_is_gone(service: Service) -> None:
     """As they come where a call begins in the same turn of the loop; uvloop raises for them."""
+    loop, problems, gone = asyncio.get_running_loop(), list[object](), asyncio.Event()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
 
-    async def run() -> None:
-        service, problems = Service(), []
-        await service.start()
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: problems.append(context))
-        gone = asyncio.Event()
-        link: ChannelConnection
+    def lost(link: ChannelConnection) -> None:
+        link.http2.sender.ping(b"12345678")
+        gone.set()
 
-        def lost(link: ChannelConnection) -> None:
-            link.http2.sender.ping(b"12345678")
-            gone.set()
-
-        _, link = await loop.create_connection(
-            lambda: ChannelConnection(loop, memoryview(bytearray(1 << 16)), lambda: None, lost),
-            "127.0.0.1", service.port,
-        )  # fmt: skip
-        await link.greeted
-        await service.stop()
-        await gone.wait()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not problems
-
-    uvloop.run(run())
+    _, link = await loop.create_connection(
+        lambda: ChannelConnection(loop, memoryview(bytearray(1 << 16)), lambda: None, lost),
+        "127.0.0.1", service.port,
+    )  # fmt: skip
+    await link.greeted
+    await service.stop()
+    await gone.wait()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not problems

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,21 @@ class World:
         return [(m.name, m.state, m.reason) for m in models]
 
 
-Test = Callable[[World], Coroutine[Any, Any, None]]
+@asynccontextmanager
+async def serving(world: World) -> AsyncIterator[World]:
+    await world.engine.load_all([])
+    yield world
+    world.engine.stop_loading()
+    await world.engine.unload_all()
+    world.control.close()
+    await until(lambda: all(model.closed for model in world.backend.loaded))
 
 
-def run(tmp_path: Path, test: Test, mode: ControlMode = ControlMode.EXPLICIT) -> None:
-    async def whole() -> None:
-        world = World(tmp_path, mode)
-        await world.engine.load_all([])
-        await test(world)
-        world.engine.stop_loading()
-        await world.engine.unload_all()
-        world.control.close()
-        await until(lambda: all(model.closed for model in world.backend.loaded))
-
-    asyncio.run(whole())
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """An engine that loads what it is asked to."""
+    async with serving(World(tmp_path)) as world:
+        yield world
 
 
 @pytest.mark.parametrize(
@@ -81,225 +83,196 @@ def run(tmp_path: Path, test: Test, mode: ControlMode = ControlMode.EXPLICIT) ->
         (ControlMode.POLL, "if polling is enabled; --model-control-mode=explicit allows it"),
     ],
 )
-def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
-    async def test(world: World) -> None:
+async def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
+    async with serving(World(tmp_path, mode)) as world:
         world.write("m", "1")
         for action in (world.control.load, world.control.unload):
             with pytest.raises(Unavailable, match=f"load / unload is not allowed {why}"):
                 await action("m")
         assert await world.index() == []
 
-    run(tmp_path, test, mode)
+
+async def test_requests_for_a_model_take_effect_in_their_order(world: World) -> None:
+    world.write("m", "1")
+    asked = [
+        action("m") for _ in range(10) for action in (world.control.load, world.control.unload)
+    ]
+    asked.append(world.control.load("m"))
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert found[-1] is None
+    assert await world.ask("m") == 1
+    asked[:] = [world.control.load("m"), world.control.unload("m")]
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert await world.index() == [("m", "UNAVAILABLE", "unloaded")]
 
 
-def test_requests_for_a_model_take_effect_in_their_order(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        asked = [
-            action("m") for _ in range(10) for action in (world.control.load, world.control.unload)
-        ]
-        asked.append(world.control.load("m"))
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert found[-1] is None
-        assert await world.ask("m") == 1
-        asked[:] = [world.control.load("m"), world.control.unload("m")]
-        await asyncio.gather(*asked, return_exceptions=True)
-        assert await world.index() == [("m", "UNAVAILABLE", "unloaded")]
-
-    run(tmp_path, test)
+async def test_many_who_ask_for_the_same_share_a_load(world: World) -> None:
+    world.write("m", "1")
+    world.backend.load_now.clear()
+    asked = [asyncio.ensure_future(world.control.load("m")) for _ in range(20)]
+    await until(lambda: world.backend.begun == ["1"])
+    # One who comes later, too, rather than call off what others wait for.
+    asked.append(asyncio.ensure_future(world.control.load("m")))
+    assert await world.index() == [("m", "LOADING", "")]
+    world.backend.load_now.set()
+    await asyncio.gather(*asked)
+    assert world.backend.begun == ["1"]
+    await world.control.load("m")
+    assert world.backend.begun == ["1"]
 
 
-def test_many_who_ask_for_the_same_share_a_load(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        world.backend.load_now.clear()
-        asked = [asyncio.ensure_future(world.control.load("m")) for _ in range(20)]
-        await until(lambda: world.backend.begun == ["1"])
-        # One who comes later, too, rather than call off what others wait for.
-        asked.append(asyncio.ensure_future(world.control.load("m")))
-        assert await world.index() == [("m", "LOADING", "")]
-        world.backend.load_now.set()
-        await asyncio.gather(*asked)
-        assert world.backend.begun == ["1"]
+async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
+    world: World, tmp_path: Path
+) -> None:
+    def size() -> int:
+        return world.engine.model_config("m").max_batch_size
+
+    world.write("m", "1")
+    await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+    await world.control.load("m")
+    assert (size(), world.backend.begun) == (2, ["1"])
+    with pytest.raises(ModelLoadFailed, match="must not be negative"):
+        await world.control.load("m", LoadParameters('{"max_batch_size": -1}'))
+    (tmp_path / "m" / "1" / "model.constant").write_text("nonsense")
+    with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
+        await world.control.load("m", LoadParameters('{"max_batch_size": 3}'))
+    with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
         await world.control.load("m")
-        assert world.backend.begun == ["1"]
-
-    run(tmp_path, test)
-
-
-def test_a_configuration_of_a_request_stays_until_the_directory_changes(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        def size() -> int:
-            return world.engine.model_config("m").max_batch_size
-
-        world.write("m", "1")
-        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
-        await world.control.load("m")
-        assert (size(), world.backend.begun) == (2, ["1"])
-        with pytest.raises(ModelLoadFailed, match="must not be negative"):
-            await world.control.load("m", LoadParameters('{"max_batch_size": -1}'))
-        (tmp_path / "m" / "1" / "model.constant").write_text("nonsense")
-        with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
-            await world.control.load("m", LoadParameters('{"max_batch_size": 3}'))
-        with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
-            await world.control.load("m")
-        assert (size(), await world.ask("m")) == (2, 1)
-        world.write("m", "20")
-        await world.control.load("m")
-        assert (size(), await world.ask("m")) == (4, 20)
-        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
-        await world.control.unload("m")
-        await world.control.load("m")
-        assert size() == 4
-        await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
-        files = {"1/model.constant": b"5"}
-        await world.control.load("m", LoadParameters('{"max_batch_size": 3}', files))
-        assert (size(), await world.ask("m")) == (3, 5)
-        await world.control.load("m")
-        assert (size(), await world.ask("m")) == (4, 20)
-
-    run(tmp_path, test)
+    assert (size(), await world.ask("m")) == (2, 1)
+    world.write("m", "20")
+    await world.control.load("m")
+    assert (size(), await world.ask("m")) == (4, 20)
+    await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+    await world.control.unload("m")
+    await world.control.load("m")
+    assert size() == 4
+    await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
+    files = {"1/model.constant": b"5"}
+    await world.control.load("m", LoadParameters('{"max_batch_size": 3}', files))
+    assert (size(), await world.ask("m")) == (3, 5)
+    await world.control.load("m")
+    assert (size(), await world.ask("m")) == (4, 20)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_configuration_of_a_request_changes_instances_in_place(
-    tmp_path: Path, whole: bool
+async def test_a_configuration_of_a_request_changes_instances_in_place(
+    world: World, tmp_path: Path, whole: bool
 ) -> None:
     """Clients send the file's own configuration, or what they were told it was completed to."""
-
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        text = CONFIG.format("thread")
-        if not whole:
-            text += ' input { name: "X" data_type: TYPE_FP32 dims: 1 }'
-            text += ' output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
-        (tmp_path / "m" / "config.pbtxt").write_text(text)
-        await world.control.load("m")
-        version = world.engine.find("m")
-        told: dict[str, Any] = {
-            "name": "m", "max_batch_size": 4,
-            "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
-            "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
-        }  # fmt: skip
-        if whole:
-            told = to_json(world.engine.model_config("m"))
-        for count, loads in ((3, 3), (1, 3), (2, 4)):
-            told["instance_group"] = [{"name": "m", "count": count}]
-            await world.control.load("m", LoadParameters(json.dumps(told)))
-            assert world.engine.model_config("m").instance_group[0].count == count
-            assert len(world.backend.loaded) == loads
-            assert world.engine.find("m") is version
-        told["max_batch_size"] = 2
-        told.pop("dynamic_batching", None)
+    world.write("m", "1")
+    text = CONFIG.format("thread")
+    if not whole:
+        text += ' input { name: "X" data_type: TYPE_FP32 dims: 1 }'
+        text += ' output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+    await world.control.load("m")
+    version = world.engine.find("m")
+    told: dict[str, Any] = {
+        "name": "m", "max_batch_size": 4,
+        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+        "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
+    }  # fmt: skip
+    if whole:
+        told = to_json(world.engine.model_config("m"))
+    for count, loads in ((3, 3), (1, 3), (2, 4)):
+        told["instance_group"] = [{"name": "m", "count": count}]
         await world.control.load("m", LoadParameters(json.dumps(told)))
-        assert len(world.backend.loaded) == 6
-        assert world.engine.find("m") is not version
-
-    run(tmp_path, test)
-
-
-def test_a_load_goes_on_without_its_client(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        world.backend.load_now.clear()
-        asked = asyncio.ensure_future(world.control.load("m"))
-        await until(lambda: world.backend.begun == ["1"])
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        world.backend.load_now.set()
-        await until(lambda: world.engine.model_ready("m"))
-        assert await world.ask("m") == 1
-
-    run(tmp_path, test)
+        assert world.engine.model_config("m").instance_group[0].count == count
+        assert len(world.backend.loaded) == loads
+        assert world.engine.find("m") is version
+    told["max_batch_size"] = 2
+    told.pop("dynamic_batching", None)
+    await world.control.load("m", LoadParameters(json.dumps(told)))
+    assert len(world.backend.loaded) == 6
+    assert world.engine.find("m") is not version
 
 
-def test_a_load_that_the_end_of_the_server_calls_off(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        world.backend.load_now.clear()
-        asked = asyncio.ensure_future(world.control.load("m"))
-        await until(lambda: world.backend.begun == ["1"])
-        world.engine.stop_loading()
-        for late in (asked, world.control.load("m")):  # neither waits for what is being loaded
-            with pytest.raises(Unavailable, match="the server is shutting down"):
-                await asyncio.wait_for(late, 10)
-        world.backend.load_now.set()
-        await until(lambda: not world.engine.loading)
-
-    run(tmp_path, test)
+async def test_a_load_goes_on_without_its_client(world: World) -> None:
+    world.write("m", "1")
+    world.backend.load_now.clear()
+    asked = asyncio.ensure_future(world.control.load("m"))
+    await until(lambda: world.backend.begun == ["1"])
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    world.backend.load_now.set()
+    await until(lambda: world.engine.model_ready("m"))
+    assert await world.ask("m") == 1
 
 
-def test_what_goes_wrong_is_told_and_stays_in_the_index(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "nonsense")
-        with pytest.raises(
-            ModelLoadFailed,
-            match="load failed for model 'm': version 1 is at UNAVAILABLE state: 'nonsense' is no",
-        ):
-            await world.control.load("m")
-        with pytest.raises(NotFound, match="failed to load 'n', failed to poll"):
-            await world.control.load("n")
-        assert await world.index() == [("m", "UNAVAILABLE", "'nonsense' is no number")]
-        assert not world.engine.ready
-        world.write("m", "1")
+async def test_a_load_that_the_end_of_the_server_calls_off(world: World) -> None:
+    world.write("m", "1")
+    world.backend.load_now.clear()
+    asked = asyncio.ensure_future(world.control.load("m"))
+    await until(lambda: world.backend.begun == ["1"])
+    world.engine.stop_loading()
+    for late in (asked, world.control.load("m")):  # neither waits for what is being loaded
+        with pytest.raises(Unavailable, match="the server is shutting down"):
+            await asyncio.wait_for(late, 10)
+    world.backend.load_now.set()
+    await until(lambda: not world.engine.loading)
+
+
+async def test_what_goes_wrong_is_told_and_stays_in_the_index(world: World) -> None:
+    world.write("m", "nonsense")
+    with pytest.raises(
+        ModelLoadFailed,
+        match="load failed for model 'm': version 1 is at UNAVAILABLE state: 'nonsense' is no",
+    ):
         await world.control.load("m")
-        world.write("m", "nonsense")
-        with pytest.raises(ModelLoadFailed, match="load failed for model 'm': 'nonsense' is no"):
-            await world.control.load("m")
-        assert await world.ask("m") == 1
-        assert world.engine.ready
-
-    run(tmp_path, test)
-
-
-def test_a_model_whose_directory_has_gone_serves_until_it_is_unloaded(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.write("m", "1")
+    with pytest.raises(NotFound, match="failed to load 'n', failed to poll"):
+        await world.control.load("n")
+    assert await world.index() == [("m", "UNAVAILABLE", "'nonsense' is no number")]
+    assert not world.engine.ready
+    world.write("m", "1")
+    await world.control.load("m")
+    world.write("m", "nonsense")
+    with pytest.raises(ModelLoadFailed, match="load failed for model 'm': 'nonsense' is no"):
         await world.control.load("m")
-        (world.root / "m").rename(world.root / "other")
-        with pytest.raises(NotFound):
-            await world.control.load("m")
-        assert await world.ask("m") == 1
-        assert await world.index() == [("m", "READY", ""), ("other", "", "")]
-        await world.control.unload("m")
-        await world.control.load("other")
-        assert await world.ask("other") == 1
-
-    run(tmp_path, test)
+    assert await world.ask("m") == 1
+    assert world.engine.ready
 
 
-def test_models_of_requests_alone_are_forgotten_in_the_end(tmp_path: Path) -> None:
+async def test_a_model_whose_directory_has_gone_serves_until_it_is_unloaded(world: World) -> None:
+    world.write("m", "1")
+    await world.control.load("m")
+    (world.root / "m").rename(world.root / "other")
+    with pytest.raises(NotFound):
+        await world.control.load("m")
+    assert await world.ask("m") == 1
+    assert await world.index() == [("m", "READY", ""), ("other", "", "")]
+    await world.control.unload("m")
+    await world.control.load("other")
+    assert await world.ask("other") == 1
+
+
+async def test_models_of_requests_alone_are_forgotten_in_the_end(world: World) -> None:
     """Or names that nobody uses any more would fill the index."""
-
-    async def test(world: World) -> None:
-        world.write("m", "1")
-        await world.control.load("m")
-        contents = ["1", "nonsense", "2", "nonsense", "nonsense", "3", "4", "5", "6"]
-        for number, content in enumerate(contents):
-            files = {"1/model.constant": content.encode()}
-            parameters = LoadParameters('{"backend": "constant"}', files)
-            load = world.control.load(f"new{number}", parameters)
-            if content == "nonsense":
-                with pytest.raises(ModelLoadFailed):
-                    await load
-            elif content == "6":
-                with pytest.raises(Overloaded, match="5 models are loaded from files of load"):
-                    await load
-            else:
+    world.write("m", "1")
+    await world.control.load("m")
+    contents = ["1", "nonsense", "2", "nonsense", "nonsense", "3", "4", "5", "6"]
+    for number, content in enumerate(contents):
+        files = {"1/model.constant": content.encode()}
+        parameters = LoadParameters('{"backend": "constant"}', files)
+        load = world.control.load(f"new{number}", parameters)
+        if content == "nonsense":
+            with pytest.raises(ModelLoadFailed):
                 await load
-        assert [name for name, *_ in await world.index()] == [
-            "m", "new0", "new2", "new5", "new6", "new7"
-        ]  # fmt: skip
-        await world.control.unload("new5")
-        await until(lambda: not world.engine.unloading())
-        await world.control.load("new9", LoadParameters('{"backend": "constant"}', files))
-        assert "new5" not in [name for name, *_ in await world.index()]
-
-    run(tmp_path, test)
+        elif content == "6":
+            with pytest.raises(Overloaded, match="5 models are loaded from files of load"):
+                await load
+        else:
+            await load
+    assert [name for name, *_ in await world.index()] == [
+        "m", "new0", "new2", "new5", "new6", "new7"
+    ]  # fmt: skip
+    await world.control.unload("new5")
+    await until(lambda: not world.engine.unloading())
+    await world.control.load("new9", LoadParameters('{"backend": "constant"}', files))
+    assert "new5" not in [name for name, *_ in await world.index()]
 
 
 @pytest.mark.parametrize("allowed", LoadOverrides)
-def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) -> None:
+async def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) -> None:
     config = '{"backend": "constant", "max_batch_size": 2}'
     code = '{"parameters": {"own": {"string_value": "x"}}}'
     asked = {
@@ -308,21 +281,17 @@ def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) -> Non
         LoadOverrides.FILES: LoadParameters(config, {"1/model.constant": b"2"}),
         LoadOverrides.CODE: LoadParameters(code),
     }
-
-    async def test() -> None:
-        world = World(tmp_path, overrides=allowed)
-        await world.engine.load_all([])
-        world.write("m", "1")
-        for level, parameters in asked.items():
-            if level <= allowed:
-                await world.control.load("m", parameters)
-                continue
-            # One step after the other, where a request asks for more than one.
-            needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
-            with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
-                await world.control.load("m", parameters)
-        assert await world.ask("m") == (2 if allowed is LoadOverrides.FILES else 1)
-        await world.engine.unload_all()
-        world.control.close()
-
-    asyncio.run(test())
+    world = World(tmp_path, overrides=allowed)
+    await world.engine.load_all([])
+    world.write("m", "1")
+    for level, parameters in asked.items():
+        if level <= allowed:
+            await world.control.load("m", parameters)
+            continue
+        # One step after the other, where a request asks for more than one.
+        needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
+        with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
+            await world.control.load("m", parameters)
+    assert await world.ask("m") == (2 if allowed is LoadOverrides.FILES else 1)
+    await world.engine.unload_all()
+    world.control.close()

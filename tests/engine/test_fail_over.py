@@ -125,7 +125,7 @@ def test_a_change_is_not_undone_by_a_server_that_comes_back(
         logger.removeHandler(back)
 
 
-def test_the_end_does_not_wait_for_a_look() -> None:
+async def test_the_end_does_not_wait_for_a_look() -> None:
     """Which takes its time where a server does not answer at all."""
     begun, released = Event(), Event()
     ended: list[bool] = []
@@ -139,14 +139,11 @@ def test_the_end_does_not_wait_for_a_look() -> None:
     async def load() -> str:
         raise AssertionError("nothing has come back")
 
-    async def scenario() -> None:
-        absent = {"triton": "no server answers"}
-        backends = Backends(("triton", "constant"), frozenset({"constant"}), 0, absent, look)
-        found = FailOver("m", backends, Bench().batcher, asyncio.get_running_loop(), {})
-        found.search(load)
-        assert await asyncio.to_thread(begun.wait, 20)
-        found.close()
-
-    asyncio.run(scenario())
+    absent = {"triton": "no server answers"}
+    backends = Backends(("triton", "constant"), frozenset({"constant"}), 0, absent, look)
+    found = FailOver("m", backends, Bench().batcher, asyncio.get_running_loop(), {})
+    found.search(load)
+    assert await asyncio.to_thread(begun.wait, 20)
+    found.close()
     assert not ended
     released.set()

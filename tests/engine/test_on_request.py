@@ -88,159 +88,124 @@ async def serving(world: World) -> AsyncIterator[World]:
     world.engine.control.close()
 
 
-def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ResidencyOptions(), "a", "b")) as world:
-            assert world.in_memory == set()
-            assert world.engine.ready
-            assert world.engine.model_ready("b")
-            assert await world.ask("b") == 1
-            assert world.in_memory == {"b"}
-            assert await world.ask("b", "1") == 1
-            with pytest.raises(NotFound, match="version 2 is not found"):
-                world.ask("a", "2")
-            with pytest.raises(NotFound, match="unknown model"):
-                world.ask("c")
-
-    asyncio.run(main())
+async def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a", "b")) as world:
+        assert world.in_memory == set()
+        assert world.engine.ready
+        assert world.engine.model_ready("b")
+        assert await world.ask("b") == 1
+        assert world.in_memory == {"b"}
+        assert await world.ask("b", "1") == 1
+        with pytest.raises(NotFound, match="version 2 is not found"):
+            world.ask("a", "2")
+        with pytest.raises(NotFound, match="unknown model"):
+            world.ask("c")
 
 
-def test_all_who_ask_meanwhile_wait_for_the_same_load(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
-            answers = [world.ask("a") for _ in range(5)]
-            assert await asyncio.gather(*answers) == [0] * 5
-            assert len(world.backend.loaded) == 1
-
-    asyncio.run(main())
+async def test_all_who_ask_meanwhile_wait_for_the_same_load(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        answers = [world.ask("a") for _ in range(5)]
+        assert await asyncio.gather(*answers) == [0] * 5
+        assert len(world.backend.loaded) == 1
 
 
-def test_the_one_that_was_not_asked_for_the_longest_goes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
-            for name in "abc":
-                world.ahead += 1
-                await world.ask(name)
-            assert world.in_memory == {"b", "c"}
-            assert isinstance(world.engine.loads, OnRequest)
-            assert world.engine.loads.evictions == 1
-
-    asyncio.run(main())
+async def test_the_one_that_was_not_asked_for_the_longest_goes(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
+        for name in "abc":
+            world.ahead += 1
+            await world.ask(name)
+        assert world.in_memory == {"b", "c"}
+        assert isinstance(world.engine.loads, OnRequest)
+        assert world.engine.loads.evictions == 1
 
 
-def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path) -> None:
+async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path) -> None:
     options = ResidencyOptions(2 * MIB, minimum_secs=0, pinned=frozenset("a"))
-
-    async def main() -> None:
-        async with serving(World(tmp_path, options, "a", "b", "c")) as world:
-            assert world.in_memory == {"a"}
-            for name, number in (("b", 1), ("c", 2), ("b", 1)):
-                assert await world.ask(name) == number
-                assert world.in_memory == {"a", name}
-
-    asyncio.run(main())
+    async with serving(World(tmp_path, options, "a", "b", "c")) as world:
+        assert world.in_memory == {"a"}
+        for name, number in (("b", 1), ("c", 2), ("b", 1)):
+            assert await world.ask(name) == number
+            assert world.in_memory == {"a", name}
 
 
-def test_a_model_stays_for_a_while(tmp_path: Path) -> None:
+async def test_a_model_stays_for_a_while(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, wait_secs=0.2, minimum_secs=50)
+    async with serving(World(tmp_path, options, "a", "b")) as world:
+        await world.ask("a")
+        with pytest.raises(Unavailable, match=r"'b' was not loaded within 0\.2 s"):
+            await world.ask("b")
+        assert world.in_memory == {"a"}
+        world.ahead = 51
+        assert isinstance(world.engine.loads, OnRequest)
+        await world.engine.loads.bring("b", patient=True)
+        assert world.in_memory == {"b"}
 
-    async def main() -> None:
-        async with serving(World(tmp_path, options, "a", "b")) as world:
+
+async def test_a_model_that_never_fits(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(MIB - 1), "a")) as world:
+        with pytest.raises(Unavailable, match=r"more than the 1048575 bytes .*budget"):
             await world.ask("a")
-            with pytest.raises(Unavailable, match=r"'b' was not loaded within 0\.2 s"):
-                await world.ask("b")
-            assert world.in_memory == {"a"}
-            world.ahead = 51
-            assert isinstance(world.engine.loads, OnRequest)
-            await world.engine.loads.bring("b", patient=True)
-            assert world.in_memory == {"b"}
-
-    asyncio.run(main())
 
 
-def test_a_model_that_never_fits(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ResidencyOptions(MIB - 1), "a")) as world:
-            with pytest.raises(Unavailable, match=r"more than the 1048575 bytes .*budget"):
-                await world.ask("a")
-
-    asyncio.run(main())
-
-
-def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
-            world.write("a", "what")
-            with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
-                await world.ask("a")
-            with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
-                await world.ask("a")
-            assert len(world.backend.begun) == 1
-            assert not world.engine.model_ready("a")
-            assert world.engine.ready
-            world.write("a", "7")
-            world.ahead = 2
-            assert await world.ask("a") == 7
-            assert world.engine.model_ready("a")
-
-    asyncio.run(main())
+async def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(
+    tmp_path: Path,
+) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        world.write("a", "what")
+        with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
+            await world.ask("a")
+        with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
+            await world.ask("a")
+        assert len(world.backend.begun) == 1
+        assert not world.engine.model_ready("a")
+        assert world.engine.ready
+        world.write("a", "7")
+        world.ahead = 2
+        assert await world.ask("a") == 7
+        assert world.engine.model_ready("a")
 
 
-def test_idle_models_go(tmp_path: Path) -> None:
+async def test_idle_models_go(tmp_path: Path) -> None:
     options = ResidencyOptions(idle_secs=100)
-
-    async def main() -> None:
-        async with serving(World(tmp_path, options, "a", "b")) as world:
-            await asyncio.gather(world.ask("a"), world.ask("b"))
-            world.ahead = 101
-            await until(lambda: not world.in_memory)
-            assert await world.ask("a") == 0
-
-    asyncio.run(main())
+    async with serving(World(tmp_path, options, "a", "b")) as world:
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        world.ahead = 101
+        await until(lambda: not world.in_memory)
+        assert await world.ask("a") == 0
 
 
-def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
+async def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, minimum_secs=50)
-
-    async def main() -> None:
-        async with serving(World(tmp_path, options, "a", "b")) as world:
-            await world.ask("a")
-            answer = Answer("b", "", {})
-            world.engine.find("b").submit(answer)
-            answer.cancel()
-            world.ahead = 51
-            await asyncio.sleep(0)
-            assert not answer.future.done()
-            assert await world.ask("a") == 0
-            assert world.in_memory == {"a"}
-
-    asyncio.run(main())
+    async with serving(World(tmp_path, options, "a", "b")) as world:
+        await world.ask("a")
+        answer = Answer("b", "", {})
+        world.engine.find("b").submit(answer)
+        answer.cancel()
+        world.ahead = 51
+        await asyncio.sleep(0)
+        assert not answer.future.done()
+        assert await world.ask("a") == 0
+        assert world.in_memory == {"a"}
 
 
-def test_unloaded_by_the_operator_it_stays_unloaded(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
-            await world.ask("a")
-            await world.engine.unload("a")
-            with pytest.raises(NotFound, match="no available versions"):
-                world.ask("a")
-            assert not world.engine.model_ready("a")
-            assert await world.engine.load(scan([tmp_path])[0]) == ""
-            assert await world.ask("a") == 0
-
-    asyncio.run(main())
+async def test_unloaded_by_the_operator_it_stays_unloaded(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        await world.ask("a")
+        await world.engine.unload("a")
+        with pytest.raises(NotFound, match="no available versions"):
+            world.ask("a")
+        assert not world.engine.model_ready("a")
+        assert await world.engine.load(scan([tmp_path])[0]) == ""
+        assert await world.ask("a") == 0
 
 
-def test_who_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path, ResidencyOptions(), "a")
-        async with serving(world):
-            world.backend.load_now.clear()
-            answer = world.ask("a")
-            await until(lambda: bool(world.backend.begun))
-            world.engine.stop_loading()
-            with pytest.raises(ServerExiting):
-                await answer
-            world.backend.load_now.set()
-
-    asyncio.run(main())
+async def test_who_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path, ResidencyOptions(), "a")
+    async with serving(world):
+        world.backend.load_now.clear()
+        answer = world.ask("a")
+        await until(lambda: bool(world.backend.begun))
+        world.engine.stop_loading()
+        with pytest.raises(ServerExiting):
+            await answer
+        world.backend.load_now.set()

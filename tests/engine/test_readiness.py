@@ -1,7 +1,7 @@
 """Whatever makes the server ready, or not ready any more, is announced."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -61,114 +61,91 @@ async def checked(
     await world.engine.unload_all()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        await scenario()
-
-    asyncio.run(whole())
-
-
-def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path, strict=True) as world:
-            engine, backend = world.engine, world.backend
-            backend.load_now.clear()
-            loading = asyncio.ensure_future(engine.load_all([world.write("a", "1")]))
-            await until(lambda: bool(backend.begun))
-            assert engine.readiness.reason == "models are being loaded: a"
-            backend.load_now.set()
-            await loading
-            await until(lambda: world.changes == [False, True])
-            assert await engine.load(world.write("a", "no number"))  # the old one goes on
-            assert await engine.load(world.write("a", "2")) == ""
-            await engine.load(world.write("b", "bad"), added=True)  # nobody counts on it
-            assert world.changes == [False, True]
-            await engine.load(world.write("c", "bad"))
-            await until(lambda: world.changes == [False, True, False])
-            assert engine.readiness.reason == "models are not loaded (--strict-readiness): c"
-            await engine.unload("c")
-            await until(lambda: world.changes[-1])
-            await engine.load(world.write("c", "3"))
-            await engine.load(world.write("c", "4", version=2))
-            await engine.unload("a")
-            await engine.load(world.write("a", "5"))
-            await engine.unload("a")
-
-    run(scenario)
+async def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
+    async with checked(tmp_path, strict=True) as world:
+        engine, backend = world.engine, world.backend
+        backend.load_now.clear()
+        loading = asyncio.ensure_future(engine.load_all([world.write("a", "1")]))
+        await until(lambda: bool(backend.begun))
+        assert engine.readiness.reason == "models are being loaded: a"
+        backend.load_now.set()
+        await loading
+        await until(lambda: world.changes == [False, True])
+        assert await engine.load(world.write("a", "no number"))  # the old one goes on
+        assert await engine.load(world.write("a", "2")) == ""
+        await engine.load(world.write("b", "bad"), added=True)  # nobody counts on it
+        assert world.changes == [False, True]
+        await engine.load(world.write("c", "bad"))
+        await until(lambda: world.changes == [False, True, False])
+        assert engine.readiness.reason == "models are not loaded (--strict-readiness): c"
+        await engine.unload("c")
+        await until(lambda: world.changes[-1])
+        await engine.load(world.write("c", "3"))
+        await engine.load(world.write("c", "4", version=2))
+        await engine.unload("a")
+        await engine.load(world.write("a", "5"))
+        await engine.unload("a")
 
 
-def test_not_ready_before_all_models_were_tried_whatever_becomes_of_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path) as world:
-            engine, backend = world.engine, world.backend
-            names = ["a", "b", "c", "d", "e", "f", "g"]
-            sources = [world.write(n, "1" if n == "a" else "no number") for n in names]
-            assert engine.readiness.reason == "it is starting"
-            backend.load_now.clear()
-            loading = asyncio.ensure_future(engine.load_all(sources))
-            await until(lambda: bool(backend.begun))
-            said = "models are being loaded: a, b, c, d, e and 2 more"
-            assert engine.readiness.reason == said
-            backend.load_now.set()
-            await loading
-            await until(lambda: world.changes == [False, True])
-            assert engine.readiness.reason == ""
-            assert engine.model_obstacle("a") == ""
-            assert engine.model_obstacle("b").endswith(
-                "'b' has no available versions (version 1 is UNAVAILABLE): 'no number' is no number"
-            )
-            await engine.load(world.write("h", "no number"))  # a client asks for it
-            assert world.changes == [False, True]
-
-    run(scenario)
-
-
-def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path) as world:
-            await world.engine.load_all([world.write("a", "no number")], all_or_none=True)
-            assert not world.engine.ready
-            assert world.changes == [False]
-
-    run(scenario)
+async def test_not_ready_before_all_models_were_tried_whatever_becomes_of_them(
+    tmp_path: Path,
+) -> None:
+    async with checked(tmp_path) as world:
+        engine, backend = world.engine, world.backend
+        names = ["a", "b", "c", "d", "e", "f", "g"]
+        sources = [world.write(n, "1" if n == "a" else "no number") for n in names]
+        assert engine.readiness.reason == "it is starting"
+        backend.load_now.clear()
+        loading = asyncio.ensure_future(engine.load_all(sources))
+        await until(lambda: bool(backend.begun))
+        said = "models are being loaded: a, b, c, d, e and 2 more"
+        assert engine.readiness.reason == said
+        backend.load_now.set()
+        await loading
+        await until(lambda: world.changes == [False, True])
+        assert engine.readiness.reason == ""
+        assert engine.model_obstacle("a") == ""
+        assert engine.model_obstacle("b").endswith(
+            "'b' has no available versions (version 1 is UNAVAILABLE): 'no number' is no number"
+        )
+        await engine.load(world.write("h", "no number"))  # a client asks for it
+        assert world.changes == [False, True]
 
 
-def test_doors_and_the_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path) as world:
-            await world.engine.load_all([world.write("a", "1")])
-            await until(lambda: world.changes == [False, True])
-            world.engine.readiness.set_reachable(False)
-            await until(lambda: world.changes == [False, True, False])
-            world.engine.readiness.set_reachable(True)
-            await until(lambda: world.changes[-1])
-            world.engine.begin_shutdown()
-            await until(lambda: not world.changes[-1])
-            world.admission.close()
-
-    run(scenario)
+async def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> None:
+    async with checked(tmp_path) as world:
+        await world.engine.load_all([world.write("a", "no number")], all_or_none=True)
+        assert not world.engine.ready
+        assert world.changes == [False]
 
 
-def test_a_server_that_exits_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path) as world:
-            await world.engine.load_all([])
-            await until(lambda: world.changes == [False, True])
-            world.admission.close()
-            await until(lambda: not world.changes[-1])
+async def test_doors_and_the_end(tmp_path: Path) -> None:
+    async with checked(tmp_path) as world:
+        await world.engine.load_all([world.write("a", "1")])
+        await until(lambda: world.changes == [False, True])
+        world.engine.readiness.set_reachable(False)
+        await until(lambda: world.changes == [False, True, False])
+        world.engine.readiness.set_reachable(True)
+        await until(lambda: world.changes[-1])
+        world.engine.begin_shutdown()
+        await until(lambda: not world.changes[-1])
+        world.admission.close()
 
-    run(scenario)
+
+async def test_a_server_that_exits_at_once(tmp_path: Path) -> None:
+    async with checked(tmp_path) as world:
+        await world.engine.load_all([])
+        await until(lambda: world.changes == [False, True])
+        world.admission.close()
+        await until(lambda: not world.changes[-1])
 
 
 @pytest.mark.parametrize("name", ["good", "bad"])
-def test_models_that_are_loaded_on_request(tmp_path: Path, name: str) -> None:
-    async def scenario() -> None:
-        async with checked(tmp_path, on_request=True) as world:
-            sources = [world.write("good", "1"), world.write("bad", "no number")]
-            await world.engine.load_all(sources)
-            await until(lambda: world.changes == [False, True])
-            await world.engine.load(sources[name == "bad"])
-            await world.engine.unload(name)
-            assert world.changes == [False, True]
-
-    run(scenario)
+async def test_models_that_are_loaded_on_request(tmp_path: Path, name: str) -> None:
+    async with checked(tmp_path, on_request=True) as world:
+        sources = [world.write("good", "1"), world.write("bad", "no number")]
+        await world.engine.load_all(sources)
+        await until(lambda: world.changes == [False, True])
+        await world.engine.load(sources[name == "bad"])
+        await world.engine.unload(name)
+        assert world.changes == [False, True]

@@ -26,45 +26,38 @@ class Version:
         self.told.set()
 
 
-def test_every_worker_of_every_version() -> None:
-    async def work() -> None:
-        two, none, gone = Version({"a": 7, "b": 8}), Version({}), Version({"c": 0})
-        watch = MemoryWatch(lambda: [two, none, gone], 60.0, lambda pid: pid * 100)
-        assert await watch.once() >= 0
-        assert two.known == [{"a": 700, "b": 800}]
-        assert (none.known, gone.known) == ([], [{}])
-
-    asyncio.run(work())
+async def test_every_worker_of_every_version() -> None:
+    two, none, gone = Version({"a": 7, "b": 8}), Version({}), Version({"c": 0})
+    watch = MemoryWatch(lambda: [two, none, gone], 60.0, lambda pid: pid * 100)
+    assert await watch.once() >= 0
+    assert two.known == [{"a": 700, "b": 800}]
+    assert (none.known, gone.known) == ([], [{}])
 
 
-def test_again_and_again_until_it_is_stopped() -> None:
-    async def work() -> None:
-        version = Version({"a": 7})
-        watch = MemoryWatch(lambda: [version], 0.001, lambda pid: pid)
-        watch.start()
-        for _ in range(3):
-            await version.told.wait()
-            version.told.clear()
-        watch.stop()
-        watch.stop()
-        assert version.known == [{"a": 7}] * 3
-
-    asyncio.run(work())
-
-
-def test_what_goes_wrong_once_is_told_and_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        version, failures = Version({"a": 7}), [OSError("once")]
-
-        def look(pid: int) -> int:
-            if failures:
-                raise failures.pop()
-            return pid
-
-        watch = MemoryWatch(lambda: [version], 0.001, look)
-        watch.start()
+async def test_again_and_again_until_it_is_stopped() -> None:
+    version = Version({"a": 7})
+    watch = MemoryWatch(lambda: [version], 0.001, lambda pid: pid)
+    watch.start()
+    for _ in range(3):
         await version.told.wait()
-        watch.stop()
+        version.told.clear()
+    watch.stop()
+    watch.stop()
+    assert version.known == [{"a": 7}] * 3
 
-    asyncio.run(work())
+
+async def test_what_goes_wrong_once_is_told_and_does_not_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    version, failures = Version({"a": 7}), [OSError("once")]
+
+    def look(pid: int) -> int:
+        if failures:
+            raise failures.pop()
+        return pid
+
+    watch = MemoryWatch(lambda: [version], 0.001, look)
+    watch.start()
+    await version.told.wait()
+    watch.stop()
     assert "bug while looking at the memory of models" in caplog.text

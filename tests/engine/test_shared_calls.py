@@ -144,50 +144,41 @@ def output(nbytes: int, value: float = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_an_input(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.file.put(np.arange(nbytes // 4, dtype=np.float32).tobytes(), 16)
-            s.floats(nbytes, 16)
-            call = s.begin()
-            await s.until(lambda: s.work.submitted)
-            s.file.put(bytes(nbytes), 16)  # too late
-            assert s.call.inputs["x"].array.tolist() == list(range(nbytes // 4))
-            assert s.admission.bytes == nbytes
-            call.pass_response(response(output(8)), True)
-            assert s.call.got == [("7", True)]
-
-    asyncio.run(scenario())
+async def test_an_input(nbytes: int) -> None:
+    async with scene() as s:
+        s.file.put(np.arange(nbytes // 4, dtype=np.float32).tobytes(), 16)
+        s.floats(nbytes, 16)
+        call = s.begin()
+        await s.until(lambda: s.work.submitted)
+        s.file.put(bytes(nbytes), 16)  # too late
+        assert s.call.inputs["x"].array.tolist() == list(range(nbytes // 4))
+        assert s.admission.bytes == nbytes
+        call.pass_response(response(output(8)), True)
+        assert s.call.got == [("7", True)]
 
 
 @pytest.mark.parametrize("count", [2, 100_000])
-def test_an_input_of_strings(count: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            array = object_array([str(n).encode() * 3 for n in range(count)], [count])
-            raw = raw_bytes(array)
-            s.file.put(bytes(raw))
-            place = RegionSlice("r", 0, len(raw))
-            s.shared = Shared({"x": SharedInput(Datatype.BYTES, (count,), place)})
-            call = s.begin()
-            await s.until(lambda: s.work.submitted)
-            assert s.call.inputs["x"].array.tolist() == array.tolist()
-            call.pass_end()
-            assert s.call.got == ["end"]
-
-    asyncio.run(scenario())
+async def test_an_input_of_strings(count: int) -> None:
+    async with scene() as s:
+        array = object_array([str(n).encode() * 3 for n in range(count)], [count])
+        raw = raw_bytes(array)
+        s.file.put(bytes(raw))
+        place = RegionSlice("r", 0, len(raw))
+        s.shared = Shared({"x": SharedInput(Datatype.BYTES, (count,), place)})
+        call = s.begin()
+        await s.until(lambda: s.work.submitted)
+        assert s.call.inputs["x"].array.tolist() == array.tolist()
+        call.pass_end()
+        assert s.call.got == ["end"]
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_strings_that_make_no_sense(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.file.put(b"\xff" * nbytes)
-            place = RegionSlice("r", 0, nbytes)
-            s.shared = Shared({"x": SharedInput(Datatype.BYTES, (1,), place)})
-            await refused(s, InvalidRequest, "incomplete string data")
-
-    asyncio.run(scenario())
+async def test_strings_that_make_no_sense(nbytes: int) -> None:
+    async with scene() as s:
+        s.file.put(b"\xff" * nbytes)
+        place = RegionSlice("r", 0, nbytes)
+        s.shared = Shared({"x": SharedInput(Datatype.BYTES, (1,), place)})
+        await refused(s, InvalidRequest, "incomplete string data")
 
 
 async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
@@ -205,213 +196,170 @@ async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_a_file_that_is_shorter_than_it_was(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.file.resize(nbytes - 1)
-            s.floats(nbytes)
-            await refused(s, InvalidRequest, "'r' does not have the bytes any more")
-
-    asyncio.run(scenario())
+async def test_a_file_that_is_shorter_than_it_was(nbytes: int) -> None:
+    async with scene() as s:
+        s.file.resize(nbytes - 1)
+        s.floats(nbytes)
+        await refused(s, InvalidRequest, "'r' does not have the bytes any more")
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_a_full_queue(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.work.refusal = QueueFull("full")
-            s.floats(nbytes)
-            await refused(s, QueueFull, "full")
-
-    asyncio.run(scenario())
+async def test_a_full_queue(nbytes: int) -> None:
+    async with scene() as s:
+        s.work.refusal = QueueFull("full")
+        s.floats(nbytes)
+        await refused(s, QueueFull, "full")
 
 
-def test_no_such_region_for_one_of_two() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(8)
-            s.floats(8, region="other")
-            await refused(s, NotFound, "Unable to find shared memory region: 'other'")
-
-    asyncio.run(scenario())
+async def test_no_such_region_for_one_of_two() -> None:
+    async with scene() as s:
+        s.room(8)
+        s.floats(8, region="other")
+        await refused(s, NotFound, "Unable to find shared memory region: 'other'")
 
 
-def test_more_than_a_request_may_have() -> None:
-    async def scenario() -> None:
-        async with scene(max_bytes=1000) as s:
-            s.call.nbytes = 500
-            s.floats(504)
-            await refused(s, PayloadTooLarge, "request and its shared memory (1004 bytes)")
-
-    asyncio.run(scenario())
+async def test_more_than_a_request_may_have() -> None:
+    async with scene(max_bytes=1000) as s:
+        s.call.nbytes = 500
+        s.floats(504)
+        await refused(s, PayloadTooLarge, "request and its shared memory (1004 bytes)")
 
 
-def test_more_than_is_admitted() -> None:
-    async def scenario() -> None:
-        async with scene(admitted=1000) as s:
-            s.admission.enter(0)
-            s.admission.enter(600)
-            s.floats(504)
-            await refused(s, Overloaded, "limit of 1000 bytes")
-            s.admission.leave(600)
-            s.admission.leave(0)
-
-    asyncio.run(scenario())
+async def test_more_than_is_admitted() -> None:
+    async with scene(admitted=1000) as s:
+        s.admission.enter(0)
+        s.admission.enter(600)
+        s.floats(504)
+        await refused(s, Overloaded, "limit of 1000 bytes")
+        s.admission.leave(600)
+        s.admission.leave(0)
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_an_output(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(nbytes + 4, 16)
-            call = s.begin()
-            assert s.work.submitted
-            given = response(output(nbytes), Tensor("z", Datatype.FP32, np.zeros(1, np.float32)))
-            call.pass_response(given, True)
-            await s.until(lambda: s.call.got)
-            assert s.file.get(nbytes, 16) == output(nbytes).array.tobytes()
-            y, z = given.outputs
-            assert (y.name, y.array.shape, y.array.tobytes()) == ("y", (nbytes // 4,), b"")
-            assert y.datatype.value == "FP32"
-            assert z.array.tolist() == [0]
-
-    asyncio.run(scenario())
+async def test_an_output(nbytes: int) -> None:
+    async with scene() as s:
+        s.room(nbytes + 4, 16)
+        call = s.begin()
+        assert s.work.submitted
+        given = response(output(nbytes), Tensor("z", Datatype.FP32, np.zeros(1, np.float32)))
+        call.pass_response(given, True)
+        await s.until(lambda: s.call.got)
+        assert s.file.get(nbytes, 16) == output(nbytes).array.tobytes()
+        y, z = given.outputs
+        assert (y.name, y.array.shape, y.array.tobytes()) == ("y", (nbytes // 4,), b"")
+        assert y.datatype.value == "FP32"
+        assert z.array.tolist() == [0]
 
 
 @pytest.mark.parametrize(("final", "cancelled"), [(True, 0), (False, 1)])
-def test_an_output_without_room(final: bool, cancelled: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(7)
-            call = s.begin()
-            call.pass_response(response(output(8)), final)
-            [error] = s.call.got
-            assert isinstance(error, ExecutionFailed)
-            assert str(error) == (
-                "shared memory size specified with the request for output 'y' (7 bytes)"
-                " should be at least 8 bytes to hold the results"
-            )
-            assert s.work.cancelled == cancelled
-
-    asyncio.run(scenario())
+async def test_an_output_without_room(final: bool, cancelled: int) -> None:
+    async with scene() as s:
+        s.room(7)
+        call = s.begin()
+        call.pass_response(response(output(8)), final)
+        [error] = s.call.got
+        assert isinstance(error, ExecutionFailed)
+        assert str(error) == (
+            "shared memory size specified with the request for output 'y' (7 bytes)"
+            " should be at least 8 bytes to hold the results"
+        )
+        assert s.work.cancelled == cancelled
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(nbytes)
-            call = s.begin()
-            s.file.resize(0)
-            call.pass_response(response(output(nbytes)), True)
-            await s.until(lambda: s.call.got)
-            assert isinstance(s.call.got[0], ExecutionFailed)
-            assert s.file.path.stat().st_size == 0
-
-    asyncio.run(scenario())
+async def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
+    async with scene() as s:
+        s.room(nbytes)
+        call = s.begin()
+        s.file.resize(0)
+        call.pass_response(response(output(nbytes)), True)
+        await s.until(lambda: s.call.got)
+        assert isinstance(s.call.got[0], ExecutionFailed)
+        assert s.file.path.stat().st_size == 0
 
 
-def test_a_region_that_is_unregistered_meanwhile() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(8)
-            call = s.begin()
-            s.regions.unregister("r", cuda=False)
-            assert set(s.regions.system_status().regions) == {"r"}
-            call.pass_response(response(output(8, 5)), True)
-            assert s.file.get(8) == output(8, 5).array.tobytes()
-            assert not s.regions.system_status().regions
-            await s.regions.register_system("r", s.file.key, 0, SIZE)  # the name is free
-
-    asyncio.run(scenario())
+async def test_a_region_that_is_unregistered_meanwhile() -> None:
+    async with scene() as s:
+        s.room(8)
+        call = s.begin()
+        s.regions.unregister("r", cuda=False)
+        assert set(s.regions.system_status().regions) == {"r"}
+        call.pass_response(response(output(8, 5)), True)
+        assert s.file.get(8) == output(8, 5).array.tobytes()
+        assert not s.regions.system_status().regions
+        await s.regions.register_system("r", s.file.key, 0, SIZE)  # the name is free
 
 
 @pytest.mark.parametrize("last", ["final", "end", "error"])
-def test_responses_keep_their_order(last: str) -> None:
+async def test_responses_keep_their_order(last: str) -> None:
     """Those that are short, or have no data, wait for a long one before them."""
-
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(SIZE)
-            call = s.begin()
-            call.pass_response(response(output(LONG, 1), id="1"), False)
-            call.pass_response(response(output(LONG, 2), id="2"), False)
-            call.pass_response(response(output(8, 3), id="3"), last == "final")
-            error = InvalidRequest("no more")
-            if last == "end":
-                call.pass_end()
-            elif last == "error":
-                call.pass_end(error)
-            assert s.call.got == []
-            ends: dict[str, list[Any]] = {"final": [], "end": ["end"], "error": [error]}
-            expected = [("1", False), ("2", False), ("3", last == "final"), *ends[last]]
-            await s.until(lambda: s.call.got == expected)
-            assert s.file.get(12) == output(8, 3).array.tobytes() + output(4, 2).array.tobytes()
-
-    asyncio.run(scenario())
-
-
-def test_nothing_comes_after_a_response_that_did_not_fit() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(LONG)
-            call = s.begin()
-            call.pass_response(response(output(LONG)), False)
-            call.pass_response(response(output(LONG + 4)), False)
-            call.pass_response(response(output(8)), True)
-            await s.until(lambda: len(s.call.got) == 2)
-            assert s.call.got[0] == ("7", False)
-            assert isinstance(s.call.got[1], ExecutionFailed)
-            call.pass_response(response(output(8)), True)
-            assert len(s.call.got) == 2
-
-    asyncio.run(scenario())
-
-
-def test_cancelled_while_inputs_are_copied() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.floats(LONG)
-            call = s.begin()
-            assert s.work.expected == 1
-            call.cancel()
-            await s.until(lambda: not s.work.expected)
-            assert not s.work.submitted
-            assert s.call.got == []
-
-    asyncio.run(scenario())
-
-
-def test_cancelled_while_queued_and_while_outputs_are_copied() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.room(LONG)
-            s.begin().cancel()
-            assert s.work.cancelled == 1
-            s.call = KeptCall()
-            call = s.begin()
-            call.pass_response(response(output(LONG)), True)
-            call.cancel()
-            call.cancel()
-            assert s.work.cancelled == 2
-            await s.until(lambda: not s.in_use)
-            assert s.call.got == []
-
-    asyncio.run(scenario())
-
-
-def test_held_before_it_is_queued() -> None:
-    async def scenario() -> None:
-        async with scene() as s:
-            s.floats(LONG)
-            call = s.begin()
-            call.hold(True)
-            await s.until(lambda: s.work.submitted)
-            call.hold(False)
-            assert s.work.held == [True, False]
+    async with scene() as s:
+        s.room(SIZE)
+        call = s.begin()
+        call.pass_response(response(output(LONG, 1), id="1"), False)
+        call.pass_response(response(output(LONG, 2), id="2"), False)
+        call.pass_response(response(output(8, 3), id="3"), last == "final")
+        error = InvalidRequest("no more")
+        if last == "end":
             call.pass_end()
+        elif last == "error":
+            call.pass_end(error)
+        assert s.call.got == []
+        ends: dict[str, list[Any]] = {"final": [], "end": ["end"], "error": [error]}
+        expected = [("1", False), ("2", False), ("3", last == "final"), *ends[last]]
+        await s.until(lambda: s.call.got == expected)
+        assert s.file.get(12) == output(8, 3).array.tobytes() + output(4, 2).array.tobytes()
 
-    asyncio.run(scenario())
+
+async def test_nothing_comes_after_a_response_that_did_not_fit() -> None:
+    async with scene() as s:
+        s.room(LONG)
+        call = s.begin()
+        call.pass_response(response(output(LONG)), False)
+        call.pass_response(response(output(LONG + 4)), False)
+        call.pass_response(response(output(8)), True)
+        await s.until(lambda: len(s.call.got) == 2)
+        assert s.call.got[0] == ("7", False)
+        assert isinstance(s.call.got[1], ExecutionFailed)
+        call.pass_response(response(output(8)), True)
+        assert len(s.call.got) == 2
+
+
+async def test_cancelled_while_inputs_are_copied() -> None:
+    async with scene() as s:
+        s.floats(LONG)
+        call = s.begin()
+        assert s.work.expected == 1
+        call.cancel()
+        await s.until(lambda: not s.work.expected)
+        assert not s.work.submitted
+        assert s.call.got == []
+
+
+async def test_cancelled_while_queued_and_while_outputs_are_copied() -> None:
+    async with scene() as s:
+        s.room(LONG)
+        s.begin().cancel()
+        assert s.work.cancelled == 1
+        s.call = KeptCall()
+        call = s.begin()
+        call.pass_response(response(output(LONG)), True)
+        call.cancel()
+        call.cancel()
+        assert s.work.cancelled == 2
+        await s.until(lambda: not s.in_use)
+        assert s.call.got == []
+
+
+async def test_held_before_it_is_queued() -> None:
+    async with scene() as s:
+        s.floats(LONG)
+        call = s.begin()
+        call.hold(True)
+        await s.until(lambda: s.work.submitted)
+        call.hold(False)
+        assert s.work.held == [True, False]
+        call.pass_end()
 
 
 def test_what_a_call_has_is_gone_with_it() -> None:

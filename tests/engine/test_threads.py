@@ -11,106 +11,91 @@ import pytest
 from headrace.engine.threads import Stopped, Threads, TookTooLong
 
 
-def test_what_comes_of_it_or_what_it_raises() -> None:
-    async def test() -> None:
-        threads = Threads(2, "t")
-        assert await threads.run(lambda: threading.current_thread().name) == "t"
-        with pytest.raises(ZeroDivisionError):
-            await threads.run(lambda: 1 / 0)
-        assert threads.under_way == 0
-
-    asyncio.run(test())
+async def test_what_comes_of_it_or_what_it_raises() -> None:
+    threads = Threads(2, "t")
+    assert await threads.run(lambda: threading.current_thread().name) == "t"
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 / 0)
+    assert threads.under_way == 0
 
 
-def test_so_many_at_a_time_and_the_others_in_order() -> None:
-    async def test() -> None:
-        threads = Threads(1, "t")
-        go, begun = threading.Event(), list[int]()
+async def test_so_many_at_a_time_and_the_others_in_order() -> None:
+    threads = Threads(1, "t")
+    go, begun = threading.Event(), list[int]()
 
-        def work(number: int) -> int:
-            begun.append(number)
-            go.wait(30)
-            return number
+    def work(number: int) -> int:
+        begun.append(number)
+        go.wait(30)
+        return number
 
-        tasks = [asyncio.ensure_future(threads.run(partial(work, n))) for n in range(5)]
-        await asyncio.sleep(0)
-        assert threads.under_way == 1
-        tasks[2].cancel()
-        await asyncio.sleep(0)
-        go.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [f for f in found if isinstance(f, int)] == begun == [0, 1, 3, 4]
-
-    asyncio.run(test())
+    tasks = [asyncio.ensure_future(threads.run(partial(work, n))) for n in range(5)]
+    await asyncio.sleep(0)
+    assert threads.under_way == 1
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    go.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [f for f in found if isinstance(f, int)] == begun == [0, 1, 3, 4]
 
 
-def test_work_that_waits_for_other_work_lets_it_begin() -> None:
-    async def test() -> None:
-        threads = Threads(1, "t")
-        go, done = threading.Event(), list[str]()
+async def test_work_that_waits_for_other_work_lets_it_begin() -> None:
+    threads = Threads(1, "t")
+    go, done = threading.Event(), list[str]()
 
-        def waits() -> None:
-            go.wait(30)
-            done.append("waits")
+    def waits() -> None:
+        go.wait(30)
+        done.append("waits")
 
-        first = asyncio.ensure_future(threads.run(waits))
-        second = asyncio.ensure_future(threads.run(partial(done.append, "second")))
-        await asyncio.sleep(0)
-        assert threads.under_way == 1
-        threads.wait(True)
+    first = asyncio.ensure_future(threads.run(waits))
+    second = asyncio.ensure_future(threads.run(partial(done.append, "second")))
+    await asyncio.sleep(0)
+    assert threads.under_way == 1
+    threads.wait(True)
+    await second
+    threads.wait(False)
+    third = asyncio.ensure_future(threads.run(partial(done.append, "third")))
+    await asyncio.sleep(0)
+    assert threads.under_way == 1
+    go.set()
+    await asyncio.gather(first, third)
+    assert done == ["second", "waits", "third"]
+
+
+async def test_what_takes_too_long_is_left_behind() -> None:
+    threads = Threads(1, "t")
+    go, late = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> str:
+        go.wait(30)
+        return "late"
+
+    def too_late(result: str) -> None:
+        assert result == "late"
+        loop.call_soon_threadsafe(late.set)
+
+    with pytest.raises(TookTooLong):
+        await threads.run(work, 0.01, too_late)
+    assert threads.under_way == 1
+    assert await threads.run(lambda: 5, 30) == 5
+    go.set()
+    await late.wait()
+    assert threads.under_way == 0
+
+
+async def test_nothing_is_begun_once_it_is_stopped() -> None:
+    threads = Threads(1, "t")
+    go = threading.Event()
+    first = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
+    second = asyncio.ensure_future(threads.run(lambda: True))
+    await asyncio.sleep(0)
+    threads.stop()
+    with pytest.raises(Stopped):
         await second
-        threads.wait(False)
-        third = asyncio.ensure_future(threads.run(partial(done.append, "third")))
-        await asyncio.sleep(0)
-        assert threads.under_way == 1
-        go.set()
-        await asyncio.gather(first, third)
-        assert done == ["second", "waits", "third"]
-
-    asyncio.run(test())
-
-
-def test_what_takes_too_long_is_left_behind() -> None:
-    async def test() -> None:
-        threads = Threads(1, "t")
-        go, late = threading.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def work() -> str:
-            go.wait(30)
-            return "late"
-
-        def too_late(result: str) -> None:
-            assert result == "late"
-            loop.call_soon_threadsafe(late.set)
-
-        with pytest.raises(TookTooLong):
-            await threads.run(work, 0.01, too_late)
-        assert threads.under_way == 1
-        assert await threads.run(lambda: 5, 30) == 5
-        go.set()
-        await late.wait()
-        assert threads.under_way == 0
-
-    asyncio.run(test())
-
-
-def test_nothing_is_begun_once_it_is_stopped() -> None:
-    async def test() -> None:
-        threads = Threads(1, "t")
-        go = threading.Event()
-        first = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
-        second = asyncio.ensure_future(threads.run(lambda: True))
-        await asyncio.sleep(0)
-        threads.stop()
-        with pytest.raises(Stopped):
-            await second
-        with pytest.raises(Stopped):
-            await threads.run(lambda: True)
-        go.set()
-        assert await first
-
-    asyncio.run(test())
+    with pytest.raises(Stopped):
+        await threads.run(lambda: True)
+    go.set()
+    assert await first
 
 
 def test_the_event_loop_does_not_wait_for_threads_to_begin() -> None:

@@ -1,6 +1,5 @@
 """Which requests are traced, and what is recorded of them however they end."""
 
-import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -327,37 +326,33 @@ def test_settings_of_models_that_there_are_not() -> None:
         tracing.change("nope", {})
 
 
-def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
+async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
     """Plain calls pass by all stages only while there are none."""
-
-    async def scenario() -> None:
-        tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)
-        engine = Engine(
-            "server", "0", {"constant": Constants()}, LOAD_OPTIONS, Admission(0, 0),
-            tracing=tracing,
-        )  # fmt: skip
-        root = tmp_path / "m"
-        (root / "1").mkdir(parents=True)
-        (root / "config.pbtxt").write_text(CONFIG.format("inline"))
-        (root / "1" / "model.constant").write_text("1")
-        await engine.load_all([read_model_directory(root)])
-        version = engine.find("m")
-        assert version.direct is not None
-        tracing.change("m", {"trace_level": ["TIMESTAMPS"], "trace_count": ["1"]})
-        assert engine.find("m") is version
-        assert [version.direct] == [None]
-        tensor = Tensor("X", Datatype.FP32, np.zeros((1, 1), np.float32))
-        call = Door()
-        call.inputs = {"X": tensor}
-        version.submit(call)  # which is the one that is traced
-        assert version.direct is not None
-        assert call.stages is not None
-        await engine.unload_all()
-        assert len(call.came) == 1
-
     kept = Kept()
     thread = TraceThread(kept)
-    asyncio.run(scenario())
+    tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)
+    engine = Engine(
+        "server", "0", {"constant": Constants()}, LOAD_OPTIONS, Admission(0, 0),
+        tracing=tracing,
+    )  # fmt: skip
+    root = tmp_path / "m"
+    (root / "1").mkdir(parents=True)
+    (root / "config.pbtxt").write_text(CONFIG.format("inline"))
+    (root / "1" / "model.constant").write_text("1")
+    await engine.load_all([read_model_directory(root)])
+    version = engine.find("m")
+    assert version.direct is not None
+    tracing.change("m", {"trace_level": ["TIMESTAMPS"], "trace_count": ["1"]})
+    assert engine.find("m") is version
+    assert [version.direct] == [None]
+    tensor = Tensor("X", Datatype.FP32, np.zeros((1, 1), np.float32))
+    call = Door()
+    call.inputs = {"X": tensor}
+    version.submit(call)  # which is the one that is traced
+    assert version.direct is not None
+    assert call.stages is not None
+    await engine.unload_all()
+    assert len(call.came) == 1
     thread.close(30)
     [trace] = [item for item in kept.items if isinstance(item, Trace)]
     assert trace.version == 1

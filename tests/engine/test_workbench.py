@@ -30,89 +30,77 @@ class Outcomes:
             self.all.set()
 
 
-def test_work_is_done_on_another_thread_in_order() -> None:
-    async def scenario() -> None:
-        bench, outcomes = Workbench(), Outcomes(20)
-        loop_thread = threading.get_ident()
+async def test_work_is_done_on_another_thread_in_order() -> None:
+    bench, outcomes = Workbench(), Outcomes(20)
+    loop_thread = threading.get_ident()
 
-        def work(number: int) -> Callable[[Charge], int]:
-            def run(charge: Charge) -> int:
-                assert threading.get_ident() != loop_thread
-                return number
+    def work(number: int) -> Callable[[Charge], int]:
+        def run(charge: Charge) -> int:
+            assert threading.get_ident() != loop_thread
+            return number
 
-            return run
+        return run
 
-        for number in range(20):
-            bench.do(1, work(number), outcomes.done, uncharged)
-        await outcomes.all.wait()
-        assert outcomes.found == [(number, None) for number in range(20)]
-
-    asyncio.run(scenario())
+    for number in range(20):
+        bench.do(1, work(number), outcomes.done, uncharged)
+    await outcomes.all.wait()
+    assert outcomes.found == [(number, None) for number in range(20)]
 
 
-def test_short_work_does_not_wait_for_long() -> None:
-    async def scenario() -> None:
-        bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
-        gate = threading.Event()
-        bench.do(LONG, lambda charge: gate.wait(), long.done, uncharged)
-        bench.do(1, lambda charge: "short", short.done, uncharged)
-        await short.all.wait()
-        assert long.found == []
-        gate.set()
-        await long.all.wait()
-
-    asyncio.run(scenario())
+async def test_short_work_does_not_wait_for_long() -> None:
+    bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
+    gate = threading.Event()
+    bench.do(LONG, lambda charge: gate.wait(), long.done, uncharged)
+    bench.do(1, lambda charge: "short", short.done, uncharged)
+    await short.all.wait()
+    assert long.found == []
+    gate.set()
+    await long.all.wait()
 
 
-def test_the_loop_charges_and_may_refuse() -> None:
-    async def scenario() -> None:
-        bench, outcomes = Workbench(), Outcomes(1)
-        loop_thread, charged = threading.get_ident(), []
+async def test_the_loop_charges_and_may_refuse() -> None:
+    bench, outcomes = Workbench(), Outcomes(1)
+    loop_thread, charged = threading.get_ident(), []
 
-        def charge(nbytes: int) -> None:
-            assert threading.get_ident() == loop_thread
-            charged.append(nbytes)
-            if len(charged) == 3:
-                raise Overloaded("as asked")
+    def charge(nbytes: int) -> None:
+        assert threading.get_ident() == loop_thread
+        charged.append(nbytes)
+        if len(charged) == 3:
+            raise Overloaded("as asked")
 
-        def work(charge: Charge) -> None:
-            for nbytes in range(10):
-                charge(nbytes)
+    def work(charge: Charge) -> None:
+        for nbytes in range(10):
+            charge(nbytes)
 
-        bench.do(1, work, outcomes.done, charge)
-        await outcomes.all.wait()
-        assert charged == [0, 1, 2]
-        [(result, problem)] = outcomes.found
-        assert result is None
-        assert isinstance(problem, Overloaded)
-
-    asyncio.run(scenario())
+    bench.do(1, work, outcomes.done, charge)
+    await outcomes.all.wait()
+    assert charged == [0, 1, 2]
+    [(result, problem)] = outcomes.found
+    assert result is None
+    assert isinstance(problem, Overloaded)
 
 
-def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
-    async def scenario() -> None:
-        bench, outcomes, last = Workbench(), Outcomes(1), Outcomes(1)
-        begun, gate = threading.Event(), threading.Event()
-        charged: list[int] = []
-        steps: list[str] = []
+async def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
+    bench, outcomes, last = Workbench(), Outcomes(1), Outcomes(1)
+    begun, gate = threading.Event(), threading.Event()
+    charged: list[int] = []
+    steps: list[str] = []
 
-        def work(charge: Charge) -> None:
-            begun.set()
-            gate.wait()
-            charge(1)
-            steps.append("went on")
+    def work(charge: Charge) -> None:
+        begun.set()
+        gate.wait()
+        charge(1)
+        steps.append("went on")
 
-        first = bench.do(1, work, outcomes.done, charged.append)
-        second = bench.do(1, lambda charge: steps.append("begun"), outcomes.done, uncharged)
-        await asyncio.to_thread(begun.wait)
-        first.cancel()
-        second.cancel()
-        gate.set()
-        bench.do(1, lambda charge: None, last.done, uncharged)
-        await last.all.wait()
-        assert (steps, charged, outcomes.found) == ([], [], [])
-
-    asyncio.run(scenario())
+    first = bench.do(1, work, outcomes.done, charged.append)
+    second = bench.do(1, lambda charge: steps.append("begun"), outcomes.done, uncharged)
+    await asyncio.to_thread(begun.wait)
+    first.cancel()
+    second.cancel()
+    gate.set()
+    bench.do(1, lambda charge: None, last.done, uncharged)
+    await last.all.wait()
+    assert (steps, charged, outcomes.found) == ([], [], [])
 
 
 class KeptCall(Call):
@@ -138,53 +126,44 @@ class KeptCall(Call):
         raise AssertionError
 
 
-def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() -> None:
-    async def scenario() -> None:
-        call, after = KeptCall(), asyncio.Event()
-        given: list[tuple[str, bool | None]] = []
+async def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() -> None:
+    call, after = KeptCall(), asyncio.Event()
+    given: list[tuple[str, bool | None]] = []
 
-        def submit(decoded: str) -> None:
-            given.append((decoded, call.held))
+    def submit(decoded: str) -> None:
+        given.append((decoded, call.held))
 
-        Deferred(Workbench(), 1, lambda charge: "decoded", submit, call, uncharged, after.set)
-        call.hold(True)
-        await after.wait()
-        assert (given, call.refused) == ([("decoded", True)], [])
-
-    asyncio.run(scenario())
+    Deferred(Workbench(), 1, lambda charge: "decoded", submit, call, uncharged, after.set)
+    call.hold(True)
+    await after.wait()
+    assert (given, call.refused) == ([("decoded", True)], [])
 
 
 @pytest.mark.parametrize("where", ["decode", "submit"])
 @pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
-def test_what_is_wrong_is_said_to_the_call(where: str, error: Exception) -> None:
-    async def scenario() -> None:
-        sink, after = KeptCall(), asyncio.Event()
+async def test_what_is_wrong_is_said_to_the_call(where: str, error: Exception) -> None:
+    sink, after = KeptCall(), asyncio.Event()
 
-        def fail(_: object) -> Any:
-            raise error
+    def fail(_: object) -> Any:
+        raise error
 
-        decode = fail if where == "decode" else lambda charge: None
-        submit = fail if where == "submit" else lambda decoded: None
-        Deferred(Workbench(), 1, decode, submit, sink, uncharged, after.set)
-        await after.wait()
-        [found] = sink.refused
-        assert found is error or isinstance(found, ExecutionFailed)
-        assert "bug" not in str(found)
-
-    asyncio.run(scenario())
+    decode = fail if where == "decode" else lambda charge: None
+    submit = fail if where == "submit" else lambda decoded: None
+    Deferred(Workbench(), 1, decode, submit, sink, uncharged, after.set)
+    await after.wait()
+    [found] = sink.refused
+    assert found is error or isinstance(found, ExecutionFailed)
+    assert "bug" not in str(found)
 
 
-def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
-    async def scenario() -> None:
-        bench, sink, last = Workbench(), KeptCall(), Outcomes(1)
-        gate = threading.Event()
-        submitted: list[object] = []
+async def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
+    bench, sink, last = Workbench(), KeptCall(), Outcomes(1)
+    gate = threading.Event()
+    submitted: list[object] = []
 
-        Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, sink, uncharged)
-        sink.cancel()
-        gate.set()
-        bench.do(1, lambda charge: None, last.done, uncharged)
-        await last.all.wait()
-        assert (submitted, sink.refused) == ([], [])
-
-    asyncio.run(scenario())
+    Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, sink, uncharged)
+    sink.cancel()
+    gate.set()
+    bench.do(1, lambda charge: None, last.done, uncharged)
+    await last.all.wait()
+    assert (submitted, sink.refused) == ([], [])

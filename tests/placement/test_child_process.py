@@ -82,20 +82,16 @@ def test_those_that_it_has_started_end_with_it(tmp_path: Path, reaping: Reaping 
 
 
 @REAPED
-def test_it_is_killed_with_those_that_it_has_started(
+async def test_it_is_killed_with_those_that_it_has_started(
     tmp_path: Path, reaping: Reaping | None
 ) -> None:
     script = "trap '' TERM; sleep 600 & echo $! > new; mv new other; wait"
     child = start(script, reaping=reaping, folder=tmp_path)
     until(lambda: (tmp_path / "other").exists(), "its child")
-
-    async def kill() -> None:
-        exited = asyncio.Event()
-        child.attach(asyncio.get_running_loop(), exited.set)
-        child.kill_after(0.001)
-        await asyncio.wait_for(exited.wait(), 30)
-
-    asyncio.run(kill())
+    exited = asyncio.Event()
+    child.attach(asyncio.get_running_loop(), exited.set)
+    child.kill_after(0.001)
+    await asyncio.wait_for(exited.wait(), 30)
     assert child.end == "was ended by SIGKILL"
     until_gone(tmp_path / "other")
 

@@ -367,67 +367,55 @@ class Endless(Doubling):
 SOON = 0.01
 
 
-def test_a_thread_that_has_its_batch_for_too_long_is_stalled_until_it_is_done() -> None:
+async def test_a_thread_that_has_its_batch_for_too_long_is_stalled_until_it_is_done() -> None:
     model = Endless(can_be_ended=False)
-
-    async def body() -> None:
-        changes: asyncio.Queue[bool] = asyncio.Queue()
-        instance = LocalInstance(
-            "double_0", model, THREAD, asyncio.get_running_loop(),
-            limits=ExecutionLimits(stall_secs=SOON, execution_secs=SOON),
-            changed=lambda: changes.put_nowait(instance.stalled),
-        )  # fmt: skip
-        running = asyncio.ensure_future(execute(instance, batch_of(1)))
-        assert await asyncio.wait_for(changes.get(), 10)
-        model.go.set()
-        assert (await running).error is None
-        assert not await asyncio.wait_for(changes.get(), 10)
-        instance.close()
-
-    asyncio.run(body())
+    changes: asyncio.Queue[bool] = asyncio.Queue()
+    instance = LocalInstance(
+        "double_0", model, THREAD, asyncio.get_running_loop(),
+        limits=ExecutionLimits(stall_secs=SOON, execution_secs=SOON),
+        changed=lambda: changes.put_nowait(instance.stalled),
+    )  # fmt: skip
+    running = asyncio.ensure_future(execute(instance, batch_of(1)))
+    assert await asyncio.wait_for(changes.get(), 10)
+    model.go.set()
+    assert (await running).error is None
+    assert not await asyncio.wait_for(changes.get(), 10)
+    instance.close()
 
 
 @pytest.mark.parametrize("heeds", [True, False])
-def test_a_run_beyond_its_limit_is_ended(heeds: bool) -> None:
+async def test_a_run_beyond_its_limit_is_ended(heeds: bool) -> None:
     model, ended = Endless(heeds=heeds), Counter[str]()
-
-    async def body() -> None:
-        instance = LocalInstance(
-            "double_0", model, THREAD, asyncio.get_running_loop(),
-            limits=ExecutionLimits(execution_secs=SOON), ended=ended,
-        )  # fmt: skip
-        outcome = await execute(instance, batch_of(1))
-        assert ended == {"limit": 1}
-        if heeds:
-            assert isinstance(outcome.error, ExecutionTimeout)
-            assert str(outcome.error) == (
-                "model 'double' has taken longer than 0.01 s for a batch and was ended"
-            )
-        else:  # it was done before that
-            assert outcome.error is None
-        model.ended = False
-        assert (await execute(instance, batch_of(2))).error is None
-        instance.close()
-
-    asyncio.run(body())
+    instance = LocalInstance(
+        "double_0", model, THREAD, asyncio.get_running_loop(),
+        limits=ExecutionLimits(execution_secs=SOON), ended=ended,
+    )  # fmt: skip
+    outcome = await execute(instance, batch_of(1))
+    assert ended == {"limit": 1}
+    if heeds:
+        assert isinstance(outcome.error, ExecutionTimeout)
+        assert str(outcome.error) == (
+            "model 'double' has taken longer than 0.01 s for a batch and was ended"
+        )
+    else:  # it was done before that
+        assert outcome.error is None
+    model.ended = False
+    assert (await execute(instance, batch_of(2))).error is None
+    instance.close()
 
 
-def test_a_run_that_nobody_waits_for_is_ended() -> None:
+async def test_a_run_that_nobody_waits_for_is_ended() -> None:
     model, ended = Endless(), Counter[str]()
-
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        instance = LocalInstance("double_0", model, THREAD, loop, ended=ended)
-        batch = batch_of(1)
-        running = asyncio.ensure_future(execute(instance, batch))
-        await asyncio.sleep(0)  # for it to begin
-        instance.leave(SOON)
-        batch.calls[0].ended = True
-        assert isinstance((await running).error, NotStarted)
-        assert ended == {"abandoned": 1}
-        instance.close()
-
-    asyncio.run(body())
+    loop = asyncio.get_running_loop()
+    instance = LocalInstance("double_0", model, THREAD, loop, ended=ended)
+    batch = batch_of(1)
+    running = asyncio.ensure_future(execute(instance, batch))
+    await asyncio.sleep(0)  # for it to begin
+    instance.leave(SOON)
+    batch.calls[0].ended = True
+    assert isinstance((await running).error, NotStarted)
+    assert ended == {"abandoned": 1}
+    instance.close()
 
 
 def test_a_batch_for_which_there_is_no_thread_is_refused() -> None:

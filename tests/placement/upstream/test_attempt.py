@@ -1,7 +1,8 @@
 """Requests on their way to servers, of which some cannot be written for one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Callable, Set
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -111,42 +112,34 @@ class Bench:
         return [upstream.condition.outstanding for upstream in self.upstreams]
 
 
-def run(root: Path, broken: list[bool], scenario: Callable[[Bench], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        bench = Bench(root, broken)
-        await scenario(bench)
-        for upstream in bench.upstreams:
-            await upstream.close()
-
-    asyncio.run(whole())
+@asynccontextmanager
+async def serving(root: Path, *broken: bool) -> AsyncIterator[Bench]:
+    bench = Bench(root, list(broken))
+    yield bench
+    for upstream in bench.upstreams:
+        await upstream.close()
 
 
-def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
+    async with serving(tmp_path, True) as bench:
         with pytest.raises(ValueError, match="written"):
             bench.attempt().begin()
         assert bench.outstanding == [0]
 
-    run(tmp_path, [True], scenario)
 
-
-def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path, False, True) as bench:
         assert bench.attempt().begin()
         bench.connections[0].refuse()
         [error] = bench.ends
         assert type(error) is ValueError
         assert bench.outstanding == [0, 0]
 
-    run(tmp_path, [False, True], scenario)
 
-
-def test_a_bug_in_a_health_check_is_not_the_last_of_them(
+async def test_a_bug_in_a_health_check_is_not_the_last_of_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(bench: Bench) -> None:
+    async with serving(tmp_path, True) as bench:
         await asyncio.wait_for(bench.connections[0].checked.wait(), 10)
         assert not bench.upstreams[0].condition.reachable
-
-    run(tmp_path, [True], scenario)
     assert "bug while checking server s0" in caplog.text

@@ -119,41 +119,35 @@ def test_on_a_thread(options: RemoteOptions) -> None:
     assert isinstance(failed.value.failure.error, InvalidRequest)
 
 
-def test_on_a_loop(options: RemoteOptions) -> None:
+async def test_on_a_loop(options: RemoteOptions) -> None:
     client, endpoint = client_of(options)
-
-    async def scenario() -> None:
-        connection = client.connect(endpoint)
-        assert await connection.ready(10)
-        with pytest.raises(CallFailed, match="there is nothing"):
-            await infer(connection, RemoteRequest([], [], {}), 10)
-        await connection.close()
-
-    asyncio.run(scenario())
+    connection = client.connect(endpoint)
+    assert await connection.ready(10)
+    with pytest.raises(CallFailed, match="there is nothing"):
+        await infer(connection, RemoteRequest([], [], {}), 10)
+    await connection.close()
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
 @pytest.mark.parametrize("seconds", [0, 50])
-def test_what_goes_with_a_call(options: RemoteOptions, compression: str, seconds: float) -> None:
+async def test_what_goes_with_a_call(
+    options: RemoteOptions, compression: str, seconds: float
+) -> None:
     packed = replace(options, compression="" if compression == "none" else compression)
     client, endpoint = client_of(packed)
     array = np.zeros((3, 50_000), np.float32)
     inputs = [RemoteInput("IN", Datatype.FP32, (6, 50_000), [array, array])]
-
-    async def scenario() -> None:
-        connection = client.connect(endpoint)
-        for headers in ([("x-tenant", "t")], []):
-            request = RemoteRequest(inputs, ["OUT"], {}, headers=headers)
-            answer = await infer(connection, request, seconds)
-            assert answer.outputs["OUT"].shape == (6, 50_000)
-            assert answer.parameters["tenant"] == ("t" if headers else "")
-            assert (float(str(answer.parameters["left"])) <= 50) is bool(seconds)
-        request = RemoteRequest(inputs, ["OUT"], {}, headers=[("authorization", "other")])
-        with pytest.raises(CallFailed, match="who is there"):
-            await infer(connection, request, seconds)
-        await connection.close()
-
-    asyncio.run(scenario())
+    connection = client.connect(endpoint)
+    for headers in ([("x-tenant", "t")], []):
+        request = RemoteRequest(inputs, ["OUT"], {}, headers=headers)
+        answer = await infer(connection, request, seconds)
+        assert answer.outputs["OUT"].shape == (6, 50_000)
+        assert answer.parameters["tenant"] == ("t" if headers else "")
+        assert (float(str(answer.parameters["left"])) <= 50) is bool(seconds)
+    request = RemoteRequest(inputs, ["OUT"], {}, headers=[("authorization", "other")])
+    with pytest.raises(CallFailed, match="who is there"):
+        await infer(connection, request, seconds)
+    await connection.close()
 
 
 class Busy(ThreadPoolExecutor):
@@ -171,32 +165,28 @@ class Busy(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
+async def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
     """It is unpacked on a thread, while other calls go on."""
     client, endpoint = client_of(options)
     array = np.random.default_rng(0).random((1, 100_000), np.float32)
     large = RemoteRequest([RemoteInput("IN", Datatype.FP32, array.shape, [array])], ["OUT"], {})
     small = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array[:, :1]])], ["OUT"], {})
-
-    async def scenario() -> None:
-        threads = Busy()
-        connection = client.connect(endpoint)
-        assert await connection.ready(10)
-        asyncio.get_running_loop().set_default_executor(threads)
-        call = asyncio.ensure_future(infer(connection, large, 50))
-        await threads.asked.wait()
-        assert (await infer(connection, small, 50)).outputs["OUT"].tolist() == [[array[0, 0]]]
-        if cancelled:
-            call.cancel()
-            await asyncio.wait([call])
-        threads.go_on.set()
-        if not cancelled:
-            np.testing.assert_array_equal((await call).outputs["OUT"], array)
-        await asyncio.get_running_loop().run_in_executor(None, len, "")  # behind the other work
-        assert (await infer(connection, small, 50)).outputs["OUT"].size == 1
-        await connection.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    threads = Busy()
+    connection = client.connect(endpoint)
+    assert await connection.ready(10)
+    asyncio.get_running_loop().set_default_executor(threads)
+    call = asyncio.ensure_future(infer(connection, large, 50))
+    await threads.asked.wait()
+    assert (await infer(connection, small, 50)).outputs["OUT"].tolist() == [[array[0, 0]]]
+    if cancelled:
+        call.cancel()
+        await asyncio.wait([call])
+    threads.go_on.set()
+    if not cancelled:
+        np.testing.assert_array_equal((await call).outputs["OUT"], array)
+    await asyncio.get_running_loop().run_in_executor(None, len, "")  # behind the other work
+    assert (await infer(connection, small, 50)).outputs["OUT"].size == 1
+    await connection.close()
 
 
 class Heard:
@@ -217,29 +207,25 @@ class Heard:
 
 
 @pytest.mark.parametrize("id", ["a", "bad", "last"])
-def test_a_stream(options: RemoteOptions, id: str) -> None:
+async def test_a_stream(options: RemoteOptions, id: str) -> None:
     client, endpoint = client_of(options)
-
-    async def scenario() -> None:
-        connection = client.connect(endpoint)
-        heard = Heard()
-        connection.stream(RemoteRequest([], [], {}, id), 10, heard)
-        failed = await heard.end
-        [answer] = heard.answers
-        if id == "bad":
-            assert isinstance(answer, ServerError)
-            assert str(answer) == "there is nothing"
-        else:
-            assert isinstance(answer, RemoteAnswer)
-            assert answer.id == id
-        if id == "last":
-            assert isinstance(failed, CallFailed)
-            assert failed.failure.fate is Fate.REFUSED
-        else:
-            assert failed is None
-        await connection.close()
-
-    asyncio.run(scenario())
+    connection = client.connect(endpoint)
+    heard = Heard()
+    connection.stream(RemoteRequest([], [], {}, id), 10, heard)
+    failed = await heard.end
+    [answer] = heard.answers
+    if id == "bad":
+        assert isinstance(answer, ServerError)
+        assert str(answer) == "there is nothing"
+    else:
+        assert isinstance(answer, RemoteAnswer)
+        assert answer.id == id
+    if id == "last":
+        assert isinstance(failed, CallFailed)
+        assert failed.failure.fate is Fate.REFUSED
+    else:
+        assert failed is None
+    await connection.close()
 
 
 class Buggy(GrpcMessages):
@@ -252,30 +238,26 @@ class Buggy(GrpcMessages):
         raise ZeroDivisionError
 
 
-def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
+async def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
     messages, endpoint = Buggy(options, "m"), client_of(options)[1]
     context = tls_context(options.credentials)
     context.set_alpn_protocols(["h2"])
     array = np.zeros((1, 1), np.float32)
     request = RemoteRequest([RemoteInput("IN", Datatype.FP32, (1, 1), [array])], ["OUT"], {})
-
-    async def scenario() -> None:
-        connection = GrpcClient(endpoint, messages, context, receive_buffer())
-        assert await connection.ready(10)
-        other = Heard()
-        connection.stream(RemoteRequest([], [], {}, "silent"), 20, other)
-        with pytest.raises(ZeroDivisionError):
-            await infer(connection, request, 10)
-        heard = Heard()
-        connection.stream(RemoteRequest([], [], {}, "a"), 10, heard)
-        failed = await heard.end
-        assert isinstance(failed, CallFailed)
-        assert failed.failure.fate is Fate.ANSWERED
-        Guarded.goes_on.set()
-        assert await other.end is None  # it has the same connection
-        await connection.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    connection = GrpcClient(endpoint, messages, context, receive_buffer())
+    assert await connection.ready(10)
+    other = Heard()
+    connection.stream(RemoteRequest([], [], {}, "silent"), 20, other)
+    with pytest.raises(ZeroDivisionError):
+        await infer(connection, request, 10)
+    heard = Heard()
+    connection.stream(RemoteRequest([], [], {}, "a"), 10, heard)
+    failed = await heard.end
+    assert isinstance(failed, CallFailed)
+    assert failed.failure.fate is Fate.ANSWERED
+    Guarded.goes_on.set()
+    assert await other.end is None  # it has the same connection
+    await connection.close()
 
 
 @pytest.mark.parametrize("own", [True, False])

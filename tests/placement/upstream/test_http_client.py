@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -106,74 +106,54 @@ async def connected(
                 writer.close()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(scenario(), 30)
-
-    asyncio.run(limited())
-
-
-def test_a_connection_is_used_again() -> None:
-    async def scenario() -> None:
-        server = Server()
-        async with connected(server) as (connection, *_):
-            assert await connection.ready(10)
-            for _ in range(3):
-                answer = await infer(connection, ASKED, 10)
-            assert answer.outputs["Y"].tolist() == [1, 2]
-        assert server.connections == 1
-        paths = [path for path, _ in server.asked]
-        assert paths == ["/v2/models/m/ready", "/v2", *["/v2/models/m/infer"] * 3]
-        assert "inference-header-content-length" in server.asked[-1][1]
-
-    run(scenario)
+async def test_a_connection_is_used_again() -> None:
+    server = Server()
+    async with connected(server) as (connection, *_):
+        assert await connection.ready(10)
+        for _ in range(3):
+            answer = await infer(connection, ASKED, 10)
+        assert answer.outputs["Y"].tolist() == [1, 2]
+    assert server.connections == 1
+    paths = [path for path, _ in server.asked]
+    assert paths == ["/v2/models/m/ready", "/v2", *["/v2/models/m/infer"] * 3]
+    assert "inference-header-content-length" in server.asked[-1][1]
 
 
-def test_headers_go_with_a_call(tmp_path: Path) -> None:
+async def test_headers_go_with_a_call(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer abc")
-
-    async def scenario() -> None:
-        server = Server()
-        token = str(tmp_path / "token")
-        async with connected(server, authorization_file=token) as (connection, *_):
-            await connection.ready(10)
-            headers = [("x-tenant", "a"), ("authorization", "Bearer def")]
-            await infer(connection, ASKED._replace(headers=headers), 10)
-            await infer(connection, ASKED, 10)
-            with pytest.raises(CallFailed, match="'x-tenant' cannot be sent") as failed:
-                await infer(connection, ASKED._replace(headers=[("x-tenant", "a\r\nb: c")]), 10)
-            assert failed.value.failure.fate is Fate.ANSWERED
-        first, second = (headers for _, headers in server.asked[-2:])
-        assert (first["x-tenant"], first["authorization"]) == ("a", "Bearer def")
-        assert second["authorization"] == "Bearer abc"
-        assert "x-tenant" not in second
-
-    run(scenario)
+    server = Server()
+    token = str(tmp_path / "token")
+    async with connected(server, authorization_file=token) as (connection, *_):
+        await connection.ready(10)
+        headers = [("x-tenant", "a"), ("authorization", "Bearer def")]
+        await infer(connection, ASKED._replace(headers=headers), 10)
+        await infer(connection, ASKED, 10)
+        with pytest.raises(CallFailed, match="'x-tenant' cannot be sent") as failed:
+            await infer(connection, ASKED._replace(headers=[("x-tenant", "a\r\nb: c")]), 10)
+        assert failed.value.failure.fate is Fate.ANSWERED
+    first, second = (headers for _, headers in server.asked[-2:])
+    assert (first["x-tenant"], first["authorization"]) == ("a", "Bearer def")
+    assert second["authorization"] == "Bearer abc"
+    assert "x-tenant" not in second
 
 
-def test_calls_at_a_time_have_connections_of_their_own() -> None:
-    async def scenario() -> None:
-        server = Server()
-        async with connected(server) as (connection, *_):
-            await connection.ready(10)
-            answers = await asyncio.gather(*(infer(connection, ASKED, 10) for _ in range(4)))
-            assert len(answers) == 4
-        assert server.connections == 4
-
-    run(scenario)
+async def test_calls_at_a_time_have_connections_of_their_own() -> None:
+    server = Server()
+    async with connected(server) as (connection, *_):
+        await connection.ready(10)
+        answers = await asyncio.gather(*(infer(connection, ASKED, 10) for _ in range(4)))
+        assert len(answers) == 4
+    assert server.connections == 4
 
 
-def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:
-    async def scenario() -> None:
-        server = Server()
-        async with connected(server) as (connection, *_):
-            for _ in range(3):
-                assert await connection.ready(10)
-                server.writers[-1].close()
-                await server.writers[-1].wait_closed()
-        assert server.connections == 3
-
-    run(scenario)
+async def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:
+    server = Server()
+    async with connected(server) as (connection, *_):
+        for _ in range(3):
+            assert await connection.ready(10)
+            server.writers[-1].close()
+            await server.writers[-1].wait_closed()
+    assert server.connections == 3
 
 
 @pytest.mark.parametrize(
@@ -193,26 +173,23 @@ def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:
         (b"HTTP/1.1 200", Fate.UNCERTAIN),
     ],
 )
-def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m/infer"] = answer
-        async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
-            with pytest.raises(CallFailed) as failed:
-                await infer(connection, ASKED, 10)
-            assert failed.value.failure.fate is fate
+async def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
+    server = Server()
+    server.answers["/v2/models/m/infer"] = answer
+    async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
+        with pytest.raises(CallFailed) as failed:
+            await infer(connection, ASKED, 10)
+        assert failed.value.failure.fate is fate
 
-            def wait() -> None:
-                with (
-                    clients.visit(endpoint) as waiting,
-                    pytest.raises(CallFailed) as same,
-                ):
-                    waiting.infer(ASKED, 10)
-                assert same.value.failure.fate is fate
+        def wait() -> None:
+            with (
+                clients.visit(endpoint) as waiting,
+                pytest.raises(CallFailed) as same,
+            ):
+                waiting.infer(ASKED, 10)
+            assert same.value.failure.fate is fate
 
-            await asyncio.to_thread(wait)
-
-    run(scenario)
+        await asyncio.to_thread(wait)
 
 
 @pytest.mark.parametrize(
@@ -223,60 +200,51 @@ def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
         % (len(ANSWER), ANSWER),
     ],
 )
-def test_answers_of_unknown_length(answer: bytes) -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m/infer"] = answer
-        async with connected(server) as (connection, clients, endpoint):
-            for _ in range(2):
-                found = await infer(connection, ASKED, 10)
-                assert found.outputs["Y"].tolist() == [1, 2]
+async def test_answers_of_unknown_length(answer: bytes) -> None:
+    server = Server()
+    server.answers["/v2/models/m/infer"] = answer
+    async with connected(server) as (connection, clients, endpoint):
+        for _ in range(2):
+            found = await infer(connection, ASKED, 10)
+            assert found.outputs["Y"].tolist() == [1, 2]
 
-            def wait() -> list[int]:
-                with clients.visit(endpoint) as waiting:
-                    given: list[int] = waiting.infer(ASKED, 10).outputs["Y"].tolist()
-                    return given
+        def wait() -> list[int]:
+            with clients.visit(endpoint) as waiting:
+                given: list[int] = waiting.infer(ASKED, 10).outputs["Y"].tolist()
+                return given
 
-            assert await asyncio.to_thread(wait) == [1, 2]
-
-    run(scenario)
+        assert await asyncio.to_thread(wait) == [1, 2]
 
 
-def test_a_server_that_does_not_answer() -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m/infer"] = b""
-        async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
-            assert await connection.ready(10)  # it has a connection
-            with pytest.raises(CallFailed) as failed:
-                await infer(connection, ASKED, 0.1)
-            assert failed.value.failure.fate is Fate.LATE
-            await server.ended.wait()  # the call is cancelled there
+async def test_a_server_that_does_not_answer() -> None:
+    server = Server()
+    server.answers["/v2/models/m/infer"] = b""
+    async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
+        assert await connection.ready(10)  # it has a connection
+        with pytest.raises(CallFailed) as failed:
+            await infer(connection, ASKED, 0.1)
+        assert failed.value.failure.fate is Fate.LATE
+        await server.ended.wait()  # the call is cancelled there
 
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    waiting.infer(ASKED, 0.1)
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                waiting.infer(ASKED, 0.1)
 
-            with pytest.raises(CallFailed) as failed:
-                await asyncio.to_thread(wait)
-            assert failed.value.failure.fate is Fate.LATE
-
-    run(scenario)
+        with pytest.raises(CallFailed) as failed:
+            await asyncio.to_thread(wait)
+        assert failed.value.failure.fate is Fate.LATE
 
 
-def test_a_call_that_is_cancelled_ends_its_connection() -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m/infer"] = b""
-        async with connected(server, http_tensors="binary") as (connection, *_):
-            call = asyncio.ensure_future(infer(connection, ASKED, 0))
-            await server.begun.wait()
-            call.cancel()
-            await server.ended.wait()
-            server.answers["/v2/models/m/infer"] = (200, ANSWER)
-            assert (await infer(connection, ASKED, 10)).outputs["Y"].tolist() == [1, 2]
-
-    run(scenario)
+async def test_a_call_that_is_cancelled_ends_its_connection() -> None:
+    server = Server()
+    server.answers["/v2/models/m/infer"] = b""
+    async with connected(server, http_tensors="binary") as (connection, *_):
+        call = asyncio.ensure_future(infer(connection, ASKED, 0))
+        await server.begun.wait()
+        call.cancel()
+        await server.ended.wait()
+        server.answers["/v2/models/m/infer"] = (200, ANSWER)
+        assert (await infer(connection, ASKED, 10)).outputs["Y"].tolist() == [1, 2]
 
 
 def packed_answer(values: np.ndarray, data: bytes) -> bytes:
@@ -290,24 +258,20 @@ def packed_answer(values: np.ndarray, data: bytes) -> bytes:
     ).encode() + body
 
 
-def test_a_large_answer_that_is_compressed() -> None:
+async def test_a_large_answer_that_is_compressed() -> None:
     """Nobody has asked for that. First on a connection that is there, then on a new one."""
     values = np.random.default_rng(0).integers(0, 99, 100_000, np.int32)
-
-    async def scenario() -> None:
-        server = Server()
-        async with connected(server, http_tensors="binary") as (connection, *_):
-            assert (await infer(connection, ASKED, 10)).outputs["Y"].tolist() == [1, 2]
-            server.answers["/v2/models/m/infer"] = packed_answer(values, values.tobytes())
-            found = await infer(connection, ASKED, 10)
-            assert found.outputs["Y"].tolist() == values.tolist()
-            assert (await infer(connection, ASKED, 10)).outputs["Y"].size == values.size
-            bomb = bytes(70 << 20)
-            server.answers["/v2/models/m/infer"] = packed_answer(values, bomb)
-            with pytest.raises(CallFailed, match="the answer grows to more than 250 times"):
-                await infer(connection, ASKED, 10)
-
-    run(scenario)
+    server = Server()
+    async with connected(server, http_tensors="binary") as (connection, *_):
+        assert (await infer(connection, ASKED, 10)).outputs["Y"].tolist() == [1, 2]
+        server.answers["/v2/models/m/infer"] = packed_answer(values, values.tobytes())
+        found = await infer(connection, ASKED, 10)
+        assert found.outputs["Y"].tolist() == values.tolist()
+        assert (await infer(connection, ASKED, 10)).outputs["Y"].size == values.size
+        bomb = bytes(70 << 20)
+        server.answers["/v2/models/m/infer"] = packed_answer(values, bomb)
+        with pytest.raises(CallFailed, match="the answer grows to more than 250 times"):
+            await infer(connection, ASKED, 10)
 
 
 def test_calls_that_are_cancelled_while_they_connect() -> None:
@@ -327,45 +291,39 @@ def test_calls_that_are_cancelled_while_they_connect() -> None:
     uvloop.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with connected(Server()) as (_, clients, endpoint):
-            pass
-        connection = clients.connect(endpoint)
-        with pytest.raises(CallFailed) as failed:
-            await infer(connection, ASKED, 10)
-        assert failed.value.failure.fate is Fate.UNSENT
-        await connection.close()
+async def test_nobody_listens(tmp_path: Path) -> None:
+    async with connected(Server()) as (_, clients, endpoint):
+        pass
+    connection = clients.connect(endpoint)
+    with pytest.raises(CallFailed) as failed:
+        await infer(connection, ASKED, 10)
+    assert failed.value.failure.fate is Fate.UNSENT
+    await connection.close()
 
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                waiting.describe(10)
+    def wait() -> None:
+        with clients.visit(endpoint) as waiting:
+            waiting.describe(10)
 
-        with pytest.raises(CallFailed, match="Connection refused") as failed:
-            await asyncio.to_thread(wait)
-        assert failed.value.failure.fate is Fate.UNSENT
-
-    run(scenario)
+    with pytest.raises(CallFailed, match="Connection refused") as failed:
+        await asyncio.to_thread(wait)
+    assert failed.value.failure.fate is Fate.UNSENT
 
 
-def test_a_port_of_another_protocol() -> None:
+async def test_a_port_of_another_protocol() -> None:
     class HangsUp(Server):
         async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.close()
 
-    async def scenario() -> None:
-        async with connected(HangsUp()) as (_, clients, endpoint):
+    async with connected(HangsUp()) as (_, clients, endpoint):
 
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    waiting.describe(10)
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                waiting.describe(10)
 
-            with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
-                await asyncio.to_thread(wait)
-            assert failed.value.failure.fate is Fate.UNCERTAIN
-
-    run(scenario)
+        with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
+            await asyncio.to_thread(wait)
+        assert failed.value.failure.fate is Fate.UNCERTAIN
 
 
 @pytest.mark.parametrize(
@@ -379,66 +337,52 @@ def test_a_port_of_another_protocol() -> None:
         ((503, b""), False),
     ],
 )
-def test_readiness(answer: tuple[int, bytes], ready: bool) -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m/ready"] = answer
-        async with connected(server) as (connection, *_):
-            assert await connection.ready(10) is ready
-
-    run(scenario)
+async def test_readiness(answer: tuple[int, bytes], ready: bool) -> None:
+    server = Server()
+    server.answers["/v2/models/m/ready"] = answer
+    async with connected(server) as (connection, *_):
+        assert await connection.ready(10) is ready
 
 
-def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2"] = (200, b'{"extensions": []}')
-        tensor = b'[{"name": "Y", "datatype": "FP16", "shape": [2]}]'
-        metadata = b'{"name": "m", "inputs": %s, "outputs": %s}' % (tensor, tensor)
-        server.answers["/v2/models/m"] = (200, metadata)
-        async with connected(server) as (connection, clients, endpoint):
+async def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
+    server = Server()
+    server.answers["/v2"] = (200, b'{"extensions": []}')
+    tensor = b'[{"name": "Y", "datatype": "FP16", "shape": [2]}]'
+    metadata = b'{"name": "m", "inputs": %s, "outputs": %s}' % (tensor, tensor)
+    server.answers["/v2/models/m"] = (200, metadata)
+    async with connected(server) as (connection, clients, endpoint):
 
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    said = waiting.describe(10)
-                assert said.config is None
-                assert said.metadata.inputs[0].datatype == "FP16"
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                said = waiting.describe(10)
+            assert said.config is None
+            assert said.metadata.inputs[0].datatype == "FP16"
 
+        await asyncio.to_thread(wait)
+        await infer(connection, ASKED, 10)
+    assert "inference-header-content-length" not in server.asked[-1][1]
+
+
+async def test_a_configuration_that_is_none() -> None:
+    server = Server()
+    server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
+    server.answers["/v2/models/m/config"] = (200, b"7")
+    async with connected(server) as (_, clients, endpoint):
+
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                waiting.describe(10)
+
+        with pytest.raises(CallFailed, match="makes no sense"):
             await asyncio.to_thread(wait)
-            await infer(connection, ASKED, 10)
-        assert "inference-header-content-length" not in server.asked[-1][1]
-
-    run(scenario)
 
 
-def test_a_configuration_that_is_none() -> None:
-    async def scenario() -> None:
-        server = Server()
-        server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
-        server.answers["/v2/models/m/config"] = (200, b"7")
-        async with connected(server) as (_, clients, endpoint):
-
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    waiting.describe(10)
-
-            with pytest.raises(CallFailed, match="makes no sense"):
-                await asyncio.to_thread(wait)
-
-    run(scenario)
-
-
-def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
-    async def scenario() -> None:
-        connection = HttpConnection(
-            HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
-        )
-        outcome: asyncio.Future[HttpResponse | Exception]
-        outcome = asyncio.get_running_loop().create_future()
-        connection.send([b"x"], 10, outcome.set_result)
-        assert isinstance(await outcome, NotConnected)  # so that another server may be asked
-
-    run(scenario)
+async def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
+    connection = HttpConnection(HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None))
+    outcome: asyncio.Future[HttpResponse | Exception]
+    outcome = asyncio.get_running_loop().create_future()
+    connection.send([b"x"], 10, outcome.set_result)
+    assert isinstance(await outcome, NotConnected)  # so that another server may be asked
 
 
 class KeptConnection(HttpConnection):
@@ -459,26 +403,22 @@ class KeptConnection(HttpConnection):
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> None:
+async def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> None:
     """The connection is another call's before the task knows that it was cancelled."""
+    pool = HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
+    connection = KeptConnection(pool)
 
-    async def scenario() -> None:
-        pool = HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
-        connection = KeptConnection(pool)
+    async def given(seconds: float) -> HttpConnection:
+        return connection
 
-        async def given(seconds: float) -> HttpConnection:
-            return connection
-
-        pool.connection = given  # type: ignore[method-assign]
-        task = asyncio.ensure_future(pool.ask([b"x"], 10))
-        await connection.sent.wait()
-        task.cancel()
-        if answered:
-            connection.tell(HttpResponse(200, {}, b"", True))
-        await asyncio.wait([task])
-        assert connection.aborted == (0 if answered else 1)
-
-    run(scenario)
+    pool.connection = given  # type: ignore[method-assign]
+    task = asyncio.ensure_future(pool.ask([b"x"], 10))
+    await connection.sent.wait()
+    task.cancel()
+    if answered:
+        connection.tell(HttpResponse(200, {}, b"", True))
+    await asyncio.wait([task])
+    assert connection.aborted == (0 if answered else 1)
 
 
 def secure() -> ssl.SSLContext:
@@ -490,7 +430,7 @@ def secure() -> ssl.SSLContext:
     return context
 
 
-def test_tls_and_credentials(tmp_path: Path) -> None:
+async def test_tls_and_credentials(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer abc\n")
     parameters = {
         "tls_root_cert": str(TLS / "root.pem"),
@@ -498,48 +438,41 @@ def test_tls_and_credentials(tmp_path: Path) -> None:
         "tls_key": str(TLS / "client.key"),
         "authorization_file": "token",
     }
+    server = Server()
+    async with connected(server, secure(), tmp_path, **parameters) as (
+        connection,
+        clients,
+        endpoint,
+    ):
+        assert await connection.ready(10)
 
-    async def scenario() -> None:
-        server = Server()
-        async with connected(server, secure(), tmp_path, **parameters) as (
-            connection,
-            clients,
-            endpoint,
-        ):
-            assert await connection.ready(10)
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                assert waiting.infer(ASKED, 10).outputs["Y"].tolist() == [1, 2]
 
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    assert waiting.infer(ASKED, 10).outputs["Y"].tolist() == [1, 2]
-
-            await asyncio.to_thread(wait)
-        for _, headers in server.asked:
-            assert headers["authorization"] == "Bearer abc"
-            assert headers["host"] == endpoint.authority
-
-    run(scenario)
+        await asyncio.to_thread(wait)
+    for _, headers in server.asked:
+        assert headers["authorization"] == "Bearer abc"
+        assert headers["host"] == endpoint.authority
 
 
 @pytest.mark.parametrize("parameters", [{}, {"tls_root_cert": "root.pem", "host": "elsewhere"}])
-def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with connected(Server(), secure(), TLS, **parameters) as (
-            connection,
-            clients,
-            endpoint,
-        ):
-            with pytest.raises(CallFailed, match="its certificate is not accepted") as failed:
-                await connection.ready(10)
-            assert failed.value.failure.fate is Fate.UNSENT
+async def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
+    async with connected(Server(), secure(), TLS, **parameters) as (
+        connection,
+        clients,
+        endpoint,
+    ):
+        with pytest.raises(CallFailed, match="its certificate is not accepted") as failed:
+            await connection.ready(10)
+        assert failed.value.failure.fate is Fate.UNSENT
 
-            def wait() -> None:
-                with clients.visit(endpoint) as waiting:
-                    waiting.describe(10)
+        def wait() -> None:
+            with clients.visit(endpoint) as waiting:
+                waiting.describe(10)
 
-            with pytest.raises(CallFailed, match="its certificate is not accepted"):
-                await asyncio.to_thread(wait)
-
-    run(scenario)
+        with pytest.raises(CallFailed, match="its certificate is not accepted"):
+            await asyncio.to_thread(wait)
 
 
 @pytest.mark.parametrize("name", ["tls_root_cert", "tls_cert"])
@@ -550,15 +483,12 @@ def test_files_that_hold_no_certificates(tmp_path: Path, name: str) -> None:
         ProtocolClients(options_of("https://127.0.0.1", tmp_path, **given), "m")
 
 
-def test_a_tensor_that_cannot_be_sent() -> None:
-    async def scenario() -> None:
-        array = np.array([b"\xff"], object)
-        request = RemoteRequest([RemoteInput("X", Datatype.BYTES, (1,), [array])], ["Y"], {})
-        server = Server()
-        server.answers["/v2/models/m"] = (200, b"{}")
-        async with connected(server, http_tensors="json") as (connection, *_):
-            with pytest.raises(CallFailed) as failed:
-                await infer(connection, request, 10)
-        assert isinstance(failed.value.failure.error, InvalidRequest)
-
-    run(scenario)
+async def test_a_tensor_that_cannot_be_sent() -> None:
+    array = np.array([b"\xff"], object)
+    request = RemoteRequest([RemoteInput("X", Datatype.BYTES, (1,), [array])], ["Y"], {})
+    server = Server()
+    server.answers["/v2/models/m"] = (200, b"{}")
+    async with connected(server, http_tensors="json") as (connection, *_):
+        with pytest.raises(CallFailed) as failed:
+            await infer(connection, request, 10)
+    assert isinstance(failed.value.failure.error, InvalidRequest)

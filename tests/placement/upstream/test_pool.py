@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -61,7 +62,11 @@ def guarded() -> Iterator[tuple[Guarded, str]]:
 
 
 class Idle:
-    """A scheduler with nothing to do."""
+    """A scheduler with nothing to do; `told` are its failures and refusals, in order."""
+
+    def __init__(self, alone: bool = True) -> None:
+        self.alone = alone
+        self.told: list[str] = []
 
     def add_instance(self, instance: object) -> None:
         pass
@@ -76,120 +81,113 @@ class Idle:
         raise AssertionError("no worker is here")
 
     def fail_waiting(self, error: object) -> bool:
-        return True
+        self.told.append("failed")
+        return self.alone
 
     def answer(self, call: object, answer: object, final: bool) -> None:
         pass
 
 
-def pool_of(
-    model: RemoteModel,
-    scheduler: Idle,
-    changed: Callable[[], None],
-    counts: dict[str, EndpointCounts] | None = None,
-) -> UpstreamPool:
-    loop = asyncio.get_running_loop()
-    counts = {} if counts is None else counts
-    asked: Any = None  # of whoever may be asked by models: nobody
-    version = Surroundings(signature(), scheduler, asked, loop, changed, counts)
-    return UpstreamPool("m_0", model, version)
+class World:
+    """A pool of a model's servers, which is given a token in a file."""
 
+    def __init__(self, root: Path, endpoint: str) -> None:
+        self.token = root / "token"
+        self.token.write_text("Bearer one")
+        self.root, self.endpoint = root, endpoint
+        self.changed = asyncio.Event()
+        self.counts: dict[str, EndpointCounts] = {}
+        self.scheduler = Idle()
 
-async def until(
-    pool: UpstreamPool, changed: asyncio.Event, healthy: Callable[[bool], bool]
-) -> None:
-    """Wait for health checks."""
-    async with asyncio.timeout(30):
-        while not healthy(pool.healthy):
-            changed.clear()
-            await changed.wait()
+    async def load(self, **parameters: str) -> RemoteModel:
+        given = {"endpoints": self.endpoint, "authorization_file": "token", **parameters}
+        spec = LoadSpec("m", self.root / "1", self.root, given, version=1)
+        model = await asyncio.to_thread(RemoteBackend().load, spec)
+        model.begin(ModelConfig(name="m"), signature(), False)
+        return model
 
-
-def test_credentials_are_read_again(
-    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    handler, endpoint = guarded
-    token = tmp_path / "token"
-    token.write_text("Bearer one")
-    parameters = {
-        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
-    }  # fmt: skip
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
-    model.begin(ModelConfig(name="m"), signature(), False)
-
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        pool = pool_of(model, Idle(), changed.set)
+    @asynccontextmanager
+    async def pool(self, model: RemoteModel) -> AsyncIterator[UpstreamPool]:
+        asked: Any = None  # of whoever may be asked by models: nobody
+        loop = asyncio.get_running_loop()
+        version = Surroundings(signature(), self.scheduler, asked, loop, self.note, self.counts)
+        self.current = UpstreamPool("m_0", model, version)
         try:
-            handler.token = "Bearer two"
-            await until(pool, changed, lambda healthy: not healthy)
-            token.write_text("Bearer two\n")
-            await pool.look_again()
-            await until(pool, changed, bool)
-            token.write_text("Bearer\0two")  # somebody is not done with it
-            await pool.look_again()
-            token.unlink()
-            await pool.look_again()
-            assert pool.healthy
-            assert len(pool.endpoints) == 1
+            yield self.current
         finally:
-            pool.close()
-            await pool.closed()
+            self.current.close()
+            await self.current.closed()
 
-    asyncio.run(scenario())
+    def note(self) -> None:
+        if self.current.given_up:
+            self.scheduler.told.append("refused")
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for health checks."""
+        async with asyncio.timeout(30):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.fixture
+def world(guarded: tuple[Guarded, str], tmp_path: Path) -> World:
+    return World(tmp_path, guarded[1])
+
+
+OFTEN = {"health_interval_secs": "0.05"}
+
+
+async def test_credentials_are_read_again(
+    guarded: tuple[Guarded, str], world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.pool(await world.load(**OFTEN)) as pool:
+        guarded[0].token = "Bearer two"
+        await world.until(lambda: not pool.healthy)
+        world.token.write_text("Bearer two\n")
+        await pool.look_again()
+        await world.until(lambda: pool.healthy)
+        world.token.write_text("Bearer\0two")  # somebody is not done with it
+        await pool.look_again()
+        world.token.unlink()
+        await pool.look_again()
+        assert pool.healthy
+        assert len(pool.endpoints) == 1
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert any("expected one line" in text for text in warnings)
     assert any("token cannot be read" in text for text in warnings)
 
 
-def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
-    guarded: tuple[Guarded, str], tmp_path: Path
+async def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
+    guarded: tuple[Guarded, str], world: World
 ) -> None:
-    handler, endpoint = guarded
-    token = tmp_path / "token"
-    token.write_text("Bearer one")
-    parameters = {
-        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
-        "remote_load": "true",
-    }  # fmt: skip
+    handler = guarded[0]
     handler.loaded = False
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
+    model = await world.load(**OFTEN, remote_load="true")
     assert handler.loaded
-    model.begin(ModelConfig(name="m"), signature(), False)
-
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        pool = pool_of(model, Idle(), changed.set)
-        try:
-            handler.token = "Bearer two"
-            token.write_text("Bearer two")
-            await pool.look_again()
-            await until(pool, changed, bool)
-            handler.loaded = False
-            await until(pool, changed, lambda _: handler.loaded)
-            await until(pool, changed, bool)
-        finally:
-            pool.close()
-            await pool.closed()
-
-    asyncio.run(scenario())
+    async with world.pool(model) as pool:
+        handler.token = "Bearer two"
+        world.token.write_text("Bearer two")
+        await pool.look_again()
+        await world.until(lambda: pool.healthy)
+        handler.loaded = False
+        await world.until(lambda: handler.loaded)
+        await world.until(lambda: pool.healthy)
 
 
-def test_names_are_looked_up_beside_other_work(
-    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_names_are_looked_up_beside_other_work(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that takes for ever, and whatever the system may refuse."""
-    parameters = {"endpoints": guarded[1], "authorization_file": "token"}
-    (tmp_path / "token").write_text("Bearer one")
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
-    model.begin(ModelConfig(name="m"), signature(), False)
 
-    async def scenario() -> None:
-        loop, other = asyncio.get_running_loop(), Event()
-        threads = ThreadPoolExecutor(1)
-        loop.set_default_executor(threads)
-        threads.submit(other.wait)
-        pool = pool_of(model, Idle(), lambda: None)
+    def refused() -> Any:
+        raise OSError(24, "Too many open files")
+
+    model, other, threads = await world.load(), Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    threads.submit(other.wait)
+    async with world.pool(model) as pool:
         try:
             async with asyncio.timeout(10):
                 await pool.look_again()
@@ -197,20 +195,13 @@ def test_names_are_looked_up_beside_other_work(
                 await pool.look_again()
         finally:
             other.set()
-            pool.close()
-            await pool.closed()
-
-    def refused() -> Any:
-        raise OSError(24, "Too many open files")
-
-    asyncio.run(scenario())
     assert "Too many open files" in caplog.text
 
 
-def test_a_name_with_several_addresses_is_looked_up_again(
-    guarded: tuple[Guarded, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_name_with_several_addresses_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = int(guarded[1].rpartition(":")[2])
+    port = int(world.endpoint.rpartition(":")[2])
     known = ["127.0.0.1", "127.0.0.2"]
 
     def look_up(host: str, port: int, **_: object) -> list[object]:
@@ -218,125 +209,45 @@ def test_a_name_with_several_addresses_is_looked_up_again(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    (tmp_path / "token").write_text("Bearer one")
-    parameters = {"endpoints": f"grpc://gpus:{port}", "authorization_file": "token"}
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
-    model.begin(ModelConfig(name="m"), signature(), False)
+    world.endpoint = f"grpc://gpus:{port}"
+    first, second = f"grpc://gpus:{port} (127.0.0.1)", f"grpc://gpus:{port} (127.0.0.2)"
+    async with world.pool(await world.load()) as pool:
 
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        pool = pool_of(model, Idle(), changed.set)
-
-        async def until_all_serve() -> list[str]:
-            async with asyncio.timeout(30):
-                while not all(server.serves for server in pool.endpoints):
-                    changed.clear()
-                    await changed.wait()
+        async def serving() -> list[str]:
+            await world.until(lambda: all(server.serves for server in pool.endpoints))
             return [server.name for server in pool.endpoints]
 
-        first, second = f"grpc://gpus:{port} (127.0.0.1)", f"grpc://gpus:{port} (127.0.0.2)"
-        try:
-            assert await until_all_serve() == [first, second]
-            known.remove("127.0.0.1")
-            await pool.look_again()
-            assert await until_all_serve() == [second]
-            known.append("127.0.0.1")
-            await pool.look_again()
-            assert await until_all_serve() == [second, first]
-        finally:
-            pool.close()
-            await pool.closed()
-
-    asyncio.run(scenario())
+        assert await serving() == [first, second]
+        known.remove("127.0.0.1")
+        await pool.look_again()
+        assert await serving() == [second]
+        known.append("127.0.0.1")
+        await pool.look_again()
+        assert await serving() == [second, first]
 
 
-def test_counters_go_on_with_the_next_pool(guarded: tuple[Guarded, str], tmp_path: Path) -> None:
-    parameters = {"endpoints": guarded[1], "authorization_file": "token"}
-    (tmp_path / "token").write_text("Bearer one")
-    spec = LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1)
-    counts: dict[str, EndpointCounts] = {}
-
-    async def scenario(model: RemoteModel, requests: int) -> None:
-        model.begin(ModelConfig(name="m"), signature(), False)
-        pool = pool_of(model, Idle(), lambda: None, counts)
-        [series] = pool.endpoints
-        assert series.counts.requests == requests
-        series.counts.requests += 1
-        pool.close()
-        await pool.closed()
-
+async def test_counters_go_on_with_the_next_pool(world: World) -> None:
     for requests in range(2):
-        asyncio.run(scenario(RemoteBackend().load(spec), requests))
-    assert list(counts) == [guarded[1]]
+        async with world.pool(await world.load()) as pool:
+            [series] = pool.endpoints
+            assert series.counts.requests == requests
+            series.counts.requests += 1
+    assert list(world.counts) == [world.endpoint]
 
 
 @pytest.mark.parametrize(("alone", "level"), [(True, "ERROR"), (False, "WARNING")])
-def test_nothing_is_lost_where_something_else_serves(
-    guarded: tuple[Guarded, str], tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    alone: bool, level: str,
+async def test_when_none_can_be_reached_requests_are_refused_before_those_that_wait_fail(
+    guarded: tuple[Guarded, str], world: World, caplog: pytest.LogCaptureFixture, alone: bool,
+    level: str,
 ) -> None:  # fmt: skip
-    handler, endpoint = guarded
-    parameters = {
-        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
-        "wait_secs": "0",
-    }  # fmt: skip
-    (tmp_path / "token").write_text("Bearer one")
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
-    model.begin(ModelConfig(name="m"), signature(), False)
+    """A client may have its next request ready when it is told: that would wait for ever.
 
-    class Other(Idle):
-        def fail_waiting(self, error: object) -> bool:
-            return alone
-
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        pool = pool_of(model, Other(), changed.set)
-        handler.token = "Bearer two"
-        async with asyncio.timeout(30):
-            while not pool.given_up:
-                changed.clear()
-                await changed.wait()
-        pool.close()
-        await pool.closed()
-
-    asyncio.run(scenario())
+    Nothing is lost, and no error, where something else serves.
+    """
+    world.scheduler.alone = alone
+    async with world.pool(await world.load(**OFTEN, wait_secs="0")):
+        guarded[0].token = "Bearer two"
+        await world.until(lambda: "failed" in world.scheduler.told)
+    assert world.scheduler.told[:2] == ["refused", "failed"]
     text = "none of its servers can be reached"
     assert [r.levelname for r in caplog.records if text in r.message] == [level]
-
-
-def test_further_requests_are_refused_before_those_that_wait_fail(
-    guarded: tuple[Guarded, str], tmp_path: Path
-) -> None:
-    """A client may have its next request ready when it is told: that would wait for ever."""
-    handler, endpoint = guarded
-    parameters = {
-        "endpoints": endpoint, "authorization_file": "token", "health_interval_secs": "0.05",
-        "wait_secs": "0",
-    }  # fmt: skip
-    (tmp_path / "token").write_text("Bearer one")
-    model = RemoteBackend().load(LoadSpec("m", tmp_path / "1", tmp_path, parameters, version=1))
-    model.begin(ModelConfig(name="m"), signature(), False)
-    told: list[str] = []
-
-    async def scenario() -> None:
-        failed = asyncio.Event()
-
-        class Waiting(Idle):
-            def fail_waiting(self, error: object) -> bool:
-                told.append("failed")
-                failed.set()
-                return True
-
-        def changed() -> None:
-            if pool.given_up:
-                told.append("refused")
-
-        pool = pool_of(model, Waiting(), changed)
-        handler.token = "Bearer two"
-        async with asyncio.timeout(30):
-            await failed.wait()
-        pool.close()
-        await pool.closed()
-
-    asyncio.run(scenario())
-    assert told == ["refused", "failed"]

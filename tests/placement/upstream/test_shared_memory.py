@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import wraps
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -177,17 +176,6 @@ async def until(found: Callable[[], bool]) -> None:
     await watching.until(look, bool, 10)
 
 
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test that is a coroutine."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
-
-
-@on_a_loop
 async def test_calls_use_the_same_regions_one_after_the_other(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
@@ -201,7 +189,6 @@ async def test_calls_use_the_same_regions_one_after_the_other(echo: Echo, endpoi
     assert not any(exists(name) for name in names)
 
 
-@on_a_loop
 async def test_an_answer_stays_as_it_is_while_it_is_needed(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
@@ -212,7 +199,6 @@ async def test_an_answer_stays_as_it_is_while_it_is_needed(echo: Echo, endpoint:
     np.testing.assert_array_equal(kept[3], row(3.0))  # also without the connection
 
 
-@on_a_loop
 async def test_calls_at_the_same_time_have_regions_of_their_own(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
@@ -221,7 +207,6 @@ async def test_calls_at_the_same_time_have_regions_of_their_own(echo: Echo, endp
 
 
 @pytest.mark.parametrize("way", ["cancelled", pytest.param("late", marks=pytest.mark.slow)])
-@on_a_loop
 async def test_a_region_that_may_still_be_written_is_not_used_again(
     echo: Echo, endpoint: str, way: str
 ) -> None:
@@ -254,7 +239,6 @@ async def test_a_region_that_may_still_be_written_is_not_used_again(
     assert not any(exists(name) for name in lost)
 
 
-@on_a_loop
 async def test_a_request_that_cannot_be_written_takes_no_region(echo: Echo, endpoint: str) -> None:
     wrong: Any = {"x": None}
     async with connected(endpoint) as connection:
@@ -267,7 +251,6 @@ async def test_a_request_that_cannot_be_written_takes_no_region(echo: Echo, endp
         connection.regions.give_back(lease)
 
 
-@on_a_loop
 async def test_a_server_that_has_forgotten_is_asked_again(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
@@ -280,7 +263,6 @@ async def test_a_server_that_has_forgotten_is_asked_again(echo: Echo, endpoint: 
         await until(lambda: not any(exists(name) for name in before))
 
 
-@on_a_loop
 async def test_a_server_that_refuses_gets_messages(
     echo: Echo, endpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +278,6 @@ async def test_a_server_that_refuses_gets_messages(
     assert "shared memory is disabled" in caplog.text
 
 
-@on_a_loop
 async def test_a_model_that_gives_more_than_declared(
     echo: Echo, endpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,7 +290,6 @@ async def test_a_model_that_gives_more_than_declared(
     assert "one was larger than declared" in caplog.text
 
 
-@on_a_loop
 async def test_small_tensors_stay_in_the_message(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         for _ in range(5):
@@ -317,7 +297,6 @@ async def test_small_tensors_stay_in_the_message(echo: Echo, endpoint: str) -> N
             assert not echo.shared[-1][0]
 
 
-@on_a_loop
 async def test_what_others_have_left_with_the_server_goes(echo: Echo, endpoint: str) -> None:
     gone, theirs = "headrace-1-" + "0" * 24, "headrace-frames"
     echo.regions = {gone: f"/{gone}", theirs: f"/{theirs}"}

@@ -1,9 +1,9 @@
 """Requests that name no version, divided between the versions of a model that come and go."""
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,101 +114,91 @@ class World:
         return self.series.ledgers.shadows[3]
 
 
-def run(
+@asynccontextmanager
+async def serving(
     tmp_path: Path,
-    test: Callable[[World], Coroutine[Any, Any, None]],
     rules: object = None,
     *,
     versions: str = "123",
     execution: str = "inline",
     admission: Admission | None = None,
     allowed: bool = True,
-) -> None:
-    async def whole() -> None:
-        world = World(tmp_path, admission or Admission(0, 0), allowed)
-        world.write(rules, versions, execution)
-        await world.engine.load_all([read_model_directory(world.root)])
-        await test(world)
-        await world.engine.unload_all()
-
-    asyncio.run(whole())
+) -> AsyncIterator[World]:
+    world = World(tmp_path, admission or Admission(0, 0), allowed)
+    world.write(rules, versions, execution)
+    await world.engine.load_all([read_model_directory(world.root)])
+    yield world
+    await world.engine.unload_all()
 
 
-def test_a_split_by_the_configuration(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        counts = await world.count()
-        assert 89 <= counts[1] <= 91
-        assert counts[2] == 100 - counts[1]
-        series = world.series
-        assert series.weights == {"1": 0.9, "2": 0.1}
-        assert {v: ledger.routed for v, ledger in series.ledgers.versions.items()} == {
-            1: counts[1], 2: counts[2],
-        }  # fmt: skip
-
-    run(tmp_path, test, SPLIT)
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Nine of ten requests go to version 1, the others to 2."""
+    async with serving(tmp_path, SPLIT) as world:
+        yield world
 
 
-def test_metrics(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        ledgers = world.series.ledgers
-        ledgers.versions[2].routed, ledgers.versions[2].rollbacks = 5, 1
-        shadow = ledgers.shadows[3]
-        shadow.success, shadow.failure, shadow.dropped = 2, 1, 7
-        shadow.durations.observe(3_000_000, 2)
-        samples = {
-            (s.name, *sorted(s.labels.items())): s.value
-            for family, sources in world.traffic.metrics()
-            for metric in collected([family], sources)
-            for s in metric.samples
-        }
-        model = ("model", "m")
-        assert samples["headrace_traffic_weight", model, ("version", "1")] == 0.9
-        assert samples["headrace_traffic_requests_total", model, ("version", "2")] == 5
-        assert samples["headrace_traffic_rollbacks_total", model, ("version", "2")] == 1
-        for outcome, count in (("success", 2), ("failure", 1), ("dropped", 7)):
-            labels = model, ("outcome", outcome), ("version", "3")
-            assert samples["headrace_shadow_requests_total", *labels] == count
-        duration = "headrace_shadow_duration_seconds"
-        version = ("version", "3")
-        assert samples[f"{duration}_count", model, version] == 2
-        assert samples[f"{duration}_sum", model, version] == 0.006
-        assert samples[f"{duration}_bucket", ("le", "0.0025"), model, version] == 0
-        assert samples[f"{duration}_bucket", ("le", "0.005"), model, version] == 2
-
-    run(tmp_path, test, SPLIT)
+async def test_a_split_by_the_configuration(world: World) -> None:
+    counts = await world.count()
+    assert 89 <= counts[1] <= 91
+    assert counts[2] == 100 - counts[1]
+    series = world.series
+    assert series.weights == {"1": 0.9, "2": 0.1}
+    assert {v: ledger.routed for v, ledger in series.ledgers.versions.items()} == {
+        1: counts[1], 2: counts[2],
+    }  # fmt: skip
 
 
-def test_a_named_version_is_never_another(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        for number in "123":
-            found = world.engine.find("m", number)
-            assert isinstance(found, ModelVersion)
-            assert await ask(found) == float(number)
-        assert not any(ledger.routed for ledger in world.series.ledgers.versions.values())
+async def test_metrics(world: World) -> None:
+    ledgers = world.series.ledgers
+    ledgers.versions[2].routed, ledgers.versions[2].rollbacks = 5, 1
+    shadow = ledgers.shadows[3]
+    shadow.success, shadow.failure, shadow.dropped = 2, 1, 7
+    shadow.durations.observe(3_000_000, 2)
+    samples = {
+        (s.name, *sorted(s.labels.items())): s.value
+        for family, sources in world.traffic.metrics()
+        for metric in collected([family], sources)
+        for s in metric.samples
+    }
+    model = ("model", "m")
+    assert samples["headrace_traffic_weight", model, ("version", "1")] == 0.9
+    assert samples["headrace_traffic_requests_total", model, ("version", "2")] == 5
+    assert samples["headrace_traffic_rollbacks_total", model, ("version", "2")] == 1
+    for outcome, count in (("success", 2), ("failure", 1), ("dropped", 7)):
+        labels = model, ("outcome", outcome), ("version", "3")
+        assert samples["headrace_shadow_requests_total", *labels] == count
+    duration = "headrace_shadow_duration_seconds"
+    version = ("version", "3")
+    assert samples[f"{duration}_count", model, version] == 2
+    assert samples[f"{duration}_sum", model, version] == 0.006
+    assert samples[f"{duration}_bucket", ("le", "0.0025"), model, version] == 0
+    assert samples[f"{duration}_bucket", ("le", "0.005"), model, version] == 2
 
-    run(tmp_path, test, SPLIT)
+
+async def test_a_named_version_is_never_another(world: World) -> None:
+    for number in "123":
+        found = world.engine.find("m", number)
+        assert isinstance(found, ModelVersion)
+        assert await ask(found) == float(number)
+    assert not any(ledger.routed for ledger in world.series.ledgers.versions.values())
 
 
-def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         assert world.engine.find("m") is world.engine.find_version("m", "3")
         assert world.engine.traffic.document("m").source == "none"
         assert not any(sources for _, sources in world.traffic.metrics())
 
-    run(tmp_path, test)
+
+async def test_documents_are_of_the_highest_version(world: World) -> None:
+    assert list(world.engine.model_metadata("m").versions) == ["1", "2", "3"]
+    assert world.engine.find_version("m").name == "3"
+    assert world.engine.model_ready("m")
 
 
-def test_documents_are_of_the_highest_version(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        assert list(world.engine.model_metadata("m").versions) == ["1", "2", "3"]
-        assert world.engine.find_version("m").name == "3"
-        assert world.engine.model_ready("m")
-
-    run(tmp_path, test, SPLIT)
-
-
-def test_versions_come_and_go(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_versions_come_and_go(tmp_path: Path) -> None:
+    async with serving(tmp_path, SPLIT, versions="1") as world:
         assert await world.count(10) == {1: 10}
         world.write(SPLIT, "12")
         assert await world.load() == ""
@@ -224,77 +214,63 @@ def test_versions_come_and_go(tmp_path: Path) -> None:
             "1": (0, "is not ready"), "2": (0, "is not ready"), "3": (0, ""), "4": (1, ""),
         }  # fmt: skip
 
-    run(tmp_path, test, SPLIT, versions="1")
+
+async def test_rules_of_a_configuration_are_checked_before_it_is_loaded(world: World) -> None:
+    loaded = len(world.backend.loaded)
+    world.write({"split": {"1": 0}})
+    assert "parameters['traffic']: split: at least one weight" in await world.load()
+    assert len(world.backend.loaded) == loaded
+    assert set(await world.count()) == {1, 2}
 
 
-def test_rules_of_a_configuration_are_checked_before_it_is_loaded(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        loaded = len(world.backend.loaded)
-        world.write({"split": {"1": 0}})
-        assert "parameters['traffic']: split: at least one weight" in await world.load()
-        assert len(world.backend.loaded) == loaded
-        assert set(await world.count()) == {1, 2}
-
-    run(tmp_path, test, SPLIT)
+async def test_a_model_that_is_away_keeps_its_rules(world: World) -> None:
+    world.engine.traffic.set("m", {"split": {"2": 1}})
+    await world.engine.unload("m")
+    with pytest.raises(NotFound):
+        world.engine.find("m")
+    assert await world.load() == ""
+    assert await world.count(10) == {2: 10}
 
 
-def test_a_model_that_is_away_keeps_its_rules(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.engine.traffic.set("m", {"split": {"2": 1}})
-        await world.engine.unload("m")
-        with pytest.raises(NotFound):
-            world.engine.find("m")
-        assert await world.load() == ""
-        assert await world.count(10) == {2: 10}
-
-    run(tmp_path, test, SPLIT)
-
-
-def test_rules_of_a_call_stay_until_the_configuration_has_others(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        loaded = len(world.backend.loaded)
-        world.engine.traffic.set("m", {"split": {"2": 1}})
-        world.write(SPLIT, "1234")
-        assert await world.load() == ""
-        assert await world.count(10) == {2: 10}
-        world.write({"split": {"3": 1}}, "1234")
-        assert await world.load() == ""
-        assert await world.count(10) == {3: 10}
-        assert len(world.backend.loaded) == loaded + 1  # rules alone do not load a version again
-        world.engine.traffic.set("m", {"split": {"4": 1}})
-        world.engine.traffic.reset("m")
-        assert await world.count(10) == {3: 10}
-        world.write(None, "1234")
-        assert await world.load() == ""
-        assert await world.count(10) == {4: 10}
-        assert world.engine.find("m") is world.engine.find_version("m", "4")
-
-    run(tmp_path, test, SPLIT)
+async def test_rules_of_a_call_stay_until_the_configuration_has_others(world: World) -> None:
+    loaded = len(world.backend.loaded)
+    world.engine.traffic.set("m", {"split": {"2": 1}})
+    world.write(SPLIT, "1234")
+    assert await world.load() == ""
+    assert await world.count(10) == {2: 10}
+    world.write({"split": {"3": 1}}, "1234")
+    assert await world.load() == ""
+    assert await world.count(10) == {3: 10}
+    assert len(world.backend.loaded) == loaded + 1  # rules alone do not load a version again
+    world.engine.traffic.set("m", {"split": {"4": 1}})
+    world.engine.traffic.reset("m")
+    assert await world.count(10) == {3: 10}
+    world.write(None, "1234")
+    assert await world.load() == ""
+    assert await world.count(10) == {4: 10}
+    assert world.engine.find("m") is world.engine.find_version("m", "4")
 
 
-def test_promotion_and_its_undoing(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        traffic = world.engine.traffic
-        traffic.promote("m", "")
-        assert await world.count(10) == {2: 10}
-        assert world.engine.traffic.document("m").source == "promotion"
-        assert world.engine.find_version("m", "1").ready
-        traffic.roll_back("m", "", "it  was\nworse")
-        assert await world.count(10) == {1: 10}
-        document = world.engine.traffic.document("m")
-        assert (document.source, document.reason) == ("rollback", "it was worse")
-        assert {m.version: m.reason for m in world.engine.index().models}["2"] == "it was worse"
-        traffic.promote("m", "3")
-        assert await world.count(10) == {3: 10}
-        assert {v.version: v.role for v in world.engine.traffic.document("m").versions} == {
-            "1": "candidate", "2": "candidate", "3": "baseline",
-        }  # fmt: skip
-
-    run(tmp_path, test, SPLIT)
+async def test_promotion_and_its_undoing(world: World) -> None:
+    traffic = world.engine.traffic
+    traffic.promote("m", "")
+    assert await world.count(10) == {2: 10}
+    assert world.engine.traffic.document("m").source == "promotion"
+    assert world.engine.find_version("m", "1").ready
+    traffic.roll_back("m", "", "it  was\nworse")
+    assert await world.count(10) == {1: 10}
+    document = world.engine.traffic.document("m")
+    assert (document.source, document.reason) == ("rollback", "it was worse")
+    assert {m.version: m.reason for m in world.engine.index().models}["2"] == "it was worse"
+    traffic.promote("m", "3")
+    assert await world.count(10) == {3: 10}
+    assert {v.version: v.role for v in world.engine.traffic.document("m").versions} == {
+        "1": "candidate", "2": "candidate", "3": "baseline",
+    }  # fmt: skip
 
 
-def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> None:
+    async with serving(tmp_path, SPLIT, versions="23") as world:
         with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given more"):
             world.engine.traffic.roll_back("m", "")
         assert await world.count(10) == {2: 10}
@@ -307,22 +283,17 @@ def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> None:
             world.engine.traffic.roll_back("m", "")
         assert await world.count(10) == {2: 10}
 
-    run(tmp_path, test, SPLIT, versions="23")
 
-
-def test_a_rollback_by_a_call(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        traffic = world.engine.traffic
-        traffic.set("m", {"split": {"1": 50, "2": 25, "3": 25}})
-        traffic.roll_back("m", "3")
-        assert world.series.weights == {"1": 0.75, "2": 0.25, "3": 0}
-        traffic.roll_back("m", "")
-        assert await world.count(10) == {1: 10}
-        traffic.set("m", SPLIT)
-        assert world.engine.traffic.reason("m", 2) == ""
-        assert world.engine.traffic.reason("m", 3) == "rolled back by a call"
-
-    run(tmp_path, test, SPLIT)
+async def test_a_rollback_by_a_call(world: World) -> None:
+    traffic = world.engine.traffic
+    traffic.set("m", {"split": {"1": 50, "2": 25, "3": 25}})
+    traffic.roll_back("m", "3")
+    assert world.series.weights == {"1": 0.75, "2": 0.25, "3": 0}
+    traffic.roll_back("m", "")
+    assert await world.count(10) == {1: 10}
+    traffic.set("m", SPLIT)
+    assert world.engine.traffic.reason("m", 2) == ""
+    assert world.engine.traffic.reason("m", 3) == "rolled back by a call"
 
 
 @pytest.mark.parametrize(
@@ -343,16 +314,15 @@ def test_a_rollback_by_a_call(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_calls_that_make_no_sense(tmp_path: Path, act: Callable[[Any], object], error: str) -> None:
-    async def test(world: World) -> None:
-        with pytest.raises(InvalidRequest, match=error):
-            act(world.engine.traffic)
+async def test_calls_that_make_no_sense(
+    world: World, act: Callable[[Any], object], error: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=error):
+        act(world.engine.traffic)
 
-    run(tmp_path, test, SPLIT)
 
-
-def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
+    async with serving(tmp_path, SPLIT, allowed=False) as world:
         traffic = world.engine.traffic
         acts: list[Callable[[], None]] = [
             lambda: traffic.set("m", SPLIT), lambda: traffic.reset("m"),
@@ -365,11 +335,10 @@ def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="'nope' is not found"):
             world.engine.traffic.document("nope")
 
-    run(tmp_path, test, SPLIT, allowed=False)
 
-
-def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
+    rules = {"split": {"1": 50, "2": 50}, "sticky": {"header": "User"}}
+    async with serving(tmp_path, rules) as world:
         users = [f"user-{n}" for n in range(60)]
         chosen = {user: await world.ask(user=user) for user in users}
         assert set(chosen.values()) == {1, 2}
@@ -380,21 +349,18 @@ def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
         assert set(await world.count(20)) == {1, 2}  # without a key, by turns
         assert world.engine.traffic.headers == {"m": "user"}
 
-    rules = {"split": {"1": 50, "2": 50}, "sticky": {"header": "User"}}
-    run(tmp_path, test, rules)
 
-
-def test_keys_from_parameters(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_keys_from_parameters(tmp_path: Path) -> None:
+    async with serving(
+        tmp_path, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "user"}}
+    ) as world:
         chosen = [await world.ask({"user": n}) for n in range(30)]
         assert set(chosen) == {1, 2}
         assert [await world.ask({"user": str(n)}) for n in range(30)] == chosen
         assert world.engine.traffic.headers == {}
 
-    run(tmp_path, test, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "user"}})
 
-
-def test_sequences_stay_together(tmp_path: Path) -> None:
+async def test_sequences_stay_together(tmp_path: Path) -> None:
     async def answer(world: World, sequence: int) -> str:
         tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
         request = Call("m", "", "", {"X": tensor}, sequence_id=sequence)
@@ -402,69 +368,59 @@ def test_sequences_stay_together(tmp_path: Path) -> None:
         world.engine.find("m").submit(call)
         return str((await call.future).model_version)
 
-    async def test(world: World) -> None:
+    async with serving(
+        tmp_path, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "sequence_id"}}
+    ) as world:
         chosen = [await answer(world, n) for n in range(1, 30)]
         assert set(chosen) == {"1", "2"}
         assert [await answer(world, n) for n in range(1, 30)] == chosen
         assert len({await answer(world, 0) for _ in range(20)}) == 2  # which is none
 
-    run(tmp_path, test, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "sequence_id"}})
+
+async def test_what_wants_a_header_is_told_of_it(world: World) -> None:
+    told: list[dict[str, str]] = []
+
+    def listen(headers: Any) -> None:
+        told.append(dict(headers))
+
+    traffic = world.engine.traffic
+    traffic.watch_headers(listen)
+    traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
+    traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
+    traffic.set("m", {})
+    assert told == [{"m": "a"}, {}]
 
 
-def test_what_wants_a_header_is_told_of_it(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        told: list[dict[str, str]] = []
-
-        def listen(headers: Any) -> None:
-            told.append(dict(headers))
-
-        traffic = world.engine.traffic
-        traffic.watch_headers(listen)
-        traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
-        traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
-        traffic.set("m", {})
-        assert told == [{"m": "a"}, {}]
-
-    run(tmp_path, test, SPLIT)
+async def test_what_is_refused_for_what_it_says_counts_for_nobody(world: World) -> None:
+    found = world.engine.find("m")
+    with pytest.raises(InvalidRequest):
+        found.submit(DoorCall(Call("m", "", "", {}), {}))
+    assert not any(v.routed or v.refused for v in world.series.ledgers.versions.values())
 
 
-def test_what_is_refused_for_what_it_says_counts_for_nobody(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        found = world.engine.find("m")
-        with pytest.raises(InvalidRequest):
-            found.submit(DoorCall(Call("m", "", "", {}), {}))
-        assert not any(v.routed or v.refused for v in world.series.ledgers.versions.values())
-
-    run(tmp_path, test, SPLIT)
-
-
-def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
+    async with serving(tmp_path, SPLIT, execution="thread") as world:
         found = world.engine.find("m")
         assert isinstance(found, VersionRouter)
         assert found.waits_for(world.engine.find_version("m", "2"))
         assert not found.waits_for(world.engine.find_version("m", "3"))
         assert not found.obstacle
 
-    run(tmp_path, test, SPLIT, execution="thread")
-
 
 SHADOW = {"split": {"1": 1}, "shadow": {"version": "3", "max_pending": 2}}
 
 
-def test_a_shadow_gets_copies_and_answers_nobody(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_shadow_gets_copies_and_answers_nobody(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW) as world:
         assert await world.count(1) == {1: 1}
         await until(lambda: world.shadow.success == 1)
         assert world.shadow.durations.total_ns > 0
         counted = world.engine.find_version("m", "3").statistics
         await until(lambda: counted.success_count == 1)
 
-    run(tmp_path, test, SHADOW)
 
-
-def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW, execution="thread") as world:
         world.backend.run_now.clear()
         waiting = [world.send() for _ in range(5)]
         assert world.shadow.dropped == 3
@@ -473,22 +429,18 @@ def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
             assert (await sink.future).model_version == "1"
         await until(lambda: world.shadow.success == 2)
 
-    run(tmp_path, test, SHADOW, execution="thread")
 
-
-def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
+    rules = {"split": {"1": 1}, "shadow": {"version": "3", "share": 0.25}}
+    async with serving(tmp_path, rules) as world:
         for _ in range(40):
             await world.ask()
         await until(lambda: world.shadow.success == 10)
         assert world.shadow.dropped == 0
 
-    rules = {"split": {"1": 1}, "shadow": {"version": "3", "share": 0.25}}
-    run(tmp_path, test, rules)
 
-
-def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW, admission=Admission(10, 100)) as world:
         world.admission.count(0, 6)
         assert await world.count(1) == {1: 1}
         assert world.shadow.dropped == 1
@@ -497,31 +449,25 @@ def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> No
         assert world.shadow.dropped == 2
         world.admission.count(-60, 0)
 
-    run(tmp_path, test, SHADOW, admission=Admission(10, 100))
 
-
-def test_copies_end_when_the_rules_do(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_copies_end_when_the_rules_do(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW, execution="thread") as world:
         world.backend.run_now.clear()
         world.send(), world.send()
         world.engine.traffic.set("m", {"split": {"1": 1}})
         assert world.shadow.dropped == 2
         world.backend.run_now.set()
 
-    run(tmp_path, test, SHADOW, execution="thread")
 
-
-def test_a_shadow_alone_leaves_the_highest_other_version(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_a_shadow_alone_leaves_the_highest_other_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"shadow": "3"}) as world:
         assert await world.count(4) == {2: 4}
         world.engine.traffic.promote("m", "3")
         assert await world.count(4) == {3: 4}
 
-    run(tmp_path, test, {"shadow": "3"})
 
-
-def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW) as world:
         array = np.ones((1, 1), np.float32)
         seen: list[Array] = []
         [third] = [model for model in world.backend.loaded if model.number == 3]
@@ -539,11 +485,9 @@ def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
         assert not seen[0].flags.writeable
         assert array.flags.writeable
 
-    run(tmp_path, test, SHADOW)
 
-
-def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
+    async with serving(tmp_path, SHADOW) as world:
         found = world.engine.find("m")
         assert isinstance(found, VersionRouter)
         copies = ShadowCopies(
@@ -552,11 +496,9 @@ def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
         copies.copy(Call("m", "", "", {"X": Tensor("X", FP32, np.empty((1, 1), "V0"))}))
         assert world.shadow.dropped == 1
 
-    run(tmp_path, test, SHADOW)
 
-
-def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+async def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
         models = {name: Model(read_model_directory(world.root)) for name in ("a", "b")}
         for name, model in models.items():
             model.name = name
@@ -568,5 +510,3 @@ def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
         models["a"] = model
         assert traffic.of("a").source == "none"
         assert traffic.headers == {}
-
-    run(tmp_path, test)

@@ -1,7 +1,5 @@
 """Looking at how versions do."""
 
-import asyncio
-
 from headrace.engine.model import ModelVersion
 from headrace.plugins.traffic.decisions import Counts
 from headrace.plugins.traffic.model import NOTHING, Samples, TrafficWatch, counts_of
@@ -54,46 +52,36 @@ def test_neither_the_queue_nor_a_slow_reader_makes_a_version_slow() -> None:
     assert found.latency_ms(1.0) <= 1
 
 
-def test_who_is_bad_is_told_of() -> None:
+async def test_who_is_bad_is_told_of() -> None:
     now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}
     told: list[tuple[int, str]] = []
     rule = RollbackRule(max_error_rate=0.1, min_requests=10)
-
-    async def test() -> None:
-        watch = TrafficWatch(
-            rule, 1, lambda: [2, 3], lambda: now, lambda n, why: told.append((n, why))
-        )
-        watch.look()
-        now.update({2: counts(100, 50), 3: counts(100, 1)})
-        watch.look()
-        assert [number for number, _ in told] == [2]
-        assert watch.recent(2) == counts(100, 50)
-        del now[1]
-        now[3] = counts(200, 90)
-        watch.look()
-        assert len(told) == 1  # there is nothing better than what is there
-        assert watch.recent(1) == NOTHING
-        watch.stop()
-
-    asyncio.run(test())
+    watch = TrafficWatch(rule, 1, lambda: [2, 3], lambda: now, lambda n, why: told.append((n, why)))
+    watch.look()
+    now.update({2: counts(100, 50), 3: counts(100, 1)})
+    watch.look()
+    assert [number for number, _ in told] == [2]
+    assert watch.recent(2) == counts(100, 50)
+    del now[1]
+    now[3] = counts(200, 90)
+    watch.look()
+    assert len(told) == 1  # there is nothing better than what is there
+    assert watch.recent(1) == NOTHING
+    watch.stop()
 
 
-def test_who_looks_no_more_tells_nothing() -> None:
+async def test_who_looks_no_more_tells_nothing() -> None:
     told: list[int] = []
     rule = RollbackRule(max_error_rate=0, min_requests=1)
     now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}
+    watch: TrafficWatch
 
-    async def test() -> None:
-        watch: TrafficWatch
+    def act(number: int, why: str) -> None:
+        told.append(number)
+        watch.stop()
 
-        def act(number: int, why: str) -> None:
-            told.append(number)
-            watch.stop()
-
-        watch = TrafficWatch(rule, 1, lambda: [2, 3], lambda: now, act)
-        watch.look()
-        now.update({2: counts(9, 9), 3: counts(9, 9)})
-        watch.look()
-        assert told == [2]
-
-    asyncio.run(test())
+    watch = TrafficWatch(rule, 1, lambda: [2, 3], lambda: now, act)
+    watch.look()
+    now.update({2: counts(9, 9), 3: counts(9, 9)})
+    watch.look()
+    assert told == [2]
