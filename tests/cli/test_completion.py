@@ -3,10 +3,12 @@
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from headrace.cli import main
 from headrace.plugins.commands.completion import SHELLS
 from tests.cli.conftest import Headrace
 from tests.support.server_process import ServerProcess
@@ -36,8 +38,8 @@ def test_scripts(command: Headrace, shell: str, tmp_path: Path) -> None:
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script for bash."""
     path = tmp_path_factory.mktemp("completion") / "script"
-    words = [sys.executable, "-m", "headrace", "completion", "bash"]
-    path.write_bytes(subprocess.run(words, check=True, capture_output=True).stdout)
+    with path.open("w") as file, redirect_stdout(file), pytest.raises(SystemExit):
+        main(["completion", "bash"])
     return path
 
 
