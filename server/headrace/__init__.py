@@ -1,7 +1,7 @@
 """headrace: an inference server for the KServe Predict-V2 (Open Inference) protocol.
 
-What models are written with (`model`, `Float32`, ...) and the clients are loaded when they are
-first asked for: nothing else is imported with the package.
+What models are written with (`model`, `Float32`, ...) the clients and `serve` are loaded when
+they are first asked for: nothing else is imported with the package.
 """
 
 from importlib import import_module
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.client.asynchronous import AsyncClient
     from headrace.client.blocking import Client
     from headrace.client.errors import ClientError
+    from headrace.serving.server import serve
     from headrace.workers.functions import (
         BFloat16,
         Bool,
@@ -66,6 +67,7 @@ __all__ = [
     "UInt64",
     "__version__",
     "model",
+    "serve",
 ]  # fmt: skip
 
 
@@ -73,6 +75,7 @@ _MODULES = {
     "AsyncClient": "headrace.client.asynchronous",
     "Client": "headrace.client.blocking",
     "ClientError": "headrace.client.errors",
+    "serve": "headrace.serving.server",
 }
 
 

@@ -18,7 +18,8 @@ ROOT = "headrace"
 
 # The modules that put everything together: one part, though each is a file of its own.
 COMPOSITION = {
-    "app", "cli", "doors.server", "extending", "options", "settings", "triton", "__main__"
+    "app", "cli", "doors.server", "extending", "options", "serving", "settings", "testing",
+    "triton", "__main__",
 }  # fmt: skip
 # Modules of plugins that declare commands, which nothing imports by a statement.
 COMMANDS = {"command", "commands"}
@@ -52,7 +53,7 @@ LIBRARIES = {
     "onnxruntime": {"placement"},
 }
 # The root imports nothing but this, and that only for whoever asks for a name of it.
-OFFERED = ("headrace.workers.functions", "headrace.client")
+OFFERED = ("headrace.workers.functions", "headrace.client", "headrace.serving")
 NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}
 

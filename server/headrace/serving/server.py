@@ -1,0 +1,195 @@
+"""A server in a process of its own, for whoever has its models at hand.
+
+Between that process and this one stands a reaper (`headrace.placement.reaper`): the server ends
+with this process, however that ends. Its models lie in a directory that goes with it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.client.blocking import Client
+from headrace.placement import reaper
+from headrace.serving.sources import ServeError, source_of
+
+START_SECS = 120.0
+_STOP_SECS = 60.0
+_LOOK_SECS = 0.02
+_ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
+_STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
+_SHOWN = 4000  # characters of the log that an error shows
+
+Model = Callable[..., Any] | str | os.PathLike[str]
+
+
+class Server:
+    """A server that runs until `stop`, the end of its `with` block, or of this process.
+
+    `url` is where it answers over HTTP and `grpc_url` where over gRPC, empty for doors that it has
+    not. `client` asks it over HTTP.
+    """
+
+    def __init__(self, command: list[str], directory: str, seconds: float) -> None:
+        """Run `command`, whose models lie in `directory`; raises `ServeError`."""
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
+        self._log = ""
+        self._directory = directory
+        self._process = _start(command, directory, self._output.fileno())
+        try:
+            self._wait(seconds)
+        except BaseException:
+            self.stop()
+            raise
+        found = dict(_ADDRESS.findall(self.log))
+        self.url = f"http://{found['HTTP']}" if "HTTP" in found else ""
+        self.grpc_url = f"grpc://{found['gRPC']}" if "gRPC" in found else ""
+
+    @property
+    def log(self) -> str:
+        """All that the server has written so far."""
+        if not self._output.closed:  # the server writes where the file itself stands
+            size = os.fstat(self._output.fileno()).st_size
+            self._log = os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+        return self._log
+
+    @cached_property
+    def client(self) -> Client:
+        """A client of the server, which is closed with it."""
+        return Client(self.url or self.grpc_url)
+
+    def wait(self) -> None:
+        """Show what the server writes until it ends, or this process is interrupted; then stop."""
+        shown = 0
+        with suppress(KeyboardInterrupt):
+            while self._process.poll() is None:
+                text = self.log
+                print(text[shown:], end="", flush=True)
+                shown = len(text)
+                time.sleep(_LOOK_SECS)
+        self.stop()
+        print(self.log[shown:], end="", flush=True)
+
+    def stop(self) -> None:
+        """End the server in good order, or at once if that takes too long."""
+        if client := self.__dict__.pop("client", None):
+            client.close()
+        if self._output.closed:
+            return
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as to_reaper:
+            to_reaper.write(b"t")
+            to_reaper.flush()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECS)
+        self._process.wait()  # by now it is killed
+        self._log = self.log
+        self._output.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<headrace server at {self.url or self.grpc_url}>"
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not _STARTED.search(self.log):
+            if self._process.poll() is not None:
+                raise ServeError(f"the server has ended:\n{self.log[-_SHOWN:]}")
+            if time.monotonic() > until:
+                text = f"the server has not started within {seconds:g} s"
+                raise ServeError(f"{text}:\n{self.log[-_SHOWN:]}")
+            time.sleep(_LOOK_SECS)
+
+
+def serve(
+    *models: Model | Mapping[str, Model],
+    port: int = 0,
+    seconds: float = START_SECS,
+    **options: Any,
+) -> Server:
+    """Serve models in a process of their own, and return once they are ready.
+
+    A model is a function or class, as for `headrace.model`, a file, or a repository's directory;
+    in a mapping, each has the name by which it is served. `port` is that of HTTP, and `options` are
+    settings of the server such as `max_request_bytes`. Ports are free ones unless they are given.
+
+    `headrace.serve(...).wait()` goes on until it is interrupted. Raises `ServeError`, and
+    a `SourceError` of it for a function that cannot be taken out of this process.
+    """
+    directory = tempfile.mkdtemp(prefix="headrace-serve-")
+    try:
+        words = _words(models, Path(directory))
+        given = {"http_port": port, "grpc_port": 0, "metrics_port": 0, **options}
+        command = [sys.executable, "-m", "headrace", "serve", *words]
+        for name, value in given.items():
+            for one in value if isinstance(value, list | tuple) else [value]:
+                text = str(one).lower() if isinstance(one, bool) else str(one)
+                command.append(f"--{name.replace('_', '-')}={text}")
+        return Server(command, directory, seconds)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _start(command: list[str], directory: str, output: int) -> "subprocess.Popen[bytes]":
+    """Run a server under a reaper."""
+    return subprocess.Popen(
+        [sys.executable, reaper.__file__, "", directory, *command],
+        stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+    )  # fmt: skip
+
+
+def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> list[str]:
+    """The command line for some models, which are put into a repository unless they are files."""
+    files: list[str] = []
+    repositories: list[str] = []
+    named: dict[str, Model] = {}
+    for given in models:
+        if isinstance(given, Mapping):
+            named |= given
+        elif isinstance(given, str | os.PathLike):
+            path = os.fspath(given)
+            (repositories if os.path.isdir(path) else files).append(os.path.abspath(path))
+        else:
+            named[given.__name__] = given
+    for name, found in named.items():
+        _write(directory / name, found)
+    if named or not files:
+        repositories.append(str(directory))
+    return [*files, *(f"--model-repository={path}" for path in repositories)]
+
+
+def _write(directory: Path, found: Model) -> None:
+    """Make the directory of one model."""
+    if isinstance(found, str | os.PathLike):
+        path = Path(found).absolute()
+        if path.is_dir():
+            directory.symlink_to(path)
+            return
+        (directory / "1").mkdir(parents=True)
+        (directory / "1" / f"model{path.suffix}").symlink_to(path)
+        return
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").write_text(source_of(found), encoding="utf-8")
+    which = f'parameters {{ key: "function" value {{ string_value: "{found.__name__}" }} }}\n'
+    (directory / "config.pbtxt").write_text(which)

@@ -1,0 +1,30 @@
+"""What docs/client.md shows runs, and prints what it says."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import headrace
+from tests.docs.test_readme import BLOCK, ROOT
+from tests.support.server_process import examples
+
+PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+
+
+def test_the_programs_of_the_page(tmp_path: Path) -> None:
+    for name in ("digits", "storyteller", "text_language"):
+        examples(tmp_path, name)
+    ran = 0
+    with headrace.serve(tmp_path) as server:
+        for (kind, program), (form, said) in pairwise([*BLOCK.findall(PAGE), ("", "")]):
+            if kind != "python":
+                continue
+            ran += 1
+            script = tmp_path / "program.py"
+            script.write_text(program.replace("Client()", f"Client({server.url!r})"))
+            command = [sys.executable, *(["-m", "pytest", "-q"] if form != "text" else []), script]
+            answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+            assert answer.returncode == 0, answer.stdout + answer.stderr
+            assert form != "text" or answer.stdout == said
+    assert ran == 6

@@ -1,0 +1,177 @@
+"""Servers of scripts, notebooks and tests: what is served, and how they end."""
+
+import linecache
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import headrace
+from headrace import Float32, N, model
+from headrace.serving.sources import ServeError, SourceError, source_of
+from tests.support.client import strings
+from tests.support.server_process import EXAMPLES, onnx_examples
+
+FACTOR = 3
+BOUNDS = {"low": 0.0, "high": 10.0}
+LOADED = np.ones(3)
+pytest_plugins = ["headrace.testing"]
+
+
+def clipped(x: Float32[N]) -> Float32[N]:
+    """What a model uses, which uses something itself."""
+    return np.clip(x, BOUNDS["low"], BOUNDS["high"])
+
+
+@model(max_batch_size=8)
+def scaled(x: Float32[N], LOADED: Float32[N]) -> Float32[N]:
+    return clipped(x * np.float32(FACTOR) + LOADED)  # a parameter, not the module's
+
+
+@model
+def imported(x: float) -> str:
+    return str(strings([b"from the tests"])) * int(x)
+
+
+@model
+class Counter:
+    step: int
+
+    def load(self) -> None:
+        self.step = FACTOR
+
+    def predict(self, x: float) -> float:
+        return x + self.step
+
+
+def uses_an_array(x: float) -> float:
+    return float(LOADED[0]) * x
+
+
+def test_functions_classes_and_files(serve_model: Any) -> None:
+    exponent = 2
+
+    def power(x: float) -> float:
+        return float(x**exponent)
+
+    digits = EXAMPLES / "digits"
+    server = serve_model(
+        scaled, imported, Counter, EXAMPLES / "simple" / "1" / "model.onnx",
+        {"power": power, "digits": digits, "one": digits / "1" / "model.onnx"},
+        max_request_bytes=1 << 20,
+    )  # fmt: skip
+    client = server.client
+    assert {entry["name"] for entry in client.index(ready=True)} == {
+        "scaled", "imported", "Counter", "model", "power", "digits", "one",
+    }  # fmt: skip
+    assert client.model("scaled")(x=[1, 2, 5], LOADED=[0, 1, 0]).array.tolist() == [3, 7, 10]
+    assert client.model("Counter")(x=1.0).array.tolist() == [4]
+    assert "from the tests" in client.model("imported")(x=1.0).texts()[0]
+    assert client.model("power")(x=3.0).array.tolist() == [9]
+    with headrace.Client(server.grpc_url) as grpc:
+        assert grpc.ready("one")
+    with pytest.raises(headrace.ClientError, match="1048576"):
+        client.infer("digits", {"image": np.zeros((1 << 12, 8, 8), np.float32)})
+
+
+def test_a_repository(tmp_path: Path) -> None:
+    with headrace.serve(str(onnx_examples(tmp_path)), allow_grpc=False) as server:
+        assert server.grpc_url == ""
+        assert server.client.ready("simple")
+        assert server.url in repr(server)
+        server.stop()  # leaving stops it again
+    assert "stopped; every admitted request was answered" in server.log
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (uses_an_array, SourceError, "uses_an_array uses LOADED, a ndarray that has no source"),
+        (lambda x: x, SourceError, "has no source"),
+        (len, SourceError, "has no source"),
+        ("/nowhere/model.onnx", ServeError, "there is no model file /nowhere/model.onnx"),
+        ({"broken": __file__}, ServeError, "broken version 1 cannot be loaded"),
+    ],
+)
+def test_models_that_cannot_be_served(given: Any, kind: type[Exception], text: str) -> None:
+    before = len(psutil.Process().children(recursive=True))
+    with pytest.raises(kind, match=text):
+        headrace.serve(given)
+    assert len(psutil.Process().children(recursive=True)) == before
+
+
+def test_cells_of_a_notebook(serve_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cell is a file of its own, which only `linecache` has; all are in `__main__`."""
+    main = ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", main)
+    cells = (
+        "from __future__ import annotations\nimport numpy as np",
+        "from headrace import model, Float32 as F",
+        "offset = 1.5",
+        "def moved(x):\n    return x + np.float32(offset)",
+        "@model\ndef cell(x: F['n']) -> F['n']:\n    return moved(x)",
+    )
+    flags = 0
+    for number, source in enumerate(cells):
+        name = f"<cell {number}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        code = compile(source, name, "exec", flags)
+        flags = code.co_flags & __import__("__future__").annotations.compiler_flag
+        exec(code, vars(main))
+    assert source_of(vars(main)["cell"]).startswith("from __future__ import annotations\n")
+    server = serve_model(vars(main)["cell"])
+    assert server.client.model("cell")(x=[1, 2]).array.tolist() == [2.5, 3.5]
+
+
+SCRIPT = """
+import headrace
+
+def double(x: float) -> float:
+    return 2 * x
+
+server = headrace.serve(double)
+print(server.client.model("double")(x=4).array.tolist(), flush=True)
+print(server.url, flush=True)
+server.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_script(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as ran:
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == "[8.0]\n"
+        assert ran.stdout.readline().startswith("http://127.0.0.1:")
+        children = psutil.Process(ran.pid).children(recursive=True)
+        assert len(children) >= 3  # the reaper, the server, its worker
+        while "ready after" not in ran.stdout.readline():
+            pass
+        ran.send_signal(number)
+        rest = ran.stdout.read()
+    assert ("every admitted request was answered" in rest) is (number == signal.SIGINT)
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    until = time.monotonic() + 30
+    while list(tmp_path.glob("headrace-serve-*")):
+        assert time.monotonic() < until
+        os.sched_yield()
+
+
+HEADRACE_MODELS = [Counter]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_server_for_the_module(headrace_client: headrace.Client, number: int) -> None:
+    assert headrace_client.model("Counter")(x=number).array.tolist() == [number + FACTOR]
