@@ -23,7 +23,8 @@ def test_the_programs_of_the_page(tmp_path: Path) -> None:
             ran += 1
             script = tmp_path / "program.py"
             script.write_text(program.replace("Client()", f"Client({server.url!r})"))
-            command = [sys.executable, *(["-m", "pytest", "-q"] if form != "text" else []), script]
+            words = [] if form == "text" else ["-m", "pytest", "-q"]
+            command = [sys.executable, *words, str(script)]
             answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
             assert answer.returncode == 0, answer.stdout + answer.stderr
             assert form != "text" or answer.stdout == said
