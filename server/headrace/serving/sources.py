@@ -132,7 +132,7 @@ def _codes(target: Any) -> list[CodeType]:
 
 
 def _namespace(target: Any) -> Mapping[str, Any]:
-    """What the names in a definition may mean, without what every module has."""
+    """Values of the names that a definition may use, without those of `builtins`."""
     known: dict[str, Any] = dict(vars(sys.modules[target.__module__]))
     methods = vars(target).values() if isinstance(target, type) else [target]
     for found in methods:
