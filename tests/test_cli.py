@@ -104,9 +104,9 @@ def test_incomplete_commands(
 
 
 @pytest.mark.parametrize(("words", "lines"), [
-    ([], ["usage: headrace [-h]", "serve model repositories", "ask a model of a running"]),
+    ([], ["usage: headrace [-h]", "serve model repositories", "send an inference request"]),
     (["models"], ["usage: headrace models", "validate repositories"]),
-    (["models", "traffic"], ["usage: headrace models traffic", "give a version all requests"]),
+    (["models", "traffic"], ["usage: headrace models traffic", "restore the configuration"]),
 ])  # fmt: skip
 def test_without_a_command_there_is_help(
     capsys: pytest.CaptureFixture[str], words: Sequence[str], lines: Sequence[str]

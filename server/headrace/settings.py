@@ -39,155 +39,176 @@ _MANY_CORES = 4  # from which on front ends can leave the models enough
 class Settings:
     """Decisions of an operator; sizes in bytes, times in seconds unless a name says more."""
 
+    # Options that most servers set, the first that help shows.
     model_repository: list[str] = setting(
         [],
-        "Directories with models, one or more; required unless model files are given",
+        "Model repositories to serve; required unless model files are given",
         "model-store",
         metavar="DIR",
-        section="Models",
-    )
-    model_file: list[str] = setting(
-        [],
-        "Model files (`.onnx`, `.py`, or a library's) to serve without a repository;"
-        " on the command line also without the option",
-        metavar="FILE",
+        section="Common options",
     )
     model_control_mode: str = setting(
         "none",
-        "Who decides which models are served: `none` loads all at start-up and changes nothing,"
-        " `poll` follows the repositories, `explicit` has clients load and unload",
+        "`none` loads all models at startup; `poll` also follows changes in the repositories;"
+        " `explicit` lets clients load and unload models",
         choices=("none", "poll", "explicit"),
+    )
+    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
+    http_port: int = setting(8000, "Port for HTTP; 0 picks a free one", most=65_535)
+    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
+    grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one", most=65_535)
+    metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one", most=65_535)
+    frontends: str = setting(
+        "0",
+        "Front-end processes that accept connections, decode and encode; 0 does all this in the"
+        " process that runs the models; `auto` goes by the number of cores",
+        form=("auto|[0-9]|[1-5][0-9]|6[0-4]", "auto or a number from 0 to 64"),
+    )
+    strict_readiness: bool = setting(
+        False,
+        "Report the server as ready only while all its models are loaded; otherwise it is ready"
+        " once loading was tried for each of them. A loaded model reports its own readiness",
+    )
+    log_verbose: int = setting(0, "Verbosity of debug messages; 0 writes none")
+
+    model_file: list[str] = setting(
+        [],
+        "Model files to serve without a repository (`.onnx`, `.py`, or saved by a supported"
+        " library); on the command line `--model-file` may be omitted",
+        metavar="FILE",
+        section="Models",
     )
     load_model: list[str] = setting(
         [],
-        "Models to load at start-up with `--model-control-mode explicit`, which loads no others;"
-        " `*` for all",
+        "Models to load at startup with `--model-control-mode explicit`, which loads no others;"
+        " `*` loads all",
         between=",",
         metavar="MODEL",
     )
     load_overrides: str = setting(
         "config",
-        "What a load request may bring along: `none`; `config`, how a model of the repository is"
-        " served; `files`, also models that are data (ONNX); `code`, anything, which lets whoever"
-        " may load models run code on this machine",
+        "Contents that load requests may carry: `none`; `config`, a configuration; `files`, also"
+        " files of models that are pure data (ONNX); `code`, any file, which lets clients that may"
+        " load models run code on this machine",
         choices=("none", "config", "files", "code"),
     )
     max_override_bytes: int = setting(
-        1 << 30, "Bytes of files that load requests have brought along and that are in use"
+        1 << 30, "Total bytes of the files from load requests that loaded models use"
     )
     model_namespacing: bool = setting(
         False,
-        "Serve models of one name from several repositories, each as `NAME@REPOSITORY`;"
-        " without it such a name is unavailable",
+        "Serve models of the same name from several repositories, each as `NAME@REPOSITORY`;"
+        " without this option such a name is unavailable",
     )
     reload: bool = setting(
-        True, "Load model files that are served without a repository again when they change"
+        True, "Reload model files that are served without a repository when they change"
     )
     repository_poll_secs: int = setting(
         15,
-        "In the mode `poll`, how often repositories are looked at where the file system tells of"
-        " no changes by itself",
+        "Seconds between scans of the repositories with `--model-control-mode poll`, where the file"
+        " system does not report changes",
         least=1,
     )
     model_config_name: str = setting(
-        "", "Read `configs/<name>.pbtxt` of a model instead of its `config.pbtxt`, where it has one"
+        "",
+        "Read a model's `configs/<name>.pbtxt` instead of its `config.pbtxt`, where the former"
+        " exists",
     )
     disable_auto_complete_config: bool = setting(
-        False, "Take configurations as written; fill nothing in from the model's file"
+        False, "Use configurations as written; complete nothing from the model's file"
     )
     default_max_batch_size: int = setting(
         64,
-        "`max_batch_size` of a model that can batch and whose configuration does not say",
+        "`max_batch_size` of models that can batch and whose configuration does not set it",
         least=1,
     )
     trust_model_code: bool = setting(
         False,
-        "Load also those files that can run code when they are loaded, such as `model.joblib`;"
-        " without it only where a model's configuration says that it is trusted",
+        "Load files that can run code when loaded, such as `model.joblib`, for all models;"
+        " otherwise only for models whose configuration declares them trusted",
     )
-    model_load_thread_count: int = setting(4, "How many models are loaded at once", least=1)
-    model_load_retry_count: int = setting(
-        0, "How often a version that cannot be loaded is tried again before it is given up"
-    )
+    model_load_thread_count: int = setting(4, "Models that are loaded concurrently", least=1)
+    model_load_retry_count: int = setting(0, "Retries when loading a version fails")
     model_load_timeout_secs: int = setting(
         0,
-        "How long loading one version may take, with building its environment; a worker process"
-        " that takes longer is ended, what else does is left to itself; 0: no limit",
-    )
-    load_on_request: bool = setting(
-        False, "Load models when they are asked for, instead of all at start"
-    )
-    model_memory_budget: int = setting(
-        0,
-        "Bytes that models in memory may take together; those that were not asked for the longest"
-        " are unloaded for others, and loaded on request; 0: no limit",
-    )
-    load_wait_secs: int = setting(
-        30, "How long a request waits for a model that is loaded on request", least=1
-    )
-    minimum_residency_secs: int = setting(
-        60, "How long a model stays after it was loaded on request, whatever else is asked for"
-    )
-    unload_after_idle_secs: int = setting(
-        0, "Unload models that nobody has asked for in so long, and load them on request; 0: never"
-    )
-    pin_model: list[str] = setting(
-        [],
-        "Of models that are loaded on request, those that are loaded at start and always stay",
-        between=",",
-        metavar="MODEL",
-    )
-    allow_in_process_python: bool = setting(
-        False,
-        "Run Python models in the server's own process where their configuration says so, by the"
-        " parameter `execution`; one that hangs or crashes takes the server with it",
-    )
-    execution_limit_secs: int = setting(
-        600,
-        "How long a batch may take, a stream from one response to the next; then its worker is"
-        " killed and started again, and a run of an ONNX model on a thread is ended; a model's"
-        " parameter of this name overrides it; 0: no limit",
-    )
-    stall_secs: int = setting(
-        60,
-        "How long a batch may make no progress until its instance is stalled; a model is not ready"
-        " while all of its instances are; a worker that nobody waits for in so long is killed and"
-        " started again; a model's parameter of this name overrides it; 0: never",
-    )
-    pinned_memory_pool_byte_size: int = setting(
-        256 << 20,
-        "Bytes of page-locked memory for copies to and from GPUs, where there are any; 0: none",
+        "Timeout for loading one version, including building its environment; a worker process that"
+        " exceeds it is killed, loading in the server's process is abandoned; 0: no limit",
     )
     exit_on_error: bool = setting(
-        True, "Exit if a model cannot be loaded, instead of serving the rest"
-    )
-    strict_readiness: bool = setting(
-        False,
-        "Be not ready while any model that is to be served is not loaded; otherwise the server is"
-        " ready once every model was tried at start. What a loaded model does is its own readiness",
+        True, "Exit if a model cannot be loaded, instead of serving the others"
     )
     allow_traffic_control: bool = setting(
         False,
-        "Let clients change how requests are divided between the versions of a model; with explicit"
-        " model control they may anyway",
+        "Let clients change how requests are divided between the versions of a model; always"
+        " allowed with `--model-control-mode explicit`",
+    )
+
+    load_on_request: bool = setting(
+        False,
+        "Load a model on its first request instead of at startup",
+        section="Loading on request",
+    )
+    model_memory_budget: int = setting(
+        0,
+        "Bytes of memory for all loaded models; beyond it, the least recently used models are"
+        " unloaded, and loaded again on request; 0: no limit",
+    )
+    load_wait_secs: int = setting(
+        30, "Seconds that a request waits for its model to be loaded on request", least=1
+    )
+    minimum_residency_secs: int = setting(
+        60, "Seconds that a model loaded on request stays loaded, even if others need its memory"
+    )
+    unload_after_idle_secs: int = setting(
+        0,
+        "Unload models that had no request for this many seconds; they are loaded again on request;"
+        " 0: never",
+    )
+    pin_model: list[str] = setting(
+        [],
+        "With loading on request, models to load at startup and never unload",
+        between=",",
+        metavar="MODEL",
+    )
+
+    allow_in_process_python: bool = setting(
+        False,
+        "Run Python models in the server's own process if their configuration asks for this with"
+        " the parameter `execution`; a model that hangs or crashes then takes the server down",
+        section="Execution",
+    )
+    execution_limit_secs: int = setting(
+        600,
+        "Timeout of a batch, for streams from one response to the next; beyond it, the worker is"
+        " killed and restarted, and an ONNX run on a thread is terminated; a model's parameter of"
+        " the same name overrides this; 0: no limit",
+    )
+    stall_secs: int = setting(
+        60,
+        "Seconds without progress in a batch until its instance counts as stalled; a model is not"
+        " ready while all its instances are stalled; a stalled worker that no request waits for is"
+        " killed and restarted; a model's parameter of the same name overrides this; 0: never",
+    )
+    pinned_memory_pool_byte_size: int = setting(
+        256 << 20, "Bytes of page-locked memory for copies to and from GPUs; 0: none"
     )
 
     worker_env: list[str] = setting(
         [],
-        "Names of environment variables that Python models see beside the usual ones, also patterns"
-        " such as `SHOP_*`; never the server's own, `HEADRACE_*`",
+        "Environment variables to pass to Python models besides the standard ones, by name or by"
+        " pattern such as `SHOP_*`; the server's own, `HEADRACE_*`, are never passed",
         between=",",
-        section="Environments of models",
+        section="Python environments",
     )
     environment_cache: str = setting(
         "",
-        "Directory where the environments of Python models are kept;"
+        "Directory for the environments of Python models;"
         " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
         metavar="DIR",
     )
     wheelhouse: str = setting(
         "",
-        "Directory with wheels that environments are built from, without any package index",
+        "Directory of wheels to build environments from, instead of a package index",
         metavar="DIR",
     )
     environment_installer: str = setting(
@@ -197,278 +218,263 @@ class Settings:
         choices=("auto", "uv", "pip"),
     )
     environment_build_timeout_secs: int = setting(
-        1800, "How long building one environment may take", least=1
-    )
-
-    triton_server: str = setting(
-        "tritonserver",
-        "Triton's program, for models that are to run in one; found on `PATH`",
-        section="Tritons that this server starts",
-    )
-    triton_processes: str = setting(
-        "1",
-        "How many processes of it: a number, or `per-gpu` for one for each GPU",
-        form=("per-gpu|[1-9]|[1-5][0-9]|6[0-4]", "per-gpu or a number from 1 to 64"),
-    )
-    triton_gpus: list[str] = setting(
-        [], "The GPUs that they may use, by number or UUID; all if none is named", between=","
-    )
-    triton_option: list[str] = setting(
-        [], "Further options for them, such as `--log-verbose=1`; once for each", between="\n"
-    )
-    triton_environment: list[str] = setting(
-        [], "Names of environment variables that they see beside the usual ones", between=","
-    )
-    triton_start_timeout_secs: int = setting(
-        120, "How long one may take until it is live; then it is killed and started again", least=1
-    )
-    triton_exit_timeout_secs: int = setting(
-        10, "How long one may take to end when the server does; then it is killed", least=1
-    )
-    triton_hang_secs: int = setting(
-        60, "After how long without an answer one is killed and started again; 0: never"
+        1800, "Timeout for building one environment", least=1
     )
 
     restricted_api: list[str] = setting(
         [],
-        "Answer these categories of requests, over HTTP and over gRPC, only with this header or"
-        " metadata, `CATEGORIES:HEADER=VALUE`; categories, with commas between, are"
+        "Require a header (HTTP) or metadata (gRPC) for these categories of operations,"
+        " `CATEGORIES:HEADER=VALUE`; categories, separated by commas, are"
         f" {_CATEGORIES}",
         between="\n",
         section="HTTP and gRPC",
     )
 
-    allow_http: bool = setting(True, "Answer over HTTP", section="HTTP")
-    http_address: str = setting("127.0.0.1", "Address to listen on for HTTP")
-    http_port: int = setting(8000, "Port for HTTP; 0 picks a free one", most=65_535)
+    allow_http: bool = setting(True, "Serve HTTP", section="HTTP")
     reuse_http_port: bool = setting(
-        False, "Let several servers listen on the port for HTTP, if all of them have this set"
+        False, "Let several servers share the HTTP port; all of them must set this"
     )
     http_fast_path: bool = setting(
-        True, "Answer infer requests in front of the ASGI application; the answers are the same"
+        True, "Answer infer requests without the ASGI application; responses are the same"
     )
-    http_keep_alive_secs: int = setting(75, "How long an idle HTTP connection is kept", least=1)
+    http_keep_alive_secs: int = setting(
+        75, "Seconds until an idle HTTP connection is closed", least=1
+    )
     http_max_connection_age_secs: int = setting(
         0,
-        "How old an HTTP connection may be, give or take a tenth: the next answer is its last;"
+        "Close HTTP connections of this age, give or take a tenth, after their next response;"
         " 0: no limit",
     )
     http_body_timeout_secs: int = setting(
-        60, "How long the next part of a request may be awaited, before 408", least=1
+        60, "Seconds to wait for the next part of a request's body, before 408", least=1
     )
     http_header_forward_pattern: str = setting(
         "",
-        "Have models see request headers whose names this regular expression matches, as parameters"
-        " of their requests",
+        "Forward request headers whose name matches this regular expression to models, as request"
+        " parameters",
     )
     http_restricted_api: list[str] = setting(
-        [], "The same as `--restricted-api` for HTTP alone, as Triton has it", between="\n"
+        [], "Like `--restricted-api`, for HTTP alone, in Triton's form", between="\n"
     )
     http_allowed_origin: list[str] = setting(
         [],
-        "Let web pages of this origin, `SCHEME://HOST[:PORT]`, have browsers change models and"
-        " settings, beside those of loopback names and of the address that is listened on; `*`:"
-        " of all",
+        "Allow web pages of this origin, `SCHEME://HOST[:PORT]`, to change models and settings from"
+        " a browser, besides loopback names and the address listened on; `*`: any origin",
         between=",",
     )
 
-    allow_grpc: bool = setting(True, "Answer over gRPC", section="gRPC")
-    grpc_address: str = setting("127.0.0.1", "Address to listen on for gRPC")
-    grpc_port: int = setting(8001, "Port for gRPC; 0 picks a free one", most=65_535)
+    allow_grpc: bool = setting(True, "Serve gRPC", section="gRPC")
     reuse_grpc_port: bool = setting(
-        False, "Let several servers listen on the port for gRPC, if all of them have this set"
+        False, "Let several servers share the gRPC port; all of them must set this"
     )
     grpc_transport: str = setting(
         "native",
-        "What speaks gRPC: this server's own event loop, or the slower grpcio library (the extra"
-        " `grpcio`)",
+        "gRPC implementation: on the server's own event loop, or the grpcio library, which is"
+        " slower and needs the extra `grpcio`",
         choices=("native", "grpcio"),
-    )
-    grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS")
-    grpc_use_ssl_mutual: bool = setting(
-        False, "With TLS, take only clients with a certificate signed by the root certificate"
-    )
-    grpc_server_cert: str = setting(
-        "", "PEM file with the server's certificate for gRPC", metavar="FILE"
-    )
-    grpc_server_key: str = setting("", "PEM file with the key of that certificate", metavar="FILE")
-    grpc_root_cert: str = setting(
-        "",
-        "PEM file with the root certificates that clients' certificates are held against",
-        metavar="FILE",
     )
     grpc_header_forward_pattern: str = setting(
         "",
-        "Have models see metadata of calls whose names this regular expression matches, as"
-        " parameters of their requests",
+        "Forward call metadata whose name matches this regular expression to models, as request"
+        " parameters",
     )
     grpc_restricted_protocol: list[str] = setting(
         [],
-        "The same as `--restricted-api` for gRPC alone, as Triton has it: `CATEGORIES:KEY=VALUE`"
-        " asks for the metadata `triton-grpc-protocol-KEY`",
+        "Like `--restricted-api`, for gRPC alone, in Triton's form: `CATEGORIES:KEY=VALUE` requires"
+        " the metadata `triton-grpc-protocol-KEY`",
         between="\n",
     )
     grpc_infer_response_compression_level: str = setting(
         "none",
-        "How hard to compress inference answers for clients that take them compressed",
+        "Compression level of inference responses, for clients that accept compression",
         choices=tuple(LEVELS),
     )
+
+    grpc_use_ssl: bool = setting(False, "Encrypt gRPC with TLS", section="gRPC with TLS")
+    grpc_use_ssl_mutual: bool = setting(
+        False, "Require client certificates signed by the root certificate"
+    )
+    grpc_server_cert: str = setting("", "PEM file of the server's certificate", metavar="FILE")
+    grpc_server_key: str = setting("", "PEM file of the certificate's key", metavar="FILE")
+    grpc_root_cert: str = setting(
+        "", "PEM file of the root certificates for client certificates", metavar="FILE"
+    )
+
     grpc_keepalive_time: int = setting(
         7_200_000,
-        "Milliseconds without a sign of life after which a client is sent a PING",
+        "Milliseconds of silence after which a client is sent a PING",
         least=1,
+        section="gRPC keep-alive",
     )
     grpc_keepalive_timeout: int = setting(
-        20_000, "Milliseconds that the answer may take, before the connection is closed", least=1
+        20_000, "Milliseconds until an unanswered PING closes the connection", least=1
     )
     grpc_keepalive_permit_without_calls: bool = setting(
-        False, "Allow such PINGs, of both sides, also while no call is under way"
+        False, "Permit keep-alive PINGs, from both sides, while there is no call"
     )
     grpc_http2_max_pings_without_data: int = setting(
-        2, "PINGs in a row without data between, after which one a minute is sent; 0: no limit"
+        2, "Consecutive PINGs without data, after which one per minute is sent; 0: no limit"
     )
     grpc_http2_min_recv_ping_interval_without_data: int = setting(
         300_000,
-        "Milliseconds between two PINGs of a client without data between; sooner is a strike",
+        "Least milliseconds between two PINGs of a client without data; a sooner one is a strike",
     )
     grpc_http2_max_ping_strikes: int = setting(
-        2, "Strikes, beyond which the connection is closed; 0: no limit"
+        2, "PING strikes before the connection is closed; 0: no limit"
     )
     grpc_max_connection_age: int = setting(
         0,
-        "Milliseconds, give or take a tenth, after which a connection takes no more calls; 0: no"
-        " limit",
+        "Milliseconds, give or take a tenth, after which a connection accepts no more calls;"
+        " 0: no limit",
     )
     grpc_max_connection_age_grace: int = setting(
-        0, "Milliseconds that calls under way have then; 0: no limit"
+        0, "Milliseconds for the calls under way then; 0: no limit"
     )
     grpc_max_connection_idle_secs: int = setting(
-        3600, "How long a gRPC connection without calls is kept; 0: no limit"
-    )
-
-    allow_metrics: bool = setting(True, "Answer Prometheus scrapes", section="Metrics")
-    metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
-    metrics_port: int = setting(8002, "Port for metrics; 0 picks a free one", most=65_535)
-    metrics_interval_ms: int = setting(
-        2000, "How often the machine's CPU and the memory of models are looked at", least=1
-    )
-    metrics_config: list[str] = setting(
-        [],
-        "Which metrics of latencies there are: `counter_latencies` (true), `histogram_latencies`"
-        " (false) or `summary_latencies` (false) `=true` or `=false`, `summary_quantiles=0.5,0.99`",
-        between=";",
-    )
-    allow_cpu_metrics: bool = setting(True, "Have the machine's CPU and memory among the metrics")
-    allow_gpu_metrics: bool = setting(True, "Have the GPUs among the metrics, where there are any")
-
-    allow_client_shm: bool = setting(
-        False,
-        "Let clients register shared memory of this machine, and have tensors in it;"
-        " whoever reaches the server can then read and write what its user can of `/dev/shm`",
-        section="Shared memory",
-    )
-    client_shm_prefix: str = setting(
-        "", "Of `/dev/shm`, let clients register only keys that begin so"
+        3600, "Seconds until a gRPC connection without calls is closed; 0: no limit"
     )
 
     max_request_bytes: int = setting(
         64 << 20,
-        "Largest request, over HTTP also once it is decompressed, with the inputs that it has in"
-        " shared memory, and largest gRPC message; unless given, at most a 32nd of the memory"
-        " that the cgroup allows",
+        "Largest request, decompressed and with its inputs in shared memory, and largest gRPC"
+        " message; by default at most 1/32 of the cgroup's memory limit",
         "http-max-input-size",
         least=1,
         section="Limits",
     )
     max_admitted_requests: int = setting(
         10_000,
-        "Requests under way in the whole server;"
-        " more are refused with 503 / UNAVAILABLE; 0: no limit",
+        "Requests under way in the whole server; more are refused with 503 / UNAVAILABLE;"
+        " 0: no limit",
     )
     max_admitted_bytes: int = setting(
         1 << 30,
         "Bytes of all requests under way; more are refused with 503 / UNAVAILABLE; 0: no limit;"
-        " unless given, at most an eighth of the memory that the cgroup allows",
+        " by default at most 1/8 of the cgroup's memory limit",
     )
     max_connection_share: int = setting(
         50,
-        "Percent of these two limits that one connection may take; it may have 64 requests and"
-        " 64 MiB in any case",
+        "Percentage of these two limits for one connection; 64 requests and 64 MiB are always"
+        " allowed",
         least=1,
         most=100,
     )
     max_address_share: int = setting(
         100,
-        "The same for all connections from one address; 100, no limit, for where all clients come"
-        " through one load balancer",
+        "Percentage of these two limits for all connections from one address; keep 100, no limit,"
+        " behind a load balancer",
         least=1,
         most=100,
     )
     max_model_share: int = setting(
         80,
-        "Percent of these two limits that the requests of one model may take while the server has"
-        " others, of which several busy ones leave room as well; a model may have 64 requests and"
-        " 8 MiB in any case; 100: no limit",
+        "Percentage of these two limits for the requests of one model, if the server has others;"
+        " several busy models together leave room as well; 64 requests and 8 MiB are always"
+        " allowed; 100: no limit",
         least=1,
         most=100,
     )
     max_connections: int = setting(
         10_000,
-        "Connections of clients in each process that has them, at most three quarters of the files"
-        " that it may open; more are closed at once; 0: no limit",
+        "Client connections in each process that accepts them, at most 3/4 of its limit of open"
+        " files; more are closed at once; 0: no limit",
     )
     progress_timeout_secs: int = setting(
         60,
-        "How long a client may make no progress in sending a gRPC message, or in reading an answer,"
-        " before its call or connection is given up; progress is 1 KiB/s",
+        "Seconds without progress in sending a gRPC message or reading a response, after which the"
+        " call or connection is aborted; progress means 1 KiB/s",
         least=1,
     )
 
-    frontends: str = setting(
-        "0",
-        "Processes that accept, decode and encode for the one that runs the models;"
-        " 0: that one does it all; `auto`: by the number of cores",
-        form=("auto|[0-9]|[1-5][0-9]|6[0-4]", "auto or a number from 0 to 64"),
-        section="Processes",
+    allow_client_shm: bool = setting(
+        False,
+        "Let clients register shared memory of this machine for tensors; every client can then"
+        " read and write what the server's user can in `/dev/shm`",
+        section="Shared memory",
     )
+    client_shm_prefix: str = setting(
+        "", "Let clients register only keys in `/dev/shm` with this prefix"
+    )
+
+    id: str = setting("headrace", "Server name in its metadata", section="Process and shutdown")
     allow_debugging: bool = setting(
         False,
-        "Let other processes of the same user, so also Python models, read this server's memory and"
-        " environment, for debuggers and profilers, and let the kernel dump its core",
+        "Let processes of the same user, including Python models, read this server's memory and"
+        " environment, for debuggers and profilers, and let the kernel write core dumps",
     )
-
-    id: str = setting("headrace", "The server's name in its metadata", section="Life cycle")
     shutdown_delay_secs: int = setting(
-        0, "After SIGTERM, how long the server is not ready but still takes requests"
+        0, "Seconds after SIGTERM during which the server is not ready but still accepts requests"
     )
-    exit_timeout_secs: int = setting(30, "How long shutdown waits for requests under way")
+    exit_timeout_secs: int = setting(30, "Seconds that shutdown waits for requests under way")
 
-    log_verbose: int = setting(0, "1 or more for debugging output", section="Logs")
-    log_info: bool = setting(True, "Write information")
+    allow_metrics: bool = setting(True, "Serve Prometheus metrics", section="Metrics")
+    metrics_address: str = setting("127.0.0.1", "Address to listen on for metrics")
+    metrics_interval_ms: int = setting(
+        2000, "Milliseconds between samples of CPU usage and of the models' memory", least=1
+    )
+    metrics_config: list[str] = setting(
+        [],
+        "Latency metrics: `counter_latencies=BOOL` (default true), `histogram_latencies=BOOL` and"
+        " `summary_latencies=BOOL` (default false), `summary_quantiles=0.5,0.99`",
+        between=";",
+    )
+    allow_cpu_metrics: bool = setting(True, "Include the machine's CPU and memory in the metrics")
+    allow_gpu_metrics: bool = setting(True, "Include the machine's GPUs in the metrics")
+
+    log_info: bool = setting(True, "Write informational messages", section="Logs")
     log_warning: bool = setting(True, "Write warnings")
     log_error: bool = setting(True, "Write errors")
-    log_format: str = setting("default", "Form of a log line", choices=FORMATS)
+    log_format: str = setting("default", "Format of log lines", choices=FORMATS)
     log_file: str = setting(
-        "", "File to write the log to instead of standard error", metavar="FILE"
+        "", "File to write the log to, instead of standard error", metavar="FILE"
     )
-    access_log: bool = setting(False, "Write a line for every request")
+    access_log: bool = setting(False, "Log every request")
 
     trace_config: list[str] = setting(
         [],
-        "What of requests is traced, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
+        "Which requests to trace, and where to: `level=`, `rate=`, `count=`, `mode=triton` with"
         " `triton,file=` and `triton,log-frequency=`, or `mode=opentelemetry` with"
         " `opentelemetry,url=`, `opentelemetry,resource=NAME=VALUE` and `opentelemetry,bsp_...=`;"
-        " once for each",
+        " may be repeated",
         between="\n",
         section="Traces",
     )
-    trace_file: str = setting("", "The same as `--trace-config triton,file=`", metavar="FILE")
+    trace_file: str = setting("", "Same as `--trace-config triton,file=`", metavar="FILE")
     trace_level: list[str] = setting(
-        [], "The same as `--trace-config level=`, also several times", between=","
+        [], "Same as `--trace-config level=`; may be repeated", between=","
     )
-    trace_rate: int = setting(1000, "The same as `--trace-config rate=`")
-    trace_count: int = setting(-1, "The same as `--trace-config count=`", least=-1)
-    trace_log_frequency: int = setting(0, "The same as `--trace-config triton,log-frequency=`")
+    trace_rate: int = setting(1000, "Same as `--trace-config rate=`")
+    trace_count: int = setting(-1, "Same as `--trace-config count=`", least=-1)
+    trace_log_frequency: int = setting(0, "Same as `--trace-config triton,log-frequency=`")
+
+    triton_server: str = setting(
+        "tritonserver",
+        "Triton's executable, a path or a name on `PATH`",
+        section="Managed Triton processes",
+    )
+    triton_processes: str = setting(
+        "1",
+        "Number of Triton processes, or `per-gpu` for one per GPU",
+        form=("per-gpu|[1-9]|[1-5][0-9]|6[0-4]", "per-gpu or a number from 1 to 64"),
+    )
+    triton_gpus: list[str] = setting(
+        [], "GPUs for Triton, by number or UUID; default: all", between=","
+    )
+    triton_option: list[str] = setting(
+        [], "Further option for Triton, such as `--log-verbose=1`; may be repeated", between="\n"
+    )
+    triton_environment: list[str] = setting(
+        [], "Environment variables to pass to Triton besides the standard ones", between=","
+    )
+    triton_start_timeout_secs: int = setting(
+        120, "Timeout for a Triton to become live; then it is killed and restarted", least=1
+    )
+    triton_exit_timeout_secs: int = setting(
+        10, "Timeout for a Triton to exit at shutdown; then it is killed", least=1
+    )
+    triton_hang_secs: int = setting(
+        60, "Seconds without an answer after which a Triton is killed and restarted; 0: never"
+    )
 
     @property
     def tritons(self) -> TritonOptions:
@@ -665,7 +671,7 @@ for _option in OPTIONS:
     SECTIONS[next(reversed(SECTIONS))].append(_option)
 # Of these, those by which other commands find and build environments.
 ENVIRONMENT_OPTIONS = tuple(
-    option for option in SECTIONS["Environments of models"] if option.field != "worker_env"
+    option for option in SECTIONS["Python environments"] if option.field != "worker_env"
 )
 # Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")

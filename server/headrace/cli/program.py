@@ -67,8 +67,7 @@ class ListPlugins(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(
             option_strings, dest, nargs=0, default=argparse.SUPPRESS,
-            help="list what installed packages add: backends, stages and commands, and whether they"
-            " can be loaded",
+            help="list plugins of installed packages, and whether they can be loaded",
         )  # fmt: skip
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:

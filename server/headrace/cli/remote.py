@@ -49,16 +49,16 @@ def remote_command(
     """
     server = (
         option(
-            "--url URL", f"where it answers over HTTP (default: ${URL_ENV}, or {DEFAULT_URL})",
+            "--url URL", f"HTTP address of the server (default: ${URL_ENV}, or {DEFAULT_URL})",
             type=parse_address,
         ),
         option(
             "--header 'NAME: VALUE'",
-            "send this header along, as restricted APIs ask for; may be repeated",
+            "header to send, such as restricted APIs require; may be repeated",
             many=True, type=_header,
         ),
         option(
-            "--timeout SECS", f"how long to wait for an answer (default: {timeout:g})",
+            "--timeout SECS", f"seconds to wait for a response (default: {timeout:g})",
             type=parse_positive, default=timeout,
         ),
     )  # fmt: skip

@@ -185,7 +185,7 @@ SERVE = Command(
     epilog="Each option can also be set as an environment variable, HEADRACE_HTTP_PORT for"
     " --http-port, or in a settings file.",
     options=(
-        option("files [FILE...]", "model files to serve as they are"),
+        option("files [FILE...]", "model files to serve without a repository"),
         option("--example", "serve the example models", action="store_true"),
         option("--config-file FILE", "read settings from this TOML file"),
         *(

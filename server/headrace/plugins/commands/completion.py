@@ -47,9 +47,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 COMPLETION = Command(
     name="completion",
-    help="have a shell complete commands, options and models",
-    description="Print a script that has a shell complete commands, options, files, and the"
-    " models of the server at $HEADRACE_URL.",
+    help="print a script for shell completion",
+    description="Print a script that completes commands, options, files, and the models of the"
+    " server at $HEADRACE_URL in a shell.",
     epilog="""\
   bash   eval "$(headrace completion bash)"    in ~/.bashrc
   zsh    headrace completion zsh > _headrace   in a directory of $fpath

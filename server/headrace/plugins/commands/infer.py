@@ -391,67 +391,66 @@ INFER = remote_command(
     option("model MODEL", type=parse_model),
     option(
         "data [VALUE]",
-        "the value of the model's only input; or a .npz file, a table with a column for each,"
-        " or JSON such as {\"NAME\": VALUE}, for all; or an inference request in JSON",
+        "value of the model's only input; or all inputs as a .npz file, a table with a column per"
+        " input, JSON such as {\"NAME\": VALUE}, or an inference request in JSON",
     ),
-    option("--version N", "this version of the model", type=parse_version),
+    option("--version N", "version of the model", type=parse_version),
     option(
-        "--input NAME=VALUE", "the value of one input; may be repeated", many=True, type=_named
+        "--input NAME=VALUE", "value of one input; may be repeated", many=True, type=_named
     ),
-    option("--output NAME", "only this output; may be repeated", many=True),
+    option("--output NAME", "request only this output; may be repeated", many=True),
     option(
         "--classes K",
-        "the K best classes with their labels in place of an output's numbers: of those named by"
-        " --output, or all of floats",
+        "request the K best classes with their labels instead of values, for the outputs named by"
+        " --output, or for all of floats",
         type=_count,
     ),
     option(
         "--parameter NAME=VALUE",
-        "a parameter of the request: a number, true, false, or a text; may be repeated",
+        "request parameter: a number, true, false, or text; may be repeated",
         many=True, type=_parameter,
     ),
-    option("--id TEXT", "the request's id"),
+    option("--id TEXT", "request id"),
     option(
-        "--repeat N", "ask N times, one after the other, and say how long that took",
+        "--repeat N", "send the request N times in sequence, and print latencies",
         type=_count, default=1,
     ),
     option(
         "--stream",
-        "print responses as they come; models that answer many times are always asked so",
+        "print responses as they arrive; always on for models with several responses",
     ),
     option("--save DIR", "write each output to DIR/NAME.npy"),
-    as_json="print one JSON document; with a stream, one for each response",
+    as_json="print JSON: one document, or one per response of a stream",
     groups=(
-        Group("made-up inputs", (
-            option("--random", "make up the inputs that are not given"),
-            option("--rows N", "that many rows (default: 1)", type=_count, default=1),
+        Group("generated inputs", (
+            option("--random", "generate inputs that are not given"),
+            option("--rows N", "rows to generate (default: 1)", type=_count, default=1),
             option(
                 "--shape NAME=N,N,...",
-                "an input's shape, where the model's leaves it open; may be repeated",
+                "shape of an input with variable dimensions; may be repeated",
                 many=True, type=_shape,
             ),
-            option("--seed N", "the same values every time", type=int),
+            option("--seed N", "seed, for the same values every time", type=int),
         )),
         Group("images", (
             option(
-                "--layout", "order of an input's axes, if its number of channels does not tell",
+                "--layout", "order of an input's axes, if ambiguous",
                 action="store", choices=LAYOUTS, default="",
             ),
-            option("--scale X", "such as 1/255, the default for floats; else 1", type=_number),
+            option("--scale X", "factor (default: 1/255 for floats, else 1)", type=_number),
             option(
-                "--mean X[,X,X]", "one number, or by channel", type=_numbers, default=(0.0,)
+                "--mean X[,X,X]", "mean, for all channels or each", type=_numbers, default=(0.0,)
             ),
             option(
-                "--std X[,X,X]", "one number, or by channel", type=_divisors, default=(1.0,)
+                "--std X[,X,X]", "standard deviation, likewise", type=_divisors, default=(1.0,)
             ),
-        ), "Resized to the input's shape; a value is (pixel * scale - mean) / std."),
+        ), "Images are resized to the input's shape; values are (pixel * scale - mean) / std."),
     ),
-    help="ask a model of a running server",
-    description="Ask a model of a running server, and print what it answers.",
+    help="send an inference request to a running server",
+    description="Send an inference request to a running server, and print the response.",
     epilog="""\
-A VALUE is a file that its suffix tells (.json .npy .npz .csv, or an image),
-another file after an @, JSON, - for standard input, or the text itself where
-the model takes text.
+A VALUE is the name of a .json, .npy, .npz, .csv or image file; @ and the name
+of any other file; JSON; - for standard input; or text, if the model takes text.
 
   headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
   headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3

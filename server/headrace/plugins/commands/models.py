@@ -47,7 +47,7 @@ _CHECK_SETTINGS = (
         if one.field in ("default_max_batch_size", "trust_model_code", "allow_in_process_python")
     ),
     *ENVIRONMENT_OPTIONS,
-    *SECTIONS["Tritons that this server starts"],
+    *SECTIONS["Managed Triton processes"],
 )
 
 
@@ -340,22 +340,22 @@ def _override(text: str) -> tuple[str, str]:
     return path, local
 
 
-_VERSION = option("--version N", "a version's number", type=parse_version)
+_VERSION = option("--version N", "version of the model", type=parse_version)
 
 MODELS = Command(
     name="models",
-    help="look at models, load and unload them",
-    description="Models on disk (check, manifest) and in a running server (all others).",
+    help="inspect, load and unload models",
+    description="Inspect models on disk (check, manifest), or in a running server (all others).",
     actions=(
         Command(
             name="check",
             help="validate repositories without serving them",
-            description="Load every model, report what is wrong, and print complete"
-            " configurations. Models that other servers run are asked for there; those for Tritons"
-            " that this server starts are loaded in such.",
+            description="Load every model, report errors, and print the completed configurations."
+            " For models on other servers, those servers are queried; models for managed Tritons"
+            " are loaded in a Triton.",
             options=(
-                option("paths PATH...", "repositories, or files"),
-                option("--quiet", "print no configurations"),
+                option("paths PATH...", "repositories or model files"),
+                option("--quiet", "do not print configurations"),
                 option("--json", "print one JSON document"),
                 *settings_as_options(_CHECK_SETTINGS),
             ),
@@ -363,65 +363,65 @@ MODELS = Command(
         ),
         Command(
             name="manifest",
-            help="write down what a model's files hold",
-            description="Write the digests of all files of a model's directory, or of a version's,"
-            " into headrace-manifest.json there. A server loads such a model only when every file"
-            " has its digest, so that it never loads one that is copied half.",
+            help="write or check digests of a model's files",
+            description="Write the digests of all files in a model's or a version's directory to"
+            " headrace-manifest.json there. A server loads such a model only when all files match,"
+            " so it never loads one that is still being copied.",
             options=(
-                option("paths DIR...", "directories of models"),
-                option("--check", "write nothing: compare the files with it"),
+                option("paths DIR...", "directories of models or versions"),
+                option("--check", "compare the files with the manifest, and write nothing"),
                 option("--json", "print one JSON document"),
             ),
             run=_manifest,
         ),
         remote_command(
             "list", _list,
-            option("pattern [MODEL...]", "only these; * and ? stand for any characters"),
-            option("--ready", "only what takes requests"),
-            option("--long", "also inputs, outputs, and what runs them"),
-            option("--names", "print names and nothing else"),
-            help="what a running server has, and its states",
+            option("pattern [MODEL...]", "names of models to list, or patterns with * and ?"),
+            option("--ready", "list only versions that are ready"),
+            option("--long", "show also inputs, outputs, backend and instances"),
+            option("--names", "print only names"),
+            help="list the models of a running server",
             description="List the models of a running server: each version with its state, and the"
-            " reason where one does not serve.",
+            " reason if it is not ready.",
         ),
         remote_command(
             "load", _load,
-            option("models MODEL...", "names in its repositories", type=parse_model),
+            option("models MODEL...", "names in the server's repositories", type=parse_model),
             option(
                 "--config FILE",
-                "a configuration in place of the model's own: config.pbtxt or JSON, also JSON"
-                " itself",
+                "configuration to use instead of the model's own: a config.pbtxt or JSON file, or"
+                " JSON text",
             ),
             option(
                 "--file PATH=LOCAL",
-                "a file in place of the model's directory, such as 1/model.onnx=new.onnx; may be"
-                " repeated; the server must allow it (--load-overrides=files)",
+                "file to send in place of the model's directory, such as 1/model.onnx=new.onnx;"
+                " may be repeated; requires --load-overrides=files on the server",
                 many=True, type=_override,
             ),
-            help="load models, or load them again",
-            description="Have a running server load models, and wait until they are ready. The"
-            " server must allow it (--model-control-mode=explicit).",
+            help="load or reload models",
+            description="Load or reload models in a running server, and wait until they are ready."
+            " Requires --model-control-mode=explicit on the server.",
             timeout=_CONTROL_SECS,
         ),
         remote_command(
             "unload", _unload,
             option("models MODEL...", type=parse_model),
-            option("--dependents", "also models that were loaded only for them"),
-            help="stop serving models",
-            description="Have a running server finish what it has accepted for models, and free"
-            " them.",
+            option("--dependents", "unload also models that were loaded only for them"),
+            help="unload models",
+            description="Unload models of a running server, after it has answered the requests that"
+            " they have accepted.",
             timeout=_CONTROL_SECS,
         ),
         remote_command(
             "config", _config, option("model MODEL", type=parse_model), _VERSION,
-            help="the configuration that a model runs with",
+            help="print a model's completed configuration",
             description="Print a model's configuration as a running server has completed it.",
         ),
         remote_command(
-            "stats", _stats, option("model [MODEL]", "all about this one"), _VERSION,
-            help="what models have done since the server started",
-            description="Print how many requests models have answered, in which batches, and how"
-            " long they took on average: a line a version, or all about one model.",
+            "stats", _stats, option("model [MODEL]", "model to print in detail"), _VERSION,
+            help="print statistics of models",
+            description="Print counts of requests, batch sizes and mean latencies since the server"
+            " started: a line per version, or one model in detail.",
         ),
         TRAFFIC,
     ),

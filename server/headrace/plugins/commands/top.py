@@ -319,30 +319,29 @@ def _screen(live: bool) -> TextScreen:
 TOP = remote_command(
     "top", _top,
     option(
-        "--interval SECS", "how long each table looks back (default: 2)",
+        "--interval SECS", "seconds between tables, which each covers (default: 2)",
         type=parse_positive, default=2.0,
     ),
     option(
-        "--sort BY", f"largest first: {', '.join(ORDERS)} (default: requests)",
+        "--sort BY", f"order, largest first: {', '.join(ORDERS)} (default: requests)",
         choices=tuple(ORDERS), default="requests",
     ),
-    option("--once", "one table of one interval"),
+    option("--once", "print one table and exit"),
     option(
-        "--metrics-url URL", "where metrics are (default: where the server says)",
+        "--metrics-url URL", "address of the metrics (default: as reported by the server)",
         type=parse_address,
     ),
-    as_json="print a JSON document on a line for each interval",
-    help="what a running server is doing",
+    as_json="print a line of JSON per interval",
+    help="show live load and latency of a running server",
     description="Show rates, queues, latencies, batch sizes, instances and memory of the models"
-    " of a running server, and go on until q or Ctrl-C; one table if this is no terminal.",
+    " of a running server, until q or Ctrl-C; without a terminal, print one table.",
     epilog="""\
-Keys in a terminal: r requests, o rows, e errors, w waiting, 5 p50, 9 p99,
-b batch, m memory, n name: order by it; q: quit.
+Keys in a terminal: sort by r requests, o rows, e errors, w waiting, 5 p50,
+9 p99, b batch, m memory, n name; q quits.
 
-REQ/S     requests answered a second       WAIT    requests that wait now
-ERR/S     requests failed a second         BATCH   rows of a batch, on average
-P50, P99  half of the requests, and all    INST    instances that run the model
-          but one in a hundred, were       MEMORY  that the model takes
-          answered in less
+REQ/S     requests answered per second     BATCH   mean rows per batch
+ERR/S     requests failed per second       INST    instances that run the model
+WAIT      requests in the queue            MEMORY  memory of the model
+P50, P99  median and 99th percentile of the latency
 """,
 )  # fmt: skip

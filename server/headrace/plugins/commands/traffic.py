@@ -126,22 +126,22 @@ def _action(
 
 
 _DECISION = (
-    option("version [VERSION]", "its number; without it the only one that it can be"),
-    option("--reason TEXT", "why, for the log"),
+    option("version [VERSION]", "version; may be omitted if only one is possible"),
+    option("--reason TEXT", "reason, for the log"),
 )
 
 TRAFFIC = Command(
     name="traffic",
-    help="how requests are divided between versions",
-    description="Show and change which versions answer requests that name none.",
+    help="divide requests between versions",
+    description="Show and change how requests that name no version are divided between versions.",
     actions=(
         _action(
-            "show", "the rules, and what they do", "Print the rules, and what each version gets."
+            "show", "show rules and effect", "Print the rules, and each version's requests."
         ),
         _action(
-            "set", "replace the rules", "Replace all rules until the server ends.",
+            "set", "replace the rules", "Replace all rules until the server is restarted.",
             option(
-                "rules RULES...", "JSON, a file with it, or weights by version as VERSION=WEIGHT"
+                "rules RULES...", "JSON text, a JSON file, or weights as VERSION=WEIGHT"
             ),
             epilog="""\
   headrace models traffic set m 1=90 2=10
@@ -150,15 +150,16 @@ TRAFFIC = Command(
 """,
         ),
         _action(
-            "promote", "give a version all requests", "Give a version all requests; others stay.",
+            "promote", "send all requests to a version",
+            "Send all requests to a version; the others stay loaded.",
             *_DECISION,
         ),
         _action(
-            "rollback", "give its requests to the baseline again",
-            "Give the requests of a version to the baseline, or undo a promotion.", *_DECISION,
+            "rollback", "send a version's requests to the baseline",
+            "Send the requests of a version to the baseline, or undo a promotion.", *_DECISION,
         ),
         _action(
-            "reset", "go back to the configuration's rules", "Drop rules that were set by a call."
+            "reset", "restore the configuration's rules", "Drop rules that were set at run time."
         ),
     ),
 )  # fmt: skip

@@ -124,23 +124,23 @@ def _action(name: str, text: str, *options: Argument, description: str | None = 
 
 ENVIRONMENTS = Command(
     name="environments",
-    help="build, list and remove models' environments",
+    help="build, list and remove environments of Python models",
     actions=(
         _action(
-            "build", "build what models need, without loading them",
-            option("paths PATH...", "repositories, or model files"),
-            description="Build the environments of Python models, so that serving finds them.",
+            "build", "build environments without serving",
+            option("paths PATH...", "repositories or model files"),
+            description="Build the environments of Python models ahead of serving.",
         ),
-        _action("list", "print what is there"),
+        _action("list", "list environments"),
         _action(
-            "prune", "remove what has not been used for long",
+            "prune", "remove unused environments",
             option(
                 "--unused-days N",
-                f"remove what was not used for so many days (default: {_UNUSED_DAYS}); 0 for all",
+                f"days without use (default: {_UNUSED_DAYS}); 0 removes all",
                 type=float, default=_UNUSED_DAYS,
             ),
-            description="Remove environments that no model was loaded with for some time, unless"
-            " one is using them, and what builds that crashed have left.",
+            description="Remove environments that were not used for some time and are not in use,"
+            " and the remains of crashed builds.",
         ),
     ),
 )  # fmt: skip

@@ -200,29 +200,29 @@ def _models(paths: Sequence[Path]) -> Iterator[tuple[str, "ModelConfig", Path, t
 
 TRITON = Command(
     name="triton",
-    help="write and check models that run on Tritons",
+    help="write and check models that run on Triton",
     actions=[
         Command(
             name="write",
             help="write the model repository that a Python file describes",
-            description="Write the model repository of the pools (headrace.triton.Pool) of a Python"
-            " file, and print the options of `headrace serve` that go with it.",
+            description="Write the model repository for the pools (headrace.triton.Pool) of a"
+            " Python file, and print the options of `headrace serve` to use with it.",
             options=[
                 option("file FILE", "Python file with a pool"),
-                option("directory DIR", "where the repository is written to"),
+                option("directory DIR", "directory to write the repository to"),
             ],
             run=_run,
         ),
         Command(
             name="drift",
-            help="show what servers have otherwise than asked for",
-            description="Ask the servers of models what they have, and show what is otherwise than"
-            " the configuration asks for. The exit status is 1 if anything is.",
+            help="compare servers with the configuration",
+            description="Compare the models of upstream servers with the configuration, and print"
+            " the differences. Exits with 1 if there are any.",
             options=[
                 option("paths PATH...", "model repositories, or Python files with pools"),
                 option("--json", "print JSON"),
                 option(
-                    "--timeout SECONDS", "how long a server may take for an answer (default: 10)",
+                    "--timeout SECONDS", "seconds to wait for a response (default: 10)",
                     type=float, default=10.0,
                 ),
             ],
