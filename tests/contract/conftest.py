@@ -91,7 +91,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The suite's model repository."""
     root = tmp_path_factory.mktemp("repository")
     write_repository(root)
     return root
@@ -156,14 +155,12 @@ def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Cl
 
 @pytest.fixture(scope="module")
 def grpc_client(server: ServerProcess) -> Iterator[GrpcClient]:
-    """The suite's server over gRPC."""
     with GrpcClient(server.grpc) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def metrics(server: ServerProcess) -> Iterator[Scraper]:
-    """The metrics of the suite's server."""
     with Scraper(server.metrics) as scraper:
         yield scraper
 
@@ -227,7 +224,6 @@ def rounds(busy_server: ServerProcess) -> Rounds:
 
 @pytest.fixture(scope="session")
 def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What servers with unusual settings serve."""
     root = tmp_path_factory.mktemp("small")
     write_small_repository(root)
     return root

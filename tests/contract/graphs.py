@@ -99,7 +99,6 @@ def spin(rows: Shape = ("rows", 1), rounds: int | None = None) -> bytes:
 
 
 def _counting() -> GraphProto:
-    """A loop's body: one more."""
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["go_on"]),

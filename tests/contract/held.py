@@ -58,11 +58,9 @@ class Gates:
         self.folder = folder
 
     def close(self, number: int) -> None:
-        """Have batches with this number wait."""
         (self.folder / str(number)).touch()
 
     def open(self) -> None:
-        """Let all go on."""
         for gate in self.folder.iterdir():
             if not gate.suffix:
                 gate.unlink()

@@ -77,7 +77,6 @@ def write_late_repository(root: Path) -> None:
 
 
 def write_small_repository(root: Path) -> None:
-    """What the servers with unusual settings serve."""
     write_model(root, "identity", identity(Datatype.FP32, ["rows", "length"]), "max_batch_size: 8")
     write_model(root, "spin", graphs.spin(), f"max_batch_size: 8\n{_ONE_INSTANCE}\n{_HOLD}")
 

@@ -102,7 +102,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def reason(client: Client, model: str) -> str:
-    """Why a model is not served."""
     (entry,) = [entry for entry in client.index().models if entry.name == model]
     return entry.reason
 

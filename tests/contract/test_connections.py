@@ -72,7 +72,6 @@ class Connection:
         self._socket.close()
 
     def send(self, kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> None:
-        """Send a frame."""
         self._socket.sendall(frame(kind, flags, stream, payload))
 
     def until(self, kind: int, polite: bool = True) -> Frame | None:
@@ -104,7 +103,6 @@ class Connection:
         return self._number
 
     def finish(self, number: int, message: bytes) -> None:
-        """Send the last message of a call."""
         self.send(DATA, END_STREAM, number, prefixed(message))
 
     def _next(self) -> Frame | None:

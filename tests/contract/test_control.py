@@ -38,12 +38,10 @@ class World:
         write_model(self.root / "one", name, graphs.add_constant(number), config, version=version)
 
     def ask(self, name: str, version: str = "") -> float:
-        """What a model makes of 0."""
         answer = self.client.infer(name, {"INPUT0": np.zeros((1, 1), np.float32)}, version=version)
         return float(answer["OUTPUT0"][0, 0])
 
     def index(self, name: str) -> list[tuple[str, str, str]]:
-        """What the index says of a model."""
         return [
             (m.version, m.state, m.reason) for m in self.client.index().models if m.name == name
         ]
@@ -362,7 +360,6 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
     environment = {"TMPDIR": str(folder)}
 
     def kept() -> int:
-        """How many directories of files there are."""
         return sum(len(list(root.iterdir())) for root in folder.glob("headrace-models-*"))
 
     with (

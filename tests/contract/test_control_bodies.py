@@ -53,7 +53,6 @@ def server(
 def uncontrolled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """One whose models nobody controls."""
     with clean_server(repository(tmp_path_factory), options=CARRIERS[request.param]) as process:
         yield process
 

@@ -69,7 +69,6 @@ def streaming(
 
 @pytest.fixture(scope="module")
 def streaming_grpc(streaming: ServerProcess) -> Iterator[GrpcClient]:
-    """That server over gRPC."""
     with GrpcClient(streaming.grpc) as client:
         yield client
 
@@ -326,7 +325,6 @@ class Flood:
 
 @pytest.fixture
 def flood(streaming: ServerProcess, tmp_path: Path, idle: Scraper) -> Flood:
-    """What is about to come."""
     return Flood(streaming, tmp_path)
 
 

@@ -65,7 +65,6 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 
 def tell(client: Client, model: str) -> dict[str, Any]:
-    """What a model says of its environment."""
     answer = client.infer(model, {"X": np.zeros(1, np.int32)})
     told: dict[str, Any] = json.loads(answer["TOLD"][0])
     return told

@@ -94,7 +94,6 @@ def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def front(request: pytest.FixtureRequest, models: Path) -> Iterator[ServerProcess]:
-    """The server in front."""
     with clean_server(models, options=CARRIERS[request.param], tracebacks=False) as process:
         yield process
 
@@ -108,14 +107,12 @@ def json_body(name: str, **more: Any) -> bytes:
 
 
 def by_http(front: ServerProcess, name: str) -> tuple[list[float], str]:
-    """OUTPUT0, and who has answered."""
     answer = ask(front.http, "POST", f"/v2/models/{name}/infer", json_body(name))
     assert answer.status == 200, answer
     return answer.document["outputs"][0]["data"], answer.headers.get("headrace-backend", "")
 
 
 def by_grpc(front: ServerProcess, name: str) -> tuple[list[float], str]:
-    """The same over the other protocol."""
     inputs = [Input("INPUT0", FLOATS)] + ([Input("INPUT1", FLOATS)] if name != "python" else [])
     with GrpcClient(front.grpc) as client:
         infer = client.procedure("ModelInfer", pb.ModelInferResponse)

@@ -31,7 +31,6 @@ def generate(
 
 
 def events(answer: RawAnswer) -> list[dict[str, Any]]:
-    """The events of a stream."""
     assert answer.headers["content-type"] == _EVENTS
     assert answer.headers["transfer-encoding"] == "chunked"
     pieces = answer.body.decode().split("\n\n")

@@ -29,7 +29,6 @@ def _typed(datatype: str, field: str, values: list[Any], model: str = "") -> pb.
 
 
 def _simple() -> pb.ModelInferRequest:
-    """A good request with raw tensors."""
     row = np.arange(16, dtype=np.int32).reshape(1, 16)
     return infer_message("simple", [Input("INPUT0", row), Input("INPUT1", row)])
 

@@ -6,18 +6,13 @@ import struct
 import numpy as np
 from hpack import Encoder
 
+from headrace.protocol.http2 import protocol as http2
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.grpc_client import GrpcClient
 from tests.support.http2_socket import REQUEST, prefixed
 from tests.support.server_process import ServerProcess
 
 INTS = np.arange(16, dtype=np.int32).reshape(1, 16)
-_HEADERS, _DATA, _SETTINGS = 1, 0, 4
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
-    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
 
 
 def calls(count: int) -> bytes:
@@ -27,10 +22,10 @@ def calls(count: int) -> bytes:
         request.inputs.add(name=name, datatype="INT32", shape=INTS.shape)
         request.raw_input_contents.append(INTS.tobytes())
     message, encoder = prefixed(request.SerializeToString()), Encoder()
-    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0)
+    sent = http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0)
     for number in range(1, 2 * count, 2):
-        sent += frame(_HEADERS, 4, number, encoder.encode(REQUEST))
-        sent += frame(_DATA, 1, number, message)
+        sent += http2.frame(http2.HEADERS, http2.END_HEADERS, number, encoder.encode(REQUEST))
+        sent += http2.frame(http2.DATA, http2.END_STREAM, number, message)
     return sent
 
 

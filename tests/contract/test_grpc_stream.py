@@ -33,16 +33,13 @@ class Stream:
         self.call.cancel()
 
     def send(self, *messages: pb.ModelInferRequest) -> None:
-        """Send requests."""
         for message in messages:
             self._requests.put(message)
 
     def half_close(self) -> None:
-        """Send no more."""
         self._requests.put(None)
 
     def receive(self) -> pb.ModelStreamInferResponse:
-        """Wait for a message."""
         response: pb.ModelStreamInferResponse = next(self.call)
         return response
 
@@ -62,7 +59,6 @@ BOTH = over_both_transports("busy_server")
 
 @pytest.fixture(scope="module")
 def client(busy_server: ServerProcess) -> Iterator[GrpcClient]:
-    """The server with slow models, over gRPC."""
     with GrpcClient(busy_server.grpc) as client:
         yield client
 

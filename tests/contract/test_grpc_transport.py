@@ -116,7 +116,6 @@ def test_bodies_that_are_not_one_message(
 
 @pytest.fixture(params=EACH_TRANSPORT)
 def wide(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
-    """A server that takes large messages."""
     options = ("--max-request-bytes=50000000", f"--grpc-transport={request.param}")
     with ServerProcess(small_repository, options=options) as process:
         yield process

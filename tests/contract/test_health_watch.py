@@ -49,7 +49,6 @@ ZERO = {"INPUT0": np.zeros((1, 1), np.float32)}
 
 @pytest.fixture(params=EACH)
 def carrier(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Options."""
     return CARRIERS[request.param]
 
 

@@ -70,13 +70,11 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
 
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def asked(request: pytest.FixtureRequest, in_process: ServerProcess) -> Iterator[Client]:
-    """That server through each door."""
     with CLIENTS[request.param](in_process) as client:
         yield client
 
 
 def ask(client: Client, kind: str, value: int) -> list[int]:
-    """What a model has answered."""
     answer = client.infer(f"py_{kind}", {"X": np.array([[value]])})
     told: list[int] = answer["Y"][0].tolist()
     return told

@@ -23,7 +23,6 @@ _ONE: dict[str, Array] = {"INPUT0": np.ones((1, 1), np.float32)}
 
 @pytest.fixture(scope="module")
 def server(narrow: ServerProcess) -> ServerProcess:
-    """One that takes little."""
     return narrow
 
 

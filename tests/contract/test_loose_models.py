@@ -79,7 +79,6 @@ def completing(source: str, call: str) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models."""
     root = tmp_path_factory.mktemp("loose")
     added = 'add_output({"name": "GIVEN", "data_type": "TYPE_INT32", "dims": [3, 2]})'
     taken = 'add_input({"name": "TAKEN", "data_type": "TYPE_INT64", "dims": [-1]})'
@@ -102,7 +101,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of these models."""
     front = tmp_path_factory.mktemp("front")
     options = ["--frontends=2"] if request.param == "front ends" else []
     options.append("--allow-in-process-python")
@@ -146,7 +144,6 @@ GIVES: dict[int, Array] = {
 
 
 def kinds(kind: int) -> dict[str, Array]:
-    """Two rows."""
     return {"KIND": np.full((2, 1), kind, np.int32)}
 
 

@@ -176,8 +176,6 @@ def test_what_cannot_be_loaded_leaves_the_old_one(
 
 
 def until_ready(client: Client, name: str) -> None:
-    """Wait until a model takes requests."""
-
     def ready() -> bool:
         try:
             return client.model_ready(name)

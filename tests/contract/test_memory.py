@@ -19,7 +19,6 @@ _BODY = json.dumps(
 
 @pytest.fixture(scope="module")
 def alone(repository: Path) -> Iterator[ServerProcess]:
-    """A server that nobody else asks anything."""
     with ServerProcess(repository) as process:
         yield process
 

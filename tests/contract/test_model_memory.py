@@ -35,7 +35,6 @@ HOARDER = """
 
 @pytest.fixture(scope="module")
 def hoard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that looks often."""
     root = tmp_path_factory.mktemp("hoard")
     config = tensors("input", ("MIB", "INT32", "1")) + tensors("output", ("DONE", "INT32", "1"))
     write_python_model(root, "hoarder", HOARDER, config)

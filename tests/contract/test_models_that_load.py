@@ -51,7 +51,6 @@ STEPS: dict[str, list[list[tuple[str, str]]]] = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models."""
     root = tmp_path_factory.mktemp("loading")
     for name, steps in STEPS.items():
         write_python_model(root, name, LOADER, CONFIG)

@@ -23,7 +23,6 @@ from tests.support.server_process import ServerProcess
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of odd models."""
     root, front = tmp_path_factory.mktemp("odd"), tmp_path_factory.mktemp("front")
     write_python_model(root, "odd", ODD, CONFIG)
     write_python_model(root, "odd_coroutine", ODD_COROUTINE, DECOUPLED)

@@ -76,13 +76,11 @@ def fresh(server: ServerProcess) -> Iterator[int]:
 
 
 def add(client: Client, name: str, version: str = "") -> float:
-    """What a model makes of 0."""
     answer = client.infer(name, {"INPUT0": np.zeros((1, 1), np.float32)}, version=version)
     return float(answer["OUTPUT0"][0, 0])
 
 
 def state(client: Client, name: str) -> str:
-    """What the index says of a model."""
     return next(model.state for model in client.index().models if model.name == name)
 
 

@@ -60,7 +60,6 @@ ROUTES = CONTROL | {
 
 @pytest.fixture(scope="module")
 def document(server: ServerProcess) -> dict[str, object]:
-    """The OpenAPI document."""
     return ask(server.http, "GET", "/openapi.json").document
 
 

@@ -58,7 +58,6 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[OtlpReceiver]:
-    """What the servers export to."""
     with OtlpReceiver() as receiver:
         yield receiver
 
@@ -80,7 +79,6 @@ def server(
     collector: OtlpReceiver,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
-    """A server that traces every request."""
     root = tmp_path_factory.mktemp("models")
     write_model(root, "identity", identity(Datatype.FP32, ["rows", 3]), "max_batch_size: 8")
     write_python_model(root, "outer", OUTER, CONFIG)
@@ -138,7 +136,6 @@ DOORS = ("http", "generate", "unary", "stream")
 
 @pytest.fixture
 def id() -> str:
-    """An id that no other test has."""
     return f"request {next(_numbers)}"
 
 

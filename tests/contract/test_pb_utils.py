@@ -34,7 +34,6 @@ from tests.support.server_process import ServerProcess
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models."""
     root = tmp_path_factory.mktemp("triton")
     write_python_model(root, "ordinary", ORDINARY, CONFIG)
     write_python_model(root, "many", MANY, DECOUPLED + STRICT)
@@ -55,7 +54,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of these models."""
     front, options = tmp_path_factory.mktemp("front"), ["--exit-timeout-secs=5"]
     with ServerProcess(root, options=options) as process:
         with behind(request.param, process, root, front, options=options) as server:
@@ -66,13 +64,11 @@ def server(
 
 @pytest.fixture(scope="module")
 def background() -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for answers."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
 def ask(client: Client, model: str, do: str, **more: object) -> Any:
-    """What a model has told."""
     command = json.dumps({"do": do, **more}).encode()
     answer = client.infer(model, {"COMMAND": strings([command], [1, 1])})
     return json.loads(answer["TOLD"][0, 0])

@@ -137,7 +137,6 @@ def server(
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A real Triton with these models."""
     root = tmp_path_factory.mktemp("triton")
     write_models(root / "models", execution("process"))
     with Triton(real_program(), root / "models", root / "log") as server:

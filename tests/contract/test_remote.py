@@ -42,13 +42,11 @@ CASES: list[tuple[str, Inputs]] = [
 
 @pytest.fixture(scope="module")
 def there(servers: Callable[[str], ServerProcess]) -> ServerProcess:
-    """The server that runs the models."""
     return servers("default")
 
 
 @pytest.fixture(scope="module", params=["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def endpoint(request: pytest.FixtureRequest, there: ServerProcess) -> str:
-    """Where it is asked."""
     return f"grpc://{there.grpc}" if request.param == "grpc" else there.url
 
 
@@ -75,14 +73,12 @@ def models(there: ServerProcess, endpoint: str, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def front(models: Path) -> Iterator[ServerProcess]:
-    """The server before the other one."""
     with clean_server(models, tracebacks=False) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def split_front(models: Path) -> Iterator[ServerProcess]:
-    """The same with front ends."""
     with clean_server(models, options=CARRIERS["frontends"]) as process:
         yield process
 

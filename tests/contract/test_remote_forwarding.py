@@ -46,7 +46,6 @@ _INPUT = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[OtlpReceiver]:
-    """What both servers export their traces to."""
     with OtlpReceiver() as receiver:
         yield receiver
 
@@ -80,7 +79,6 @@ def front(
     tmp_path_factory: pytest.TempPathFactory,
     collector: OtlpReceiver,
 ) -> Iterator[ServerProcess]:
-    """A server before it."""
     root = tmp_path_factory.mktemp("front")
     write_remote(
         root, "told", there.grpc, forward_headers="X-Tenant, authorization",
@@ -171,7 +169,6 @@ class Timed(grpc.GenericRpcHandler):
 def timed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server in front of that one."""
     root = tmp_path_factory.mktemp("timed")
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads, [Timed()])

@@ -24,7 +24,6 @@ _GAUGE = "headrace_endpoint_sequences"
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[SequenceServer, SequenceServer]]:
-    """The servers that have the state."""
     with SequenceServer() as first, SequenceServer() as second:
         yield first, second
 
@@ -35,7 +34,6 @@ def server(
     servers: tuple[SequenceServer, SequenceServer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
-    """The server before them."""
     root = tmp_path_factory.mktemp("front")
     write_remote(root, "adder", *(server.address for server in servers))
     with ServerProcess(root, options=CARRIERS[request.param]) as process:
@@ -75,7 +73,6 @@ def add(client: Client, number: int, id: Id = 0, start: bool = False, end: bool 
 
 
 def pinned(front: ServerProcess) -> float:
-    """How many sequences are known."""
     with Scraper(front.metrics) as scraper:
         return scraper.now().value(_GAUGE, model="adder")
 

@@ -30,7 +30,6 @@ LOCAL = {"shared_memory": "true"}
 
 
 def rows(count: int, first: float) -> Array:
-    """Rows that are all different."""
     return (np.arange(count * WIDTH, dtype=np.float32) + first).reshape(count, WIDTH)
 
 
@@ -63,7 +62,6 @@ def use(client: Client, there: ServerProcess, front: ServerProcess, name: str = 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the other server runs."""
     root = tmp_path_factory.mktemp("there")
     write_model(root, "fixed", identity(Datatype.FP32, ["rows", WIDTH]), "max_batch_size: 8")
     write_model(root, "variable", identity(Datatype.FP32, ["rows", "n"]), "max_batch_size: 8")
@@ -82,7 +80,6 @@ def there(models: Path) -> Iterator[ServerProcess]:
 
 
 def write_front(root: Path, address: str) -> Path:
-    """The repository of a server before that."""
     for name in ("fixed", "variable", "words", "unbatched"):
         write_remote(root, name, address, **LOCAL)
     return root
@@ -141,7 +138,6 @@ def test_a_server_that_takes_no_part(models: Path, tmp_path: Path) -> None:
 
 
 def answers(client: Client) -> bool:
-    """Whether a request is answered by now."""
     try:
         client.infer("fixed", {"INPUT0": rows(1, 1.0)})
     except ServerError:

@@ -29,14 +29,12 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] }
 
 @pytest.fixture(scope="module")
 def there() -> Iterator[TfServing]:
-    """The server that runs the models."""
     with TfServing() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def server(there: TfServing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server before it."""
     root = tmp_path_factory.mktemp("front")
     for name in ("half", "texts"):
         for kind, address in (("grpc", f"grpc://{there.grpc}"), ("http", there.url)):

@@ -51,7 +51,6 @@ class Crowd:
         return sent
 
     def go_on(self) -> None:
-        """Let what runs end."""
         self._gates.open()
 
     def queue(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
@@ -90,7 +89,6 @@ def crowd(
 
 @contextmanager
 def took(at_least: float = 0.0, less_than: float = float("inf")) -> Iterator[None]:
-    """How many seconds the block may take."""
     begun = time.monotonic()
     yield
     assert at_least <= time.monotonic() - begun < less_than

@@ -59,7 +59,6 @@ def memory(
 def control(
     request: pytest.FixtureRequest, server: ServerProcess, grpc_client: GrpcClient
 ) -> Iterator[MemoryClient]:
-    """Both ways to control."""
     client = CLIENTS[request.param](server, grpc_client)
     yield client
     client.unregister()
@@ -67,7 +66,6 @@ def control(
 
 @pytest.fixture
 def streaming(grpc_client: GrpcClient) -> Iterator[StreamMemory]:
-    """Streams alone."""
     client = StreamMemory(grpc_client)
     yield client
     client.unregister()
@@ -169,7 +167,6 @@ def test_cuda_without_a_gpu(control: MemoryClient) -> None:
 
 
 def attempts(client: MemoryClient, key: str) -> list[Callable[[], object]]:
-    """All that changes which regions there are."""
     return [
         lambda: client.register("r", key, 0, SIZE),
         lambda: client.register_cuda("r", bytes(64), 0, 8),

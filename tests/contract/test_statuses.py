@@ -143,7 +143,6 @@ def _ask(
 
 
 def _message(call: str) -> Message:
-    """An empty request for a procedure."""
     service, _, name = call.rpartition("/")
     if not service:
         found: Message = getattr(pb, f"{name}Request")()

@@ -57,7 +57,6 @@ both = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models."""
     root = tmp_path_factory.mktemp("models")
     write_model(root, "simple", add_sub(Datatype.INT32, 4), "max_batch_size: 8")
     write_model(root, "identity", identity(Datatype.FP32, ["rows", 3]), "max_batch_size: 8")
@@ -199,7 +198,6 @@ def test_a_request_that_fails_is_traced(traced: dict[str, list[Traced]]) -> None
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where traces go."""
     return tmp_path
 
 

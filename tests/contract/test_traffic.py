@@ -183,7 +183,6 @@ def test_what_is_not_allowed(
 
 
 def http_version(server: ServerProcess, end: str, body: object, **headers: str) -> str:
-    """Which version answers a request."""
     path = f"/v2/models/sticky/{end}"
     content = json.dumps(body).encode()
     document: dict[str, Any] = ask(server.http, "POST", path, content, **headers).document
@@ -340,7 +339,6 @@ ASKER_CONFIG = (
 
 
 def rules(document: object) -> str:
-    """The parameter of a configuration."""
     return (
         "version_policy { all {} }\n"
         f"parameters {{ key: 'traffic' value {{ string_value: '{json.dumps(document)}' }} }}"

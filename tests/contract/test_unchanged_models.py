@@ -83,7 +83,6 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of all of them."""
     root = tmp_path_factory.mktemp("models")
     for kind in ("process", "inline"):
         source = RELATIVE if kind == "process" else RELATIVE.replace("import model\n", "\n")
@@ -98,7 +97,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def write_beside(folder: Path, text: str) -> None:
-    """What a model imports from beside it."""
     (folder / "file2.py").write_text(f"TEXT = {text!r}\ndef other(): return TEXT\n")
     (folder / "folder").mkdir()
     (folder / "folder" / "__init__.py").write_text("")
@@ -106,14 +104,12 @@ def write_beside(folder: Path, text: str) -> None:
 
 
 def ask(server: ServerProcess, model: str, text: str = "", id: str = "") -> httpx.Response:
-    """Ask a model."""
     command = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [text]}
     body = {"inputs": [command], "id": id}
     return httpx.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60)
 
 
 def told(server: ServerProcess, model: str, text: str = "") -> str:
-    """What a model says."""
     response = ask(server, model, text)
     assert response.status_code == 200, response.text
     return str(response.json()["outputs"][0]["data"][0])

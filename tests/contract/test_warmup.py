@@ -29,7 +29,6 @@ RUNS = [[[[0, 0]], [[0, 0]]], [[[1, 2]], [[3, 4]]], [[[1, 2]], [[3, 4]]]]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models with samples, good and bad."""
     root = tmp_path_factory.mktemp("warmup")
     config = RECORDER_CONFIG + SAMPLES
     write_python_model(root, "two", RECORDER, config + "instance_group { count: 2 }")
@@ -51,14 +50,12 @@ def _below(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[ServerProcess]:
-    """A server of these models."""
     options = ("--exit-on-error=false", "--allow-in-process-python")
     with clean_server(root, options=options) as process:
         yield process
 
 
 def seen(root: Path, model: str) -> dict[int, list[object]]:
-    """The batches that each process has had."""
     batches: dict[int, list[object]] = {}
     for line in (root / model / "seen").read_text().splitlines():
         pid, batch = json.loads(line)

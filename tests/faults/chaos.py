@@ -122,7 +122,6 @@ WORKERS = sum(count for _, count in _MODELS.values())
 
 
 def write_models(root: Path) -> None:
-    """The models, and a neighbour in ONNX."""
     config = "max_batch_size: 4\n" + tensors("input", ("COMMAND", "STRING", "1"))
     config += tensors("output", ("OUTPUT", "STRING", "1"))
     for name, (parameters, count) in _MODELS.items():
@@ -143,20 +142,17 @@ class Chaos:
         self._client = client
 
     def ask(self, model: str, command: str) -> httpx.Response:
-        """One request."""
         body = {
             "inputs": [{"name": "COMMAND", "shape": [1, 1], "datatype": "BYTES", "data": [command]}]
         }
         return self._client.post(f"{self.server.url}/v2/models/{model}/infer", json=body)
 
     def answer(self, model: str, command: str) -> str:
-        """What the model has answered."""
         response = self.ask(model, command)
         assert response.status_code == 200, response.text
         return str(response.json()["outputs"][0]["data"][0])
 
     def pid(self, model: str) -> int:
-        """The process that has answered."""
         return int(self.answer(model, "pid"))
 
     def ready(self, model: str = "") -> bool:
@@ -180,23 +176,18 @@ class Chaos:
         return self._root / model / name
 
     def counted(self, name: str, model: str, **labels: str) -> float:
-        """A sample of the metrics."""
         every = sorted({"model": model, "version": "1", **labels}.items())
         spelled = ",".join(f'{key}="{value}"' for key, value in every)
         return asyncio.run(metrics(self.server))[f"{name}{{{spelled}}}"]
 
     def logged(self, text: str) -> bool:
-        """Whether something is in the log."""
         return text in self.server.log
 
     def workers(self) -> list[psutil.Process]:
-        """All processes below the server."""
         return psutil.Process(self.server.pid).children(recursive=True)
 
 
 def eventually(look: Callable[[], object], within: float = 30) -> None:
-    """Wait until something is true."""
-
     async def looked() -> object:
         # On a thread: what it looks at may have an event loop of its own.
         return await asyncio.to_thread(look)

@@ -19,7 +19,6 @@ _HOLD_SECS = 1.5
 
 
 def busy_message(model: str, value: int, cost: int = 0) -> bytes:
-    """A ModelInferRequest of one row."""
     message = pb.ModelInferRequest(model_name=model, id=str(value))
     for name, number in (("VALUE", value), ("COST", cost)):
         message.inputs.add(name=name, datatype="INT64", shape=[1, 1])
@@ -28,7 +27,6 @@ def busy_message(model: str, value: int, cost: int = 0) -> bytes:
 
 
 async def infer(server: ServerProcess, model: str, value: int, cost: int = 0) -> int:
-    """Run one request over HTTP; its RESULT."""
     answer = await post(server.http, INFER[model], busy_json(value, cost))
     assert answer.status == 200, answer
     result: int = orjson.loads(answer.body)["outputs"][0]["data"][0]
@@ -36,7 +34,6 @@ async def infer(server: ServerProcess, model: str, value: int, cost: int = 0) ->
 
 
 async def infer_grpc(channel: grpc.aio.Channel, model: str, value: int, cost: int = 0) -> int:
-    """Run one request over gRPC; its RESULT."""
     data = await call(channel, "ModelInfer", busy_message(model, value, cost))
     result: int = unpack("<q", pb.ModelInferResponse.FromString(data).raw_output_contents[0])[0]
     return result

@@ -91,7 +91,6 @@ def command(text: str) -> dict[str, Array]:
 
 
 def told(client: Client, model: str, text: str) -> str:
-    """What a model has answered."""
     [answer] = client.infer(model, command(text))["OUTPUT"].ravel().tolist()
     return bytes(answer).decode()
 
@@ -109,13 +108,11 @@ def neighbours_serve(client: Client) -> bool:
 
 
 def reason_of(client: Client, model: str) -> str:
-    """What the index says of a model."""
     [found] = [one.reason for one in client.index().models if one.name == model]
     return str(found)
 
 
 async def counted(server: ServerProcess, name: str, model: str, **labels: str) -> float:
-    """A sample of the metrics."""
     every = sorted({"model": model, "version": "1", **labels}.items())
     spelled = ",".join(f'{key}="{value}"' for key, value in every)
     return (await metrics(server))[f"{name}{{{spelled}}}"]
@@ -167,7 +164,6 @@ def hang(server: ServerProcess, protocol: str, model: str) -> Impatient:
 
 
 def hanging(model: str) -> dict[str, Array]:
-    """The inputs that have a model hang."""
     if "busy" in model:
         return {"VALUE": np.array([[1]]), "COST": np.array([[FOREVER]])}
     return command("lock")

@@ -25,7 +25,6 @@ MODEL = "busy_alone"  # one request an execution: what ran can be counted
 
 
 async def run_count(server: ServerProcess) -> int:
-    """How often the model has run."""
     found = await statistics(server, MODEL)
     return int(found["execution_count"])
 

@@ -46,12 +46,10 @@ class Servers:
         self.front = stack.enter_context(ServerProcess(here, options=options))
 
     def start(self) -> ServerProcess:
-        """The server with the model, once more."""
         options = (f"--grpc-port={self._port}",)
         return self._stack.enter_context(ServerProcess(self._models, options=options))
 
     async def active(self) -> str:
-        """The backend that gets requests."""
         found = await metrics(self.front)
         for backend in ("triton", "onnxruntime"):
             labels = f'backend="{backend}",model="busy",version="1"'
@@ -66,7 +64,6 @@ class Servers:
         return monotonic() - begun
 
     async def answers(self, channel: grpc.aio.Channel) -> str:
-        """Who answers a request."""
         asked = procedure(channel, "ModelInfer")(busy_message("busy", 1))
         await asked
         return str(dict(await asked.trailing_metadata())["headrace-backend"])
@@ -74,7 +71,6 @@ class Servers:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
-    """Two processes."""
     with ExitStack() as stack:
         found = Servers(stack, tmp_path)
         yield found
@@ -103,7 +99,6 @@ def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> No
 
 
 def reason(front: ServerProcess) -> str:
-    """What the index says of the model."""
     [entry] = json.loads(ask(front.http, "POST", "/v2/repository/index").body)
     return str(entry.get("reason", ""))
 
@@ -164,5 +159,4 @@ def test_the_model_is_loaded_again_under_load(servers: Servers) -> None:
 
 
 def open_channel(servers: Servers) -> grpc.aio.Channel:
-    """A connection to the server in front."""
     return grpc.aio.insecure_channel(servers.front.grpc)

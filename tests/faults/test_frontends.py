@@ -44,7 +44,6 @@ def wide_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def serving(*repositories: Path) -> Iterator[Busy]:
-    """A server with two front ends."""
     with ServerProcess(*repositories, options=["--frontends=2"]) as server:
         yield Busy(server, cost_of_a_second(server.http))
         assert "bug " not in server.log, server.log
@@ -52,7 +51,6 @@ def serving(*repositories: Path) -> Iterator[Busy]:
 
 @pytest.fixture(scope="module")
 def fronted(repository: Path, wide_repository: Path) -> Iterator[Busy]:
-    """One for the tests that it survives."""
     with serving(repository, wide_repository) as busy:
         yield busy
         assert busy.server.stop() == 0
@@ -66,7 +64,6 @@ def own(repository: Path) -> Iterator[Busy]:
 
 
 def front_ends(server: ServerProcess) -> list[psutil.Process]:
-    """Its front ends."""
     return psutil.Process(server.pid).children()
 
 
@@ -90,8 +87,6 @@ def files(pid: int) -> int:
 
 
 async def both_serve(server: ServerProcess, number: int = 2) -> list[psutil.Process]:
-    """Wait until all front ends accept; these."""
-
     async def listening() -> list[psutil.Process]:
         found = []
         for process in front_ends(server):
@@ -131,7 +126,6 @@ async def status_of(connection: HttpConnection) -> int:
 
 
 def wide_message(rows: int = 1) -> bytes:
-    """A ModelInferRequest with a long tensor."""
     message = pb.ModelInferRequest(model_name="wide")
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[rows, _FLOATS])
     message.raw_input_contents.append(np.ones(rows * _FLOATS, np.float32).tobytes())

@@ -55,7 +55,6 @@ def write_echo(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with that model."""
     path = tmp_path_factory.mktemp("echo")
     write_echo(path)
     return path
@@ -121,7 +120,6 @@ class Caller:
 
 @asynccontextmanager
 async def calling(server: ServerProcess, *settings: tuple[int, int]) -> AsyncIterator[Caller]:
-    """A connection over gRPC."""
     host, _, port = server.grpc.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     values = b"".join(struct.pack(">HI", *pair) for pair in settings)
@@ -222,7 +220,6 @@ def open_deaf(address: str) -> socket.socket:
 
 
 async def unread(server: ServerProcess) -> float:
-    """Bytes that clients have not read."""
     return (await metrics(server))["headrace_unread_answer_bytes"]
 
 

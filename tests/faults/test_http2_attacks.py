@@ -12,26 +12,26 @@ from contextlib import asynccontextmanager
 import pytest
 from hpack import Encoder
 
+from headrace.protocol.http2.protocol import (
+    CONTINUATION,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+)
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.faults.requests import busy_message, infer_grpc
+from tests.support.http2_socket import REQUEST
 from tests.support.raw_clients import open_channel
 from tests.support.watching import Resources, admitted, until
 
-DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CALM = 11  # ENHANCE_YOUR_CALM
-REQUEST = [
-    (":method", "POST"), (":scheme", "http"), (":authority", "x"), ("te", "trailers"),
-    (":path", "/inference.GRPCInferenceService/ModelInfer"), ("content-type", "application/grpc"),
-]  # fmt: skip
-REQUEST.sort(key=lambda pair: not pair[0].startswith(":"))
 _GROWTH = 64 << 20
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame."""
-    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
 
 
 class Attacker:

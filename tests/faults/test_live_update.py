@@ -101,7 +101,6 @@ class Repository:
         other.replace(file)
 
     def publish(self, name: str, number: int, version: int) -> None:
-        """Add a version as a whole."""
         staged = self.root / ".staged"
         staged.mkdir()
         (staged / FILES[name]).write_bytes(content(name, number))
@@ -115,7 +114,6 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, repository: Repository) -> Iterator[ServerProcess]:
-    """A server that follows the repository."""
     options = ["--model-control-mode=poll", f"--repository-poll-secs={_POLL_SECS}"]
     options += getattr(request, "param", [])
     with clean_server(repository.root, options=options) as server:

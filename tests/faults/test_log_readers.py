@@ -38,14 +38,12 @@ class Unread:
         raise AssertionError(f"there is no line with {text!r}")
 
     def close(self) -> None:
-        """Close both ends."""
         self.writing.close()
         self._reading.close()
 
 
 @pytest.fixture
 def unread() -> Iterator[Unread]:
-    """Standard error of a server."""
     pipe = Unread()
     yield pipe
     pipe.close()

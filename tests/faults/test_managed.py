@@ -60,7 +60,6 @@ def serving(
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Files and shared memory of Tritons."""
     own = {path.name for path in (folder / "tmp").glob("headrace-triton-*")}
     name = (folder / "name").read_text()  # which that of their shared memory begins with
     return sorted(own) + [n for n in os.listdir("/dev/shm") if n.startswith(name)]
@@ -177,7 +176,6 @@ def test_one_that_ends_again_and_again(stand_in: Path, tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -82,7 +82,6 @@ def calm(server: ServerProcess) -> Iterator[Calm]:
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[ServerProcess]:
-    """One server for all whose models recover."""
     with ServerProcess(models) as process:
         yield process
         assert process.stop() == 0

@@ -23,7 +23,6 @@ _WORKERS = 4
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all."""
     root = tmp_path_factory.mktemp("open")
     write_python_model(root, "many", MANY, DECOUPLED)
     limit = 'parameters { key: "max_requests" value { string_value: "1" } }\n'
@@ -35,7 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def ask(server: ServerProcess, model: str, **command: object) -> httpx.Response:
-    """One request over HTTP."""
     text = json.dumps(command)
     tensor = {"name": "COMMAND", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
     url = f"{server.url}/v2/models/{model}/infer"
@@ -44,7 +42,6 @@ def ask(server: ServerProcess, model: str, **command: object) -> httpx.Response:
 
 
 def kill_workers(server: ServerProcess) -> None:
-    """End all workers."""
     for process in psutil.Process(server.pid).children():
         process.kill()
 

@@ -29,7 +29,6 @@ LIMIT = 4
 
 @pytest.fixture(scope="module")
 def few(repository: Path) -> Iterator[Busy]:
-    """A server that admits few requests."""
     with ServerProcess(repository, options=[f"--max-admitted-requests={LIMIT}"]) as server:
         yield Busy(server, cost_of_a_second(server.http))
         assert server.stop() == 0
@@ -37,7 +36,6 @@ def few(repository: Path) -> Iterator[Busy]:
 
 @pytest.fixture(scope="module")
 def small(repository: Path) -> Iterator[Busy]:
-    """A server that admits few bytes."""
     options = [
         "--max-admitted-bytes=100000", "--max-request-bytes=5000000", "--http-body-timeout-secs=1",
     ]  # fmt: skip

@@ -59,7 +59,6 @@ class Served:
 
 
 def start(folder: Path, *options: str) -> ServerProcess:
-    """A server of the two files."""
     empty = folder / "empty"
     empty.mkdir()
     files = [str(folder / "code.py"), str(folder / "graph.onnx")]

@@ -42,7 +42,6 @@ class Load:
         self._ends = False
 
     async def caller(self, value: int) -> None:
-        """Ask until the end."""
         while not self._ends:
             try:
                 data = await call(self._channel, "ModelInfer", busy_message("busy", value, 40))
@@ -55,7 +54,6 @@ class Load:
             self.answered += 1
 
     async def more(self, count: int = 200) -> None:
-        """Wait for so many further answers."""
         wanted = self.answered + count
 
         async def answered() -> int:
@@ -150,7 +148,6 @@ class Servers:
             scraper.until_reached("busy", 2)
 
     def addresses(self) -> list[str]:
-        """The endpoints of the two."""
         both = (self.first, self.second)
         return [one.url if self._over_http else f"grpc://{one.grpc}" for one in both]
 
@@ -166,7 +163,6 @@ class Servers:
         return self._stack.enter_context(ServerProcess(self._models, options=options))
 
     def start_again(self, server: Server) -> Server:
-        """Another one at the same port."""
         address = server.http if self._over_http else server.grpc
         return self.start(int(address.rpartition(":")[2]))
 
@@ -177,7 +173,6 @@ EACH = pytest.mark.parametrize("servers", ["grpc", "http", "triton"], indirect=T
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
-    """Three processes."""
     with ExitStack() as stack:
         found = Servers(stack, tmp_path, getattr(request, "param", "grpc"))
         yield found

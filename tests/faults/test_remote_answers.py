@@ -67,7 +67,6 @@ class Upstream:
         self.hung_up = threading.Event()  # on an answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -138,7 +137,6 @@ class Messages(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """How a procedure is answered."""
         procedure = handler_call_details.method.rpartition("/")[2]
         answer: Callable[[bytes, grpc.ServicerContext], bytes] | None = {
             "ModelMetadata": lambda *_: _grpc_metadata(),
@@ -167,7 +165,6 @@ def _grpc_answer(size: int) -> bytes:
 def grpc_upstream(
     messages: Messages, compression: grpc.Compression = grpc.Compression.NoCompression
 ) -> Iterator[int]:
-    """The port where it listens."""
     server = grpc.server(
         ThreadPoolExecutor(4), handlers=[messages], compression=compression,
         options=[("grpc.max_send_message_length", -1)],
@@ -182,7 +179,6 @@ def grpc_upstream(
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[Upstream]:
-    """The server over HTTP."""
     made = Upstream()
     with running(made):
         yield made
@@ -190,7 +186,6 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture(scope="module")
 def messages() -> Messages:
-    """The servers over gRPC."""
     return Messages()
 
 
@@ -221,7 +216,6 @@ def front(
 
 
 def ask(front: ServerProcess, model: str) -> httpx.Response:
-    """One request."""
     return httpx.post(f"{front.url}/v2/models/{model}/infer", json=_BODY, timeout=60)
 
 

@@ -141,7 +141,6 @@ def test_debugging_can_be_allowed() -> None:
 
 
 def _family(server: ServerProcess) -> list[psutil.Process]:
-    """The server and its front ends."""
     process = psutil.Process(server.pid)
     front_ends = [c for c in process.children() if "headrace.doors.frontends" in c.cmdline()]
     assert front_ends

@@ -53,13 +53,11 @@ def serving(repository: Path, *options: str) -> Iterator[Busy]:
 
 
 async def ended(server: ServerProcess, within: float = 60) -> int:
-    """Wait for the process; its exit status."""
     assert server.process is not None
     return await asyncio.to_thread(server.process.wait, within)
 
 
 async def refusing(server: ServerProcess) -> bool:
-    """Whether it accepts no connection any more."""
     try:
         await (await HttpConnection.open(server.http)).close()
     except ConnectionRefusedError:
@@ -287,7 +285,6 @@ def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
 
 
 async def status_of(server: ServerProcess, body: bytes) -> int:
-    """The status of a request over HTTP."""
     return (await post(server.http, INFER[MODEL], body)).status
 
 

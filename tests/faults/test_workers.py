@@ -148,7 +148,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(models: Path) -> Iterator[ServerProcess]:
-    """A server of the models."""
     with ServerProcess(
         models, options=["--exit-timeout-secs=5"], environment={"DATABASE_PASSWORD": "x"}
     ) as process:
@@ -172,7 +171,6 @@ def own_server(models: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module", autouse=True)
 def client() -> Iterator[None]:
-    """What every test asks with."""
     with httpx.Client(verify=False, timeout=30) as _asked.client:
         yield
 
@@ -185,7 +183,6 @@ _asked = _Asked()
 
 
 def ask(server: ServerProcess, command: str, model: str = "one") -> httpx.Response:
-    """One request."""
     body = {
         "inputs": [{"name": "COMMAND", "shape": [1, 1], "datatype": "BYTES", "data": [command]}]
     }
@@ -193,7 +190,6 @@ def ask(server: ServerProcess, command: str, model: str = "one") -> httpx.Respon
 
 
 def answer(server: ServerProcess, command: str, model: str = "one") -> str:
-    """What the model has answered."""
     response = ask(server, command, model)
     assert response.status_code == 200, response.text
     return str(response.json()["outputs"][0]["data"][0])
@@ -212,8 +208,6 @@ def ready(server: ServerProcess, path: str = "health") -> bool:
 
 
 def eventually(look: Callable[[], object]) -> None:
-    """Wait until something is true."""
-
     async def looked() -> object:
         return look()
 
@@ -221,7 +215,6 @@ def eventually(look: Callable[[], object]) -> None:
 
 
 def workers(server: ServerProcess) -> list[psutil.Process]:
-    """All worker processes of a server."""
     return psutil.Process(server.pid).children(recursive=True)
 
 

@@ -23,7 +23,6 @@ class Served:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with the busy model."""
     path = tmp_path_factory.mktemp("repository")
     write_busy_model(path)
     return path

@@ -171,7 +171,6 @@ CHECKS: dict[str, Callable[[Session], Awaitable[None]]] = {
 
 
 async def main(http: str, grpc_address: str) -> dict[str, str]:
-    """Run every check; the traceback of each."""
     import kserve
 
     outcomes: dict[str, str] = {}

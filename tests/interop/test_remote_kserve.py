@@ -28,7 +28,6 @@ output { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] }
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of KServe's server."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     log = tmp_path_factory.mktemp("kserve") / "log"
@@ -45,7 +44,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def through(there: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcClient]:
-    """This server, in front of it."""
     root = tmp_path_factory.mktemp("front")
     write_remote(root, "told", there)
     write_remote(root, "binary", there, remote_model="told", http_tensors="binary")

@@ -104,7 +104,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def through(there: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcClient]:
-    """This server, in front of it."""
     root = tmp_path_factory.mktemp("front")
     for name, more in (("numbers", _NUMBERS), ("sum", _SUM), ("bytes", _BYTES)):
         write_remote(root, name, there, more=more, protocol="torchserve", remote_model="echo")

@@ -48,13 +48,11 @@ instance_group {{ kind: KIND_CPU count: 1 }}
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """Triton's."""
     return real_program()
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Triton runs."""
     root = tmp_path_factory.mktemp("models")
     (root / "echo" / "1").mkdir(parents=True)
     (root / "echo" / "1" / "model.py").write_text(_MODEL)
@@ -71,7 +69,6 @@ def triton(program: Path, models: Path, tmp_path: Path) -> Iterator[Triton]:
 
 @pytest.fixture
 def front(triton: Triton, tmp_path: Path) -> Iterator[ServerProcess]:
-    """This server, in front of it."""
     write_remote(tmp_path / "front", "echo", triton.grpc, shared_memory="true")
     with ServerProcess(tmp_path / "front") as process:
         yield process
@@ -87,18 +84,15 @@ def regions(triton: Triton) -> set[str]:
 
 
 def rows(count: int, first: float) -> Array:
-    """Rows that are all different."""
     return (np.arange(count * WIDTH, dtype=np.float32) + first).reshape(count, WIDTH)
 
 
 def check(client: GrpcClient, count: int, first: float) -> None:
-    """Ask, and look at the answer."""
     sent = rows(count, first)
     np.testing.assert_array_equal(client.infer("echo", {"X": sent})["Y"], sent)
 
 
 def use(client: GrpcClient, triton: Triton) -> None:
-    """Ask until there are regions."""
     numbers = count()
 
     def shared() -> bool:

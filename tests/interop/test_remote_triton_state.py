@@ -126,7 +126,6 @@ def front(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def pair(
     request: pytest.FixtureRequest, triton: Triton, front: ServerProcess
 ) -> Iterator[tuple[Client, Client]]:
-    """Triton itself, and this server."""
     make = CLIENTS[request.param]
     with make(triton) as direct, make(front) as through:
         yield direct, through

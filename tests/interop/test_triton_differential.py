@@ -89,7 +89,6 @@ def _write(root: Path, name: str, code: str, config: str, rows: int = 8) -> None
 
 
 def write_models(root: Path) -> None:
-    """All of them."""
     ints = tensors("input", ("A", "INT32", "4"), ("B", "INT32", "4"))
     ints += tensors("output", ("SUM", "INT32", "4"), ("LESS", "INT32", "4"))
     _write(root, "sum", _SUM, ints)
@@ -128,7 +127,6 @@ def write_models(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Triton's repository."""
     root = tmp_path_factory.mktemp("models")
     write_models(root)
     return root
@@ -136,7 +134,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def triton(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """The real one."""
     log = tmp_path_factory.mktemp("log") / "log"
     with Triton(real_program(), models, log) as server:
         yield server
@@ -144,7 +141,6 @@ def triton(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 
 @pytest.fixture(scope="module", params=PROXIES)
 def proxy(request: pytest.FixtureRequest) -> str:
-    """How it is asked."""
     return str(request.param)
 
 
@@ -152,7 +148,6 @@ def proxy(request: pytest.FixtureRequest) -> str:
 def front(
     proxy: str, models: Path, triton: Triton, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """This server, in front of it."""
     root = tmp_path_factory.mktemp("front")
     write_proxies(models, root, triton, PROXIES[proxy])
     with clean_server(root, tracebacks=False) as process:
@@ -161,13 +156,11 @@ def front(
 
 @pytest.fixture(scope="module", params=CLIENTS)
 def form(request: pytest.FixtureRequest) -> str:
-    """Of requests."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def pair(form: str, triton: Triton, front: ServerProcess) -> Iterator[tuple[Client, Client]]:
-    """Triton itself, and this server."""
     make = CLIENTS[form]
     with make(triton) as direct, make(front) as through:
         yield direct, through

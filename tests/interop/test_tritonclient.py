@@ -28,19 +28,16 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def client(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
-    """Each client in turn."""
     yield from connected(request.param, served)
 
 
 @pytest.fixture(scope="module", params=["http", "http.aio"])
 def http(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
-    """The clients over HTTP."""
     yield from connected(request.param, served)
 
 
 @pytest.fixture(scope="module", params=["grpc", "grpc.aio"])
 def grpc(request: pytest.FixtureRequest, served: Served) -> Iterator[Client]:
-    """The clients over gRPC."""
     yield from connected(request.param, served)
 
 

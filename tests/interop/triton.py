@@ -29,7 +29,6 @@ class Client:
 
     @property
     def kind(self) -> type:
-        """The client's class."""
         kind: type = type(self._inner)
         return kind
 
@@ -46,7 +45,6 @@ class Client:
         self._runner.close()
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the client."""
         return self._runner.run(self._call(method, arguments, options))
 
     def together(self, method: str, calls: list[tuple[Any, ...]]) -> list[Any]:

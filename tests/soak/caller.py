@@ -56,7 +56,6 @@ class Report:
     seconds: float = 0.0
 
     def surprise(self, number: int, text: str) -> None:
-        """Something that must not happen."""
         if len(self.wrong) < 20:
             self.wrong.append(f"request {number}: {text}")
 
@@ -73,7 +72,6 @@ def values(number: int) -> tuple[Values, Values]:
 
 
 def http_request(number: int, as_json: bool) -> bytes:
-    """A well-formed request."""
     arrays = values(number)
     items: list[dict[str, Any]] = [
         {"name": name, "datatype": "INT32", "shape": array.shape}
@@ -134,7 +132,6 @@ def check_http(number: int, headers: dict[str, str], body: bytes) -> str:
 
 
 def compare(number: int, outputs: dict[str, Values]) -> str:
-    """What is wrong with outputs, or ""."""
     first, second = values(number)
     if not np.array_equal(outputs["OUTPUT0"], first + second):
         return f"wrong sums: {outputs['OUTPUT0'].tolist()}"
@@ -152,7 +149,6 @@ class HttpCaller:
         self._connection: HttpConnection | None = None
 
     async def ask(self, number: int, dice: random.Random) -> None:
-        """A request, and its answer."""
         connection = await self._connect()
         await connection.send(http_request(number, as_json=dice.random() < 0.25))
         answer = await connection.receive()
@@ -165,7 +161,6 @@ class HttpCaller:
             self._report.answered_rows += len(values(number)[0])
 
     async def ask_malformed(self, number: int, dice: random.Random) -> None:
-        """A request that must be refused."""
         connection = await self._connect()
         await connection.send(malformed_http(number, dice))
         answer = await connection.receive()
@@ -191,7 +186,6 @@ class HttpCaller:
         self._report.left_rows += len(values(number)[0])
 
     async def close(self) -> None:
-        """Hang up."""
         if self._connection is not None:
             await self._connection.close()
 
@@ -205,7 +199,6 @@ class HttpCaller:
 
 
 def grpc_request(number: int) -> pb.ModelInferRequest:
-    """A well-formed request."""
     message = pb.ModelInferRequest(model_name="simple", id=str(number))
     for name, array in zip(("INPUT0", "INPUT1"), values(number), strict=True):
         message.inputs.add(name=name, datatype="INT32", shape=array.shape)
@@ -254,7 +247,6 @@ class GrpcCaller:
         self._infer = procedure(channel, "ModelInfer")
 
     async def ask(self, number: int, dice: random.Random) -> None:
-        """A request, and its answer."""
         try:
             data = await self._infer(grpc_request(number).SerializeToString())
         except grpc.aio.AioRpcError as error:
@@ -267,7 +259,6 @@ class GrpcCaller:
             self._report.answered_rows += len(values(number)[0])
 
     async def ask_malformed(self, number: int, dice: random.Random) -> None:
-        """A request that must be refused."""
         try:
             await self._infer(malformed_grpc(number, dice))
             self._report.surprise(number, "malformed, but answered")
@@ -308,7 +299,6 @@ async def _end_of(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> None:
 
 
 async def main(plan: Plan) -> Report:
-    """Carry out the plan."""
     report = Report()
     numbers = iter(range(plan.first, plan.first + plan.count))
     channels = [open_channel(plan.address) for _ in range(4)] if plan.over == "grpc" else []

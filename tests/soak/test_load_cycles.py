@@ -56,13 +56,11 @@ def held() -> Held:
 
 
 def onnx_model(root: Path, execution: str) -> ModelSource:
-    """A tiny ONNX model."""
     config = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     return read_model_directory(write_model(root, "m", identity(dims=(-1,)), _CONFIG + config))
 
 
 def python_model(root: Path) -> ModelSource:
-    """A tiny Python model."""
     config = tensors("input", ("INPUT0", "FP32", "-1")) + tensors(
         "output", ("OUTPUT0", "FP32", "-1")
     )
