@@ -4,40 +4,40 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import onnx
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Encoder
 from onnx import TensorProto, helper
 
 from headrace.protocol.http2.protocol import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    GOAWAY,
     HEADERS,
     PREFACE,
     SETTINGS,
     frame,
 )
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.support.raw_clients import HttpConnection, call, open_channel, post, post_bytes
+from tests.support.http2_socket import REQUEST
+from tests.support.raw_clients import (
+    HttpConnection,
+    call,
+    open_channel,
+    open_http2,
+    post,
+    post_bytes,
+)
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, incoming, metrics, until
 
 pytestmark = pytest.mark.slow  # they wait for clients that let them wait
 
 INFER = "/v2/models/echo/infer"
-REQUEST = [
-    (":method", "POST"), (":scheme", "http"), (":authority", "x"),
-    (":path", "/inference.GRPCInferenceService/ModelInfer"), ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]  # fmt: skip
 SMALL = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
 MANY = 4 << 20  # bytes of an answer that a socket does not take
 PLACES = 20  # requests at once that the server takes
@@ -74,62 +74,6 @@ def hasty(request: pytest.FixtureRequest, echo: Path) -> Iterator[ServerProcess]
         assert "bug" not in server.log, server.log
 
 
-@dataclass(slots=True)
-class Caller:
-    """A connection of HTTP/2 whose calls send what they are told to, and no more."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    encoder: Encoder = field(default_factory=Encoder)
-
-    def begin(self, number: int, *pieces: bytes, end: bool = False) -> None:
-        """A call of ModelInfer with these pieces of DATA."""
-        self.writer.write(frame(HEADERS, END_HEADERS, number, self.encoder.encode(REQUEST)))
-        for index, piece in enumerate(pieces, 1):
-            self.writer.write(
-                frame(DATA, END_STREAM * (end and index == len(pieces)), number, piece)
-            )
-
-    async def next_frame(self) -> tuple[int, int, bytes]:
-        """Type, stream and payload of the next frame."""
-        head = await self.reader.readexactly(9)
-        payload = await self.reader.readexactly(int.from_bytes(head[:3]))
-        return head[3], int.from_bytes(head[5:]), payload
-
-    async def statuses(self, count: int) -> list[tuple[str, str]]:
-        """The gRPC status and text of so many calls, as they end."""
-        decoder = Decoder()
-        found: list[tuple[str, str]] = []
-        while len(found) < count:
-            kind, _, payload = await self.next_frame()
-            if kind == HEADERS:
-                fields = {str(name): str(value) for name, value in decoder.decode(payload)}
-                if "grpc-status" in fields:
-                    found.append((fields["grpc-status"], fields.get("grpc-message", "")))
-        return found
-
-    async def ended(self) -> bool:
-        """Wait for the server's end of the connection; whether there was a GOAWAY."""
-        farewell = False
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                kind, _, _ = await self.next_frame()
-                farewell = farewell or kind == GOAWAY
-        return farewell
-
-
-@asynccontextmanager
-async def calling(server: ServerProcess, *settings: tuple[int, int]) -> AsyncIterator[Caller]:
-    host, _, port = server.grpc.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    values = b"".join(struct.pack(">HI", *pair) for pair in settings)
-    writer.write(PREFACE + frame(SETTINGS, 0, 0, values))
-    try:
-        yield Caller(reader, writer)
-    finally:
-        writer.transport.abort()
-
-
 def message(count: int) -> bytes:
     """A request with so many elements, with gRPC's prefix."""
     request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(4 * count)])
@@ -156,7 +100,7 @@ def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> None:
     async def scenario() -> None:
         before = await given_up(hasty, "unsent")
         async with contextlib.AsyncExitStack() as stack:
-            callers = [await stack.enter_async_context(calling(hasty)) for _ in range(3)]
+            callers = [await stack.enter_async_context(open_http2(hasty.grpc)) for _ in range(3)]
             for caller in callers:
                 for number in range(1, 2 * PLACES, 2):
                     caller.begin(number, struct.pack(">BI", 0, 100))
@@ -177,7 +121,7 @@ def test_whole_messages_of_calls_that_go_on_count(hasty: ServerProcess, elements
     async def scenario() -> None:
         whole = message(elements)
         pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
-        async with calling(hasty) as caller:
+        async with open_http2(hasty.grpc) as caller:
             for number in (1, 3, 5):
                 caller.begin(number, *pieces)
             count = 3 * (len(whole) - 5)
@@ -299,7 +243,7 @@ def test_more_connections_than_there_may_be(echo: Path) -> None:
                     await stack.enter_async_context(await HttpConnection.open(server.http))
                     for _ in range(2)
                 ]
-                caller = await stack.enter_async_context(calling(server))
+                caller = await stack.enter_async_context(open_http2(server.grpc))
                 await until(
                     lambda: metrics(server),
                     lambda m: (
@@ -312,7 +256,7 @@ def test_more_connections_than_there_may_be(echo: Path) -> None:
                     assert answer.status == 503
                     assert b"as many connections as it may (--max-connections)" in answer.body
                     assert await connection.ended()
-                async with calling(server) as refused:
+                async with open_http2(server.grpc) as refused:
                     await refused.ended()
                 assert (await metrics(server))["headrace_refused_connections_total"] == 2
                 assert (await kept[0].post(INFER, SMALL)).status == 200
@@ -370,8 +314,8 @@ def test_more_connections_than_there_are_descriptors(
 def test_idle_connections_over_grpc_end(echo: Path) -> None:
     async def scenario() -> None:
         with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:
-            async with calling(server) as caller:
-                assert await caller.ended()  # after a GOAWAY
+            async with open_http2(server.grpc) as caller:
+                assert await caller.ended() is not None  # after a GOAWAY
             # A client that does as gRPC's libraries do notices nothing.
             async with open_channel(server.grpc) as channel:
                 data = message(3)[5:]

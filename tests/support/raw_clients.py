@@ -1,18 +1,23 @@
 """Clients that do what they are told, also what no library would.
 
-HTTP over a bare socket, and gRPC with messages as bytes.
+HTTP over a bare socket, HTTP/2 with frames of its caller's, and gRPC with messages as bytes.
 """
 
 import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Self
 
 import grpc
 import grpc.aio
+from hpack import Decoder, Encoder
+
+from headrace.protocol.http2 import protocol as http2
+from tests.support.http2_socket import REQUEST
 
 SERVICE = "/inference.GRPCInferenceService"
 _MESSAGE_LIMIT = 64 << 20
@@ -97,6 +102,72 @@ class HttpConnection:
         if sock.fileno() >= 0:  # unless the other side has been faster
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
+
+
+@dataclass(slots=True)
+class Http2Caller:
+    """One connection over HTTP/2, whose calls send what they are told to, and no more."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    encoder: Encoder = field(default_factory=Encoder)
+
+    def request(self, number: int, *pieces: bytes, end: bool = False) -> bytes:
+        """The frames of a call of ModelInfer with these pieces of DATA."""
+        frames = [
+            http2.frame(http2.HEADERS, http2.END_HEADERS, number, self.encoder.encode(REQUEST))
+        ]
+        for index, piece in enumerate(pieces, 1):
+            flags = http2.END_STREAM * (end and index == len(pieces))
+            frames.append(http2.frame(http2.DATA, flags, number, piece))
+        return b"".join(frames)
+
+    def begin(self, number: int, *pieces: bytes, end: bool = False) -> None:
+        """Send them."""
+        self.writer.write(self.request(number, *pieces, end=end))
+
+    async def next_frame(self) -> tuple[int, int, bytes]:
+        """Type, stream and payload of the next frame."""
+        head = await self.reader.readexactly(9)
+        payload = await self.reader.readexactly(int.from_bytes(head[:3]))
+        return head[3], int.from_bytes(head[5:]), payload
+
+    async def statuses(self, count: int) -> list[tuple[str, str]]:
+        """The gRPC status and text of so many calls, as they end."""
+        decoder = Decoder()
+        found: list[tuple[str, str]] = []
+        while len(found) < count:
+            kind, _, payload = await self.next_frame()
+            if kind == http2.HEADERS:
+                fields = {str(name): str(value) for name, value in decoder.decode(payload)}
+                if "grpc-status" in fields:
+                    found.append((fields["grpc-status"], fields.get("grpc-message", "")))
+        return found
+
+    async def ended(self) -> int | None:
+        """Wait for the end of the connection; the error of a GOAWAY, if there was one."""
+        code = None
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                kind, _, payload = await self.next_frame()
+                if kind == http2.GOAWAY:
+                    code = int.from_bytes(payload[4:8])
+        return code
+
+
+@asynccontextmanager
+async def open_http2(address: str, *settings: tuple[int, int]) -> AsyncIterator[Http2Caller]:
+    """A connection with these settings, on which the handshake is done; it is thrown away."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    values = b"".join(struct.pack(">HI", *pair) for pair in settings)
+    writer.write(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, values))
+    try:
+        yield Http2Caller(reader, writer)
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 def post_bytes(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
