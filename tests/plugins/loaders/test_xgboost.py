@@ -75,6 +75,7 @@ def test_a_bare_booster_predicts_what_it_predicts(tmp_path: Path, objective: str
     np.testing.assert_allclose(answer["predict"].squeeze(), expected, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*gblinear.* is deprecated:UserWarning")  # by XGBoost 3.4
 def test_a_linear_booster(tmp_path: Path) -> None:
     booster = xgb.train({"nthread": 1, "booster": "gblinear"}, xgb.DMatrix(NUMBERS, TWO), 3)
     served = Served("xgboost", saved(tmp_path, booster))
