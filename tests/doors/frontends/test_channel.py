@@ -3,10 +3,9 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,11 +38,6 @@ class End:
                 await self._news.wait()
 
 
-def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in an event loop."""
-    return lambda: asyncio.run(test())
-
-
 def files() -> int:
     """How many files without a name this process has open."""
     count = 0
@@ -55,7 +49,7 @@ def files() -> int:
     return count
 
 
-async def _both_ways() -> None:
+async def test_both_ways() -> None:
     ours, theirs = map(End, socket.socketpair())
     for number in range(1000):
         ours.channel.send(Kind.CANCEL, number)
@@ -68,10 +62,7 @@ async def _both_ways() -> None:
     assert await theirs.lost == "the other end has gone"
 
 
-test_both_ways = scenario(_both_ways)
-
-
-async def _long_frames_keep_their_place() -> None:
+async def test_long_frames_keep_their_place() -> None:
     before = files()
     ours, theirs = map(End, socket.socketpair())
     long = os.urandom(INLINE * 3)
@@ -87,10 +78,7 @@ async def _long_frames_keep_their_place() -> None:
     assert files() == before
 
 
-test_long_frames_keep_their_place = scenario(_long_frames_keep_their_place)
-
-
-async def _frames_whose_files_are_written_apart() -> None:
+async def test_frames_whose_files_are_written_apart() -> None:
     """Requests keep their order, and so does an exchange; nothing else waits for a file."""
     before = files()
     ours, theirs = map(End, socket.socketpair())
@@ -127,10 +115,7 @@ async def _frames_whose_files_are_written_apart() -> None:
     assert files() == before
 
 
-test_frames_whose_files_are_written_apart = scenario(_frames_whose_files_are_written_apart)
-
-
-async def _what_the_other_end_does_not_read_waits() -> None:
+async def test_what_the_other_end_does_not_read_waits() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end = End(ours, waits.append)
@@ -152,10 +137,7 @@ async def _what_the_other_end_does_not_read_waits() -> None:
     other.channel.close()
 
 
-test_what_the_other_end_does_not_read_waits = scenario(_what_the_other_end_does_not_read_waits)
-
-
-async def _files_wait_until_they_are_taken() -> None:
+async def test_files_wait_until_they_are_taken() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end, other = End(ours, waits.append), End(theirs)
@@ -180,9 +162,6 @@ async def _files_wait_until_they_are_taken() -> None:
     other.channel.close()
 
 
-test_files_wait_until_they_are_taken = scenario(_files_wait_until_they_are_taken)
-
-
 @pytest.mark.parametrize(("data", "reason"), [
     (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
     (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
@@ -199,25 +178,22 @@ async def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     theirs.close()
 
 
-def test_a_bug_ends_the_link_rather_than_what_came_behind(
+async def test_a_bug_ends_the_link_rather_than_what_came_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def run() -> None:
-        ours, theirs = socket.socketpair()
-        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ours, theirs = socket.socketpair()
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
-            raise KeyError("x")
+    def take(header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        raise KeyError("x")
 
-        channel = Channel(theirs, take, lost.set_result)
-        other = End(ours)
-        for number in range(3):
-            other.channel.send(Kind.CANCEL, number)
-        assert await asyncio.wait_for(lost, 20) == "a bug"
-        assert await asyncio.wait_for(other.lost, 20)
-        assert channel.closed
-
-    asyncio.run(run())
+    channel = Channel(theirs, take, lost.set_result)
+    other = End(ours)
+    for number in range(3):
+        other.channel.send(Kind.CANCEL, number)
+    assert await asyncio.wait_for(lost, 20) == "a bug"
+    assert await asyncio.wait_for(other.lost, 20)
+    assert channel.closed
     assert [record.message for record in caplog.records] == ["bug while taking a frame"]
 
 

@@ -31,26 +31,21 @@ class Transport(asyncio.Transport):
         return self.closed
 
 
-def test_what_a_lost_connection_would_still_be_sent_goes_nowhere() -> None:
+async def test_what_a_lost_connection_would_still_be_sent_goes_nowhere() -> None:
     """Nor does it keep other connections from being written to in the same turn of the loop."""
-
-    async def scenario() -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
-        problems: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
-        context = ServerContext({}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
-        gone, there = Transport(), Transport()
-        connections = []
-        for transport in (gone, there):
-            connections.append(GrpcConnection(context))
-            connections[-1].connection_made(transport)
-        gone.closed = True
-        connections[0].connection_lost(None)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        connections[1].connection_lost(None)
-        return gone.written, there.written, problems
-
-    gone, there, problems = asyncio.run(scenario())
-    assert gone == []
-    assert len(there) == 1  # the settings
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
+    context = ServerContext({}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
+    gone, there = Transport(), Transport()
+    connections = []
+    for transport in (gone, there):
+        connections.append(GrpcConnection(context))
+        connections[-1].connection_made(transport)
+    gone.closed = True
+    connections[0].connection_lost(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    connections[1].connection_lost(None)
+    assert gone.written == []
+    assert len(there.written) == 1  # the settings
     assert problems == []

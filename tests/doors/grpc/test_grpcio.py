@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -34,70 +36,61 @@ class Counting:
         raise NotImplementedError
 
 
+@asynccontextmanager
+async def asking(direct: Callable[[Buffer, InferCall], None]) -> AsyncIterator[Callable[[], Any]]:
+    """Calls of a server with one procedure, which `direct` answers."""
+    handlers = Handlers({_PATH: direct}, {}, {})
+    server = GrpcioServer(handlers, Admission(0, 0), 1, False, GrpcOptions())
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask: Any = channel.unary_unary(_PATH)
+        yield lambda: ask(b"")
+    await server.stop(0)
+
+
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_request_ends_once(answered: bool) -> None:
+async def test_a_request_ends_once(answered: bool) -> None:
     """Its answer may come after its client has gone, and before that is seen."""
+    owner = Counting()
+    begun: asyncio.Future[tuple[asyncio.Task[None], InferCall]] = asyncio.Future()
 
-    async def scenario() -> int:
-        owner = Counting()
-        begun: asyncio.Future[tuple[asyncio.Task[None], InferCall]] = asyncio.Future()
+    def direct(_: Buffer, call: InferCall) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        call.begin()
+        call.account.enter(0)
+        call.owner, call.nbytes, call.entered = owner, 0, True
+        begun.set_result((task, call))
 
-        def direct(_: Buffer, call: InferCall) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            call.begin()
-            call.account.enter(0)
-            call.owner, call.nbytes, call.entered = owner, 0, True
-            begun.set_result((task, call))
-
-        server = GrpcioServer(
-            Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
-        )
-        port = server.bind("127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            ask: Any = channel.unary_unary(_PATH)
-            call = ask(b"")
-            task, served = await begun
-            task.cancel()
-            if answered:
-                served.leave()
-                served.answer([b""], b"")
-            await asyncio.wait([task])
-            call.cancel()
-        await server.stop(0)
-        return owner.cancelled
-
-    assert asyncio.run(scenario()) == (0 if answered else 1)
+    async with asking(direct) as ask:
+        call = ask()
+        task, served = await begun
+        task.cancel()
+        if answered:
+            served.leave()
+            served.answer([b""], b"")
+        await asyncio.wait([task])
+        call.cancel()
+    assert owner.cancelled == (0 if answered else 1)
 
 
-def test_a_request_that_fails_is_not_kept() -> None:
+async def test_a_request_that_fails_is_not_kept() -> None:
     """The library keeps the error, and by its traceback what has raised it."""
+    asked: list[weakref.ref[Any]] = []
 
-    async def scenario() -> None:
-        asked: list[weakref.ref[Any]] = []
-
-        def direct(_: Buffer, call: InferCall) -> None:
-            array = np.zeros(1, np.uint8)
-            call.begin()
-            call.inputs = {"x": Tensor("x", Datatype.UINT8, array)}
-            asked.append(weakref.ref(array))
-            raise InvalidRequest("as asked")
-
-        server = GrpcioServer(
-            Handlers({_PATH: direct}, {}, {}), Admission(0, 0), 1, False, GrpcOptions()
-        )
-        port = server.bind("127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            ask: Any = channel.unary_unary(_PATH)
-            with pytest.raises(grpc.aio.AioRpcError, match="as asked"):
-                await ask(b"")
-        await server.stop(0)
-        assert [one() for one in asked] == [None]
+    def direct(_: Buffer, call: InferCall) -> None:
+        array = np.zeros(1, np.uint8)
+        call.begin()
+        call.inputs = {"x": Tensor("x", Datatype.UINT8, array)}
+        asked.append(weakref.ref(array))
+        raise InvalidRequest("as asked")
 
     gc.disable()
     try:
-        asyncio.run(scenario())
+        async with asking(direct) as ask:
+            with pytest.raises(grpc.aio.AioRpcError, match="as asked"):
+                await ask()
+        assert [one() for one in asked] == [None]
     finally:
         gc.enable()

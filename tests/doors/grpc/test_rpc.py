@@ -3,7 +3,6 @@
 import gzip
 
 import pytest
-import uvloop
 
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Peer
@@ -17,24 +16,24 @@ from tests.doors.fakes import until
 from tests.doors.grpc.test_connection import Transport
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
 @pytest.mark.parametrize(
-    ("timeout", "least", "most"),
+    ("waits", "least", "most"),
     [(None, 0, 0), (60.0, 1, 60), (1e-5, 1e-6, 2e-5), (0.0, 1e-6, 1e-6)],
 )
-def test_how_long_its_client_waits(timeout: float | None, least: float, most: float) -> None:
+async def test_how_long_its_client_waits(waits: float | None, least: float, most: float) -> None:
     """Also one that hardly does: a timer of uvloop's is another thing then."""
-
-    async def scenario() -> float:
-        admission = Admission(0, 0)
-        context = ServerContext({}, {}, admission, 1, False, GrpcOptions(), Limits())
-        fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
-        head = RpcHead(fields, context, GrpcConnection(context))
-        head.timeout = timeout
-        call = Rpc(head, 1)
-        call.finished = True  # which its timer is to see
-        return call.remaining()
-
-    assert least <= uvloop.run(scenario()) <= most
+    context = ServerContext({}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
+    fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
+    head = RpcHead(fields, context, GrpcConnection(context))
+    head.timeout = waits
+    call = Rpc(head, 1)
+    call.finished = True  # which its timer is to see
+    assert least <= call.remaining() <= most
 
 
 class Taking:
@@ -85,44 +84,37 @@ def give(call: Rpc, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool) -> None:
+async def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool) -> None:
     """Also those that come in the same frame."""
-
-    async def scenario() -> None:
-        admission = Admission(0, 0)
-        call, session, connection = opened(admission)
-        messages = [b"0" * (1 << 20), b"1", b"2" * (1 << 20), b"3" * 100]
-        packed = [gzip.compress(message, mtime=0) for message in messages]
-        frames = [
-            pack_prefix(1, len(packed[0])) + packed[0],
-            pack_prefix(0, 1) + messages[1],
-            pack_prefix(1, len(packed[2])) + packed[2],
-            pack_prefix(1, len(packed[3])) + packed[3],
-        ]
-        for piece in frames if apart else [b"".join(frames)]:
-            give(call, piece)
-        await until(lambda: len(session.messages) == len(messages))
-        assert session.messages == messages
-        connection.connection_lost(None)
-        assert (admission.messages, admission.bytes) == (0, 0)
-
-    uvloop.run(scenario())
+    admission = Admission(0, 0)
+    call, session, connection = opened(admission)
+    messages = [b"0" * (1 << 20), b"1", b"2" * (1 << 20), b"3" * 100]
+    packed = [gzip.compress(message, mtime=0) for message in messages]
+    frames = [
+        pack_prefix(1, len(packed[0])) + packed[0],
+        pack_prefix(0, 1) + messages[1],
+        pack_prefix(1, len(packed[2])) + packed[2],
+        pack_prefix(1, len(packed[3])) + packed[3],
+    ]
+    for piece in frames if apart else [b"".join(frames)]:
+        give(call, piece)
+    await until(lambda: len(session.messages) == len(messages))
+    assert session.messages == messages
+    connection.connection_lost(None)
+    assert (admission.messages, admission.bytes) == (0, 0)
 
 
-def test_a_message_that_there_is_no_memory_for_is_counted_out(
+async def test_a_message_that_there_is_no_memory_for_is_counted_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class NoMemory:
         def block(self, nbytes: int) -> memoryview:
             raise MemoryError
 
-    async def scenario() -> int:
-        admission = Admission(0, 0)
-        call, _, connection = opened(admission)
-        monkeypatch.setattr("headrace.protocol.grpc.BLOCKS", NoMemory())
-        give(call, pack_prefix(0, 1 << 20) + b"0")
-        assert call.finished
-        connection.connection_lost(None)
-        return admission.messages
-
-    assert uvloop.run(scenario()) == 0
+    admission = Admission(0, 0)
+    call, _, connection = opened(admission)
+    monkeypatch.setattr("headrace.protocol.grpc.BLOCKS", NoMemory())
+    give(call, pack_prefix(0, 1 << 20) + b"0")
+    assert call.finished
+    connection.connection_lost(None)
+    assert admission.messages == 0

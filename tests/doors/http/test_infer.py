@@ -12,22 +12,23 @@ from tests.doors.fakes import FakeEngine, until
 _BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1,1],"data":[1]}]}'
 
 
-def test_a_request_with_a_long_answer_does_not_wait_for_the_collector() -> None:
-    async def scenario() -> None:
-        engine = FakeEngine()
-        body = [{"type": "http.request", "body": _BODY, "more_body": False}]
-        sent: list[Any] = []
+async def test_a_request_with_a_long_answer_does_not_wait_for_the_collector() -> None:
+    engine = FakeEngine()
+    body = [{"type": "http.request", "body": _BODY, "more_body": False}]
+    sent: list[Any] = []
 
-        async def receive() -> Any:
-            if body:
-                return body.pop()
-            return await asyncio.Event().wait()
+    async def receive() -> Any:
+        if body:
+            return body.pop()
+        return await asyncio.Event().wait()
 
-        async def send(message: Any) -> None:
-            sent.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
-        route = InferRoute(engine, 1_000)
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/plain/infer", "headers": []}
+    route = InferRoute(engine, 1_000)
+    gc.disable()
+    try:
         task = asyncio.create_task(route.handle(scope, receive, send))
         await until(lambda: bool(engine.plain.work))
         work = engine.plain.work.pop()
@@ -37,9 +38,5 @@ def test_a_request_with_a_long_answer_does_not_wait_for_the_collector() -> None:
         await task
         assert sent[0]["status"] == 200
         await until(lambda: request() is None)
-
-    gc.disable()
-    try:
-        asyncio.run(scenario())
     finally:
         gc.enable()
