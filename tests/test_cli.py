@@ -5,7 +5,8 @@ import pty
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -262,59 +263,30 @@ def test_a_model_file_by_itself(tmp_path: Path) -> None:
     assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("1", [[1, 1]])
 
 
-@pytest.mark.parametrize("command", [
-    ["serve", "--model-repository"], pytest.param(["models", "check"], marks=pytest.mark.slow),
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("serve --model-repository {tmp}/nowhere", "model repository {tmp}/nowhere cannot be read"),
+    ("{serve} --http-port={taken}", "headrace serve: cannot listen on 127.0.0.1:{taken} for HTTP"),
+    slow("{serve} --grpc-port={taken}", "serve: cannot listen on 127.0.0.1:{taken} for gRPC"),
+    slow("{serve} --metrics-port={taken}", "serve: cannot listen on 127.0.0.1:{taken} for metrics"),
+    slow("{serve} --http-port={free} --grpc-port={free}", "listen on 127.0.0.1:{free} for gRPC"),
+    slow("models check {tmp}/nowhere", "model repository {tmp}/nowhere cannot be read"),
+    slow("serve {tmp}/none.onnx", "headrace serve: there is no model file {tmp}/none.onnx\n"),
+    slow("{serve} --log-file={tmp}/no/such.log", "serve: cannot write the log {tmp}/no/such.log: "),
+    slow("{serve} --model-repository {good}/same/1/model.onnx",
+         "headrace serve: model repository {good}/same/1/model.onnx is a file; a file that is"),
 ])  # fmt: skip
-def test_repository_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
-    missing = str(tmp_path / "nowhere")
-    ended = run(*command, missing)
-    assert ended.returncode == 1
-    assert f"model repository {missing} cannot be read" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.slow
-def test_model_file_that_is_not_there(tmp_path: Path) -> None:
-    missing = str(tmp_path / "none.onnx")
-    ended = run("serve", missing, *_PORTS)
-    assert (ended.returncode, ended.stderr) == (
-        1,
-        f"headrace serve: there is no model file {missing}\n",
-    )
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
+def test_what_cannot_begin(good: Path, tmp_path: Path, words: str, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
-
-
-@pytest.mark.parametrize(
-    "door", ["HTTP", *(pytest.param(door, marks=pytest.mark.slow) for door in ("gRPC", "metrics"))]
-)
-def test_port_in_use(good: Path, taken: int, door: str) -> None:
-    ports = [port for port in _PORTS if door.lower() not in port]
-    ended = run("serve", "--model-repository", str(good), *ports, f"--{door.lower()}-port={taken}")
+        serve = " ".join(("serve --model-repository", str(good), *_PORTS))
+        names = {"good": good, "tmp": tmp_path, "serve": serve, "free": free_port()}
+        names["taken"] = listener.getsockname()[1]
+        ended = run(*words.format(**names).split())
     assert ended.returncode == 1
-    assert f"headrace serve: cannot listen on 127.0.0.1:{taken} for {door}" in ended.stderr
+    assert says.format(**names) in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.slow
-def test_log_file_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
-    file = tmp_path / "no" / "such" / "directory.log"
-    ended = run("serve", "--model-repository", str(good), *_PORTS, f"--log-file={file}")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"headrace serve: cannot write the log {file}: ")
-
-
-@pytest.mark.slow
-def test_a_file_in_place_of_a_repository(good: Path) -> None:
-    file = good / "same" / "1" / "model.onnx"
-    ended = run("serve", "--model-repository", str(good), str(file), *_PORTS)
-    assert ended.returncode == 1
-    assert f"headrace serve: model repository {file} is a file; a file that is" in ended.stderr
 
 
 @pytest.mark.slow
@@ -433,15 +405,6 @@ def test_a_transport_that_is_not_installed_is_refused(
     monkeypatch.setitem(sys.modules, "grpc", None)  # as where it is not installed
     words = ("--model-repository", "x", "--grpc-transport=grpcio")
     assert "pip install 'headrace[grpcio]'" in _refused(capsys, "serve", *words)
-
-
-@pytest.mark.slow
-def test_two_doors_on_one_port_are_refused(good: Path) -> None:
-    port = free_port()
-    ports = (f"--http-port={port}", f"--grpc-port={port}", "--metrics-port=0")
-    ended = run("serve", "--model-repository", str(good), *ports)
-    assert ended.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in ended.stderr
 
 
 def test_where_commands_find_the_server_is_no_setting() -> None:
