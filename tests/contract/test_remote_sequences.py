@@ -15,7 +15,7 @@ from tests.support.client import Client, Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.remote import write_remote
 from tests.support.scrape import Scraper, until
-from tests.support.sequence_server import HELD, SequenceServer
+from tests.support.sequence_server import HELD, REFUSED, SequenceServer
 from tests.support.server_process import ServerProcess
 
 Id = int | str
@@ -128,6 +128,13 @@ def test_what_is_no_request_of_a_sequence(caller: Client) -> None:
     rows = {"NUMBER": np.ones((2, 1), np.int32)}
     with pytest.raises(InvalidRequest, match="must specify batch-size 1 due to requirements of"):
         caller.infer("adder", rows, parameters={"sequence_id": 1, "sequence_start": True})
+
+
+def test_an_error_of_the_model_ends_no_sequence(caller: Client) -> None:
+    add(caller, 1, 6, start=True)
+    with pytest.raises(InvalidRequest, match="not this one"):
+        add(caller, REFUSED, 6)
+    assert add(caller, 2, 6, end=True) == 3
 
 
 def test_requests_of_a_sequence_go_one_by_one(

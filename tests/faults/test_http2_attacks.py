@@ -1,6 +1,6 @@
 """Attacks upon HTTP/2, over a socket: the attacker is hung up on, nobody else notices.
 
-All that are known are in `tests/protocol/http2/test_limits.py`; two of them stand for them here.
+All that are known are in `tests/protocol/http2/test_limits.py`; some of them stand for them here.
 """
 
 import asyncio
@@ -48,7 +48,12 @@ def continuation(attacker: Http2Caller) -> Iterator[bytes]:
         yield frame(CONTINUATION, 0, 1, b"\x82" * 10)
 
 
-@pytest.mark.parametrize("attack", [rapid_reset, continuation])
+def too_many_streams(attacker: Http2Caller) -> Iterator[bytes]:
+    for number in range(1, 1 << 30, 2):
+        yield attacker.request(number)
+
+
+@pytest.mark.parametrize("attack", [rapid_reset, continuation, too_many_streams])
 def test_floods(busy: Busy, attack: Callable[[Http2Caller], Iterator[bytes]]) -> None:
     async def scenario() -> None:
         before = Resources.of(busy.server.pid).resident

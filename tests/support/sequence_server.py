@@ -14,6 +14,7 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb import model_config_pb2 as config_pb
 
 HELD = 1_000  # a number whose request waits until it is let go on
+REFUSED = 2_000  # one that the model refuses
 Told = tuple[int | str, bool, bool, int]  # id, start, end, the number
 
 
@@ -92,6 +93,8 @@ class SequenceServer(grpc.GenericRpcHandler):
             self.go_on.wait()
         with self._lock:
             self._here[id] -= 1
+            if number == REFUSED:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
             if not start and id not in self._sums:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no such sequence")
             self._sums[id] = total = number + (0 if start else self._sums[id])
