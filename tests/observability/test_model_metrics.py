@@ -32,8 +32,12 @@ def samples(metrics: ModelMetrics) -> dict[str, float]:
     }
 
 
-def test_values() -> None:
-    metrics = ModelMetrics()
+@pytest.fixture
+def metrics() -> ModelMetrics:
+    return ModelMetrics()
+
+
+def test_values(metrics: ModelMetrics) -> None:
     family(metrics, "m", "calls", "COUNTER")
     family(metrics, "m", "level", "GAUGE")
     change(metrics, "m", "calls", "create")
@@ -47,8 +51,7 @@ def test_values() -> None:
     assert metrics.value({"family": "nothing", "labels": {}}) is None
 
 
-def test_families_that_come_and_go_while_all_are_read() -> None:
-    metrics = ModelMetrics()
+def test_families_that_come_and_go_while_all_are_read(metrics: ModelMetrics) -> None:
     family(metrics, "m", "first", "GAUGE")
     family(metrics, "n", "second", "GAUGE")
     change(metrics, "n", "second", "create")
@@ -61,8 +64,7 @@ def test_families_that_come_and_go_while_all_are_read() -> None:
     assert (found.name, sources) == ("second", [({"a": "b"}, 5.0)])
 
 
-def test_a_histogram() -> None:
-    metrics = ModelMetrics()
+def test_a_histogram(metrics: ModelMetrics) -> None:
     family(metrics, "m", "sizes", "HISTOGRAM")
     change(metrics, "m", "sizes", "create", buckets=[1.0, 2.5])
     for value in (0.5, 1.0, 1.5, 9.0):
@@ -78,8 +80,7 @@ def test_a_histogram() -> None:
     assert samples(metrics) == {"sizes_bucket b +Inf": 1, "sizes_count b": 1, "sizes_sum b": 3}
 
 
-def test_a_family_is_deleted_as_often_as_it_was_made() -> None:
-    metrics = ModelMetrics()
+def test_a_family_is_deleted_as_often_as_it_was_made(metrics: ModelMetrics) -> None:
     for owner in ("m", "m", "n"):
         family(metrics, owner, "calls", "COUNTER")
     for owner in ("m", "n"):
@@ -96,8 +97,7 @@ def test_a_family_is_deleted_as_often_as_it_was_made() -> None:
     family(metrics, "m", "calls", "GAUGE")
 
 
-def test_models_share_a_metric_until_the_last_has_gone() -> None:
-    metrics = ModelMetrics()
+def test_models_share_a_metric_until_the_last_has_gone(metrics: ModelMetrics) -> None:
     for owner in ("m", "n"):
         family(metrics, owner, "calls", "COUNTER")
         change(metrics, owner, "calls", "increment", 1)

@@ -101,8 +101,12 @@ def told(message: pb.ModelStreamInferResponse) -> str:
     return f"{response.id}:{text}{'.' if final else ''}"
 
 
-def test_many_responses_to_a_request() -> None:
-    stream = Stream()
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+def test_many_responses_to_a_request(stream: Stream) -> None:
     work = stream.ask("many", "a")
     work.answer("one")
     work.answer("two")
@@ -120,8 +124,7 @@ def test_many_responses_to_a_request() -> None:
     assert not work.cancelled
 
 
-def test_responses_of_several_requests_interleave() -> None:
-    stream = Stream()
+def test_responses_of_several_requests_interleave(stream: Stream) -> None:
     first, second = stream.ask("many", "a"), stream.ask("many", "b")
     for work, text in ((second, "1"), (first, "2"), (second, "3"), (first, "4")):
         work.answer(text)
@@ -132,8 +135,7 @@ def test_responses_of_several_requests_interleave() -> None:
     assert (first.cancelled, second.cancelled, third.cancelled) == (True, True, False)
 
 
-def test_ordinary_models_keep_the_order_and_the_others_overtake() -> None:
-    stream = Stream()
+def test_ordinary_models_keep_the_order_and_the_others_overtake(stream: Stream) -> None:
     first, many, second = (
         stream.ask("plain", "a"), stream.ask("many", "m"), stream.ask("plain", "b"),
     )  # fmt: skip
@@ -146,8 +148,7 @@ def test_ordinary_models_keep_the_order_and_the_others_overtake() -> None:
     assert stream.engine.admission.requests == 0
 
 
-def test_an_end_without_a_response_is_not_told() -> None:
-    stream = Stream()
+def test_an_end_without_a_response_is_not_told(stream: Stream) -> None:
     many, plain = stream.ask("many", "a"), stream.ask("plain", "b")
     many.answer("x")
     many.request.finish()
@@ -162,8 +163,7 @@ def test_an_end_without_a_response_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "3"])
-def test_an_end_without_a_response_is_told_if_asked_for(version: str) -> None:
-    stream = Stream()
+def test_an_end_without_a_response_is_told_if_asked_for(version: str, stream: Stream) -> None:
     for _ in range(2):  # the second time the request is known by its bytes
         message = infer_message("many", id="a", version=version)
         message.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -181,8 +181,9 @@ def test_an_end_without_a_response_is_told_if_asked_for(version: str) -> None:
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_the_wish_counts_for_messages_that_are_known_by_their_bytes(value: bool) -> None:
-    stream = Stream()
+def test_the_wish_counts_for_messages_that_are_known_by_their_bytes(
+    value: bool, stream: Stream
+) -> None:
     for _ in range(3):
         message = infer_message("many", id="a")
         message.inputs.add(name="x", datatype="INT32", shape=[1, 1])
@@ -194,8 +195,7 @@ def test_the_wish_counts_for_messages_that_are_known_by_their_bytes(value: bool)
     assert stream.got == ["a:."] * 3 * value
 
 
-def test_an_error_after_responses() -> None:
-    stream = Stream()
+def test_an_error_after_responses(stream: Stream) -> None:
     work, other = stream.ask("many", "a"), stream.ask("many", "b")
     work.answer("x")
     work.request.fail(ExecutionFailed("why"))
@@ -209,8 +209,7 @@ def test_an_error_after_responses() -> None:
     assert len(stream.got) == 3
 
 
-def test_errors_before_execution() -> None:
-    stream = Stream()
+def test_errors_before_execution(stream: Stream) -> None:
     work = stream.ask("many", "a")
     stream.send(infer_message("nobody", id="b"))
     stream.send(infer_message("many", id="bad"))
@@ -350,8 +349,7 @@ def test_the_end_waits_for_all_responses() -> None:
     assert isinstance(error, ServerExiting)
 
 
-def test_too_many_requests_at_once_wait_with_the_client() -> None:
-    stream = Stream()
+def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
     held = []
     works = [stream.ask("many") for _ in range(1023)]
     held.append(stream.peer.held)
@@ -364,9 +362,8 @@ def test_too_many_requests_at_once_wait_with_the_client() -> None:
     stream.close()
 
 
-def test_a_model_that_turns_out_to_be_decoupled() -> None:
+def test_a_model_that_turns_out_to_be_decoupled(stream: Stream) -> None:
     """In a front end that is known some time after a request was sent."""
-    stream = Stream()
     model = stream.engine.plain
     first = stream.ask("plain", "a")
     second = stream.ask("plain", "b")
@@ -406,8 +403,7 @@ async def given(stream: Stream, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_requests_behind_a_long_one_wait_for_it() -> None:
-    stream = Stream()
+async def test_requests_behind_a_long_one_wait_for_it(stream: Stream) -> None:
     stream.send(long_message("long"))
     stream.send(infer_message("plain", id="short"))
     stream.send(infer_message("nowhere", id="wrong"))

@@ -38,11 +38,20 @@ def goaway(last: int, code: ErrorCode = ErrorCode.NO_ERROR, text: bytes = b"") -
     return build(GOAWAY, 0, 0, pack(">II", last, code) + text)
 
 
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def call(client: Client) -> KeptCall:
+    return client.call()
+
+
 # --- calls that go well
 
 
-def test_a_call() -> None:
-    client = Client()
+def test_a_call(client: Client) -> None:
     for number, expected in ((1, b"first"), (3, b"second"), (5, b"third")):
         call = client.call(b"question")
         head, data = client.sent()
@@ -118,8 +127,7 @@ def test_with_our_own_server(sizes: list[int], window: int, piece: int) -> None:
     assert not client.connection.closing
 
 
-def test_a_stream_of_messages_both_ways() -> None:
-    client = Client()
+def test_a_stream_of_messages_both_ways(client: Client) -> None:
     call = client.stream()
     sender = client.connection.sender
     for message in (b"a", b"bc"):
@@ -145,8 +153,7 @@ def test_a_receiver_that_holds_keeps_the_window() -> None:
     assert [(f.kind, f.stream, f.word) for f in client.sent()] == [(WINDOW_UPDATE, 1, 905)]
 
 
-def test_large_messages_wait_for_windows() -> None:
-    client = Client()
+def test_large_messages_wait_for_windows(client: Client) -> None:
     message = bytes(range(256)) * 400
     client.call(message)
     got = b"".join(f.payload for f in client.sent() if f.kind == DATA)
@@ -158,9 +165,7 @@ def test_large_messages_wait_for_windows() -> None:
     assert frames[-1].ends
 
 
-def test_compressed_answers() -> None:
-    client = Client()
-    call = client.call()
+def test_compressed_answers(client: Client, call: KeptCall) -> None:
     head = [*GOOD, ("grpc-encoding", "gzip")]
     data = build(DATA, 0, 1, message_of(gzip.compress(b"x" * 1000), 1))
     client.feed(client.headers(1, head), data, client.headers(1, OK, True))
@@ -168,9 +173,7 @@ def test_compressed_answers() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "zstd"])
-def test_a_message_that_cannot_be_unpacked(encoding: str) -> None:
-    client = Client()
-    call = client.call()
+def test_a_message_that_cannot_be_unpacked(encoding: str, client: Client, call: KeptCall) -> None:
     head = [*GOOD, ("grpc-encoding", encoding)]
     client.feed(client.headers(1, head), build(DATA, 0, 1, message_of(b"nonsense", 1)))
     if encoding == "identity":  # it says that it is as it is
@@ -180,9 +183,7 @@ def test_a_message_that_cannot_be_unpacked(encoding: str) -> None:
         assert [f.kind for f in client.sent() if f.stream == 1][-1] == RST_STREAM
 
 
-def test_a_bomb_is_not_unpacked() -> None:
-    client = Client()
-    call = client.call()
+def test_a_bomb_is_not_unpacked(client: Client, call: KeptCall) -> None:
     bomb = gzip.compress(bytes(64 << 20))
     message = message_of(bomb, 1)
     client.feed(client.headers(1, [*GOOD, ("grpc-encoding", "gzip")]))
@@ -215,19 +216,20 @@ def test_a_bomb_is_not_unpacked() -> None:
     ],
 )  # fmt: skip
 def test_a_response_that_is_its_head_alone(
-    fields: list[tuple[str, str]], reason: Reason, status: int, text: str
+    fields: list[tuple[str, str]],
+    reason: Reason,
+    status: int,
+    text: str,
+    client: Client,
+    call: KeptCall,
 ) -> None:
-    client = Client()
-    call = client.call()
     client.feed(client.headers(1, fields, True))
     assert call.end.reason is reason
     assert call.end.status == status
     assert text in call.end.text
 
 
-def test_a_page_instead_of_an_answer() -> None:
-    client = Client()
-    call = client.call()
+def test_a_page_instead_of_an_answer(client: Client, call: KeptCall) -> None:
     client.sent()
     client.feed(client.headers(1, [(":status", "502")]), build(DATA, END_STREAM, 1, b"<html>"))
     assert call.end[:2] == (Reason.STATUS, 14)
@@ -244,10 +246,13 @@ def test_a_page_instead_of_an_answer() -> None:
      "the answer ends without a status"),
 ])  # fmt: skip
 def test_messages_that_are_none(
-    frames: list[bytes], trailers: list[tuple[str, str]] | None, reason: Reason, text: str
+    frames: list[bytes],
+    trailers: list[tuple[str, str]] | None,
+    reason: Reason,
+    text: str,
+    client: Client,
+    call: KeptCall,
 ) -> None:
-    client = Client()
-    call = client.call()
     client.feed(client.headers(1, GOOD), *frames)
     if trailers:
         client.feed(client.headers(1, trailers, True))
@@ -255,9 +260,7 @@ def test_messages_that_are_none(
     assert text in call.end.text
 
 
-def test_heads_in_the_wrong_place() -> None:
-    client = Client()
-    call = client.call()
+def test_heads_in_the_wrong_place(client: Client, call: KeptCall) -> None:
     client.feed(build(DATA, 0, 1, message_of(b"abc")))
     assert "before any head" in call.end.text
     client = Client()
@@ -271,8 +274,7 @@ def test_heads_in_the_wrong_place() -> None:
     (ErrorCode.CANCEL, 0.0, Reason.LOST), (ErrorCode.CANCEL, 1.0, Reason.LATE),
     (77, 0.0, Reason.LOST),
 ])  # fmt: skip
-def test_streams_that_are_reset(code: int, now: float, reason: Reason) -> None:
-    client = Client()
+def test_streams_that_are_reset(code: int, now: float, reason: Reason, client: Client) -> None:
     call = client.call(deadline=1.0)
     client.now = now
     client.feed(rst(1, code))
@@ -280,8 +282,7 @@ def test_streams_that_are_reset(code: int, now: float, reason: Reason) -> None:
     assert not client.connection.streams.open
 
 
-def test_a_server_that_answers_before_all_was_sent() -> None:
-    client = Client()
+def test_a_server_that_answers_before_all_was_sent(client: Client) -> None:
     call = client.call(bytes(100_000))
     client.sent()
     client.feed(client.headers(1, [*GOOD, ("grpc-status", "8")], True))
@@ -290,8 +291,7 @@ def test_a_server_that_answers_before_all_was_sent() -> None:
     assert not client.connection.sender.queued
 
 
-def test_a_call_that_is_cancelled() -> None:
-    client = Client()
+def test_a_call_that_is_cancelled(client: Client) -> None:
     call, other = client.call(), client.call()
     client.sent()
     call.cancel()
@@ -303,8 +303,7 @@ def test_a_call_that_is_cancelled() -> None:
     assert other.messages == [b"in time"]
 
 
-def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault() -> None:
-    client = Client()
+def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault(client: Client) -> None:
     calls = [client.call() for _ in range(1000)]
     for call in calls:
         call.cancel()
@@ -317,8 +316,7 @@ def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("hang_up", [False, True])
-def test_what_was_not_written_was_not_sent(hang_up: bool) -> None:
-    client = Client()
+def test_what_was_not_written_was_not_sent(hang_up: bool, client: Client) -> None:
     sent = client.call()
     client.sent()
     kept, large = client.call(b"for another server"), client.call(b"x" * 100_000)
@@ -331,8 +329,7 @@ def test_what_was_not_written_was_not_sent(hang_up: bool) -> None:
     assert kept.end.reason is large.end.reason is Reason.UNSENT
 
 
-def test_a_server_that_leaves() -> None:
-    client = Client()
+def test_a_server_that_leaves(client: Client) -> None:
     first, second, third = (client.call() for _ in range(3))
     client.sent()
     client.feed(goaway(MAX_WINDOW))
@@ -346,8 +343,7 @@ def test_a_server_that_leaves() -> None:
     assert client.connection.closing
 
 
-def test_how_many_streams_there_may_be() -> None:
-    client = Client()
+def test_how_many_streams_there_may_be(client: Client) -> None:
     client.feed(settings((Setting.MAX_CONCURRENT_STREAMS, 1)))
     client.call()
     assert client.connection.streams.room == 0
@@ -382,9 +378,9 @@ def test_how_many_streams_there_may_be() -> None:
     (build(HEADERS, 0, 1, b"") + build(DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
     (build(DATA, 0, 1, b"x" * 2_000_000), ErrorCode.FRAME_SIZE_ERROR),
 ])  # fmt: skip
-def test_servers_that_break_the_protocol(frames: bytes, code: ErrorCode) -> None:
-    client = Client()
-    call = client.call()
+def test_servers_that_break_the_protocol(
+    frames: bytes, code: ErrorCode, client: Client, call: KeptCall
+) -> None:
     client.sent()
     client.feed(frames)
     assert client.goaway() is code
@@ -401,16 +397,14 @@ def test_a_window_that_is_exceeded() -> None:
     assert other.messages == [b"x"]
 
 
-def test_headers_that_are_too_large() -> None:
-    client = Client()
+def test_headers_that_are_too_large(client: Client) -> None:
     client.call()
     client.sent()
     client.feed(client.headers(1, [*GOOD, *[(f"x-{n}", "y" * 1000) for n in range(30)]]))
     assert client.goaway() is ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_a_smaller_table_is_emptied_first() -> None:
-    client = Client()
+def test_a_smaller_table_is_emptied_first(client: Client) -> None:
     client.call()
     for frame in client.sent():
         if frame.kind == HEADERS:
@@ -443,8 +437,7 @@ def test_a_call_that_begins_anew_elsewhere_is_sent_there_alone() -> None:
 
 
 @pytest.mark.parametrize("at", [20, 500, 1013])
-def test_a_message_that_has_come_in_part_when_its_call_is_cancelled(at: int) -> None:
-    client = Client()
+def test_a_message_that_is_half_here_when_its_call_is_cancelled(at: int, client: Client) -> None:
     call, other = client.stream(), client.stream()
     frame = build(DATA, 0, 1, message_of(b"z" * 1000))
     client.feed(client.headers(1, GOOD), frame[:at])

@@ -52,6 +52,11 @@ def started() -> Server:
     return server
 
 
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
 # --- 3.4 preface
 
 
@@ -79,8 +84,7 @@ def test_something_that_is_not_http2(data: bytes) -> None:
     assert server.goaway() is ErrorCode.PROTOCOL_ERROR
 
 
-def test_nothing_is_taken_after_an_error() -> None:
-    server = Server()
+def test_nothing_is_taken_after_an_error(server: Server) -> None:
     server.feed(build(DATA, 0, 1, b"x"))
     assert server.goaway() is ErrorCode.PROTOCOL_ERROR
     server.feed(server.request(1))
@@ -169,8 +173,7 @@ def test_unknown_frames_and_priorities_are_passed_over() -> None:
     assert server.streams[3].ended
 
 
-def test_settings_and_pings_are_answered() -> None:
-    server = Server()
+def test_settings_and_pings_are_answered(server: Server) -> None:
     server.feed(settings((77, 1), (Setting.MAX_FRAME_SIZE, 20_000)), build(PING, 0, 0, b"12345678"))
     acknowledged, answered = server.sent()
     assert (acknowledged.kind, acknowledged.flags, acknowledged.payload) == (SETTINGS, ACK, b"")
@@ -293,8 +296,7 @@ def test_drain() -> None:
     assert server.connection.closing
 
 
-def test_a_drain_without_streams_ends_at_once() -> None:
-    server = Server()
+def test_a_drain_without_streams_ends_at_once(server: Server) -> None:
     server.connection.drain()
     assert not server.connection.closing
     server.connection.finish_drain()
@@ -305,8 +307,7 @@ def test_a_drain_without_streams_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0,), (5,), (1, 1, 1), (0, 0, 10)])
-def test_continuation(sizes: tuple[int, ...]) -> None:
-    server = Server()
+def test_continuation(sizes: tuple[int, ...], server: Server) -> None:
     block = server.encoder.encode(REQUEST)
     for piece in split_headers(1, block, *sizes, flags=END_STREAM):
         server.feed(piece)
@@ -319,8 +320,7 @@ def test_continuation(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("padding", [0, 1, 255])
 @pytest.mark.parametrize("size", [1, 3, 500])
-def test_padded_data(padding: int, size: int) -> None:
-    server = Server()
+def test_padded_data(padding: int, size: int, server: Server) -> None:
     head = build(HEADERS, END_HEADERS, 1, server.encoder.encode(REQUEST))
     data = head + padded(DATA, 0, 1, b"abc", padding) + padded(DATA, END_STREAM, 1, b"", padding)
     for start in range(0, len(data), size):
@@ -365,9 +365,8 @@ def without(name: str) -> list[tuple[str, str]]:
         [*without(":path"), (":path", "/ ")], [(":path", " /"), *without(":path")],
     ],
 )  # fmt: skip
-def test_malformed_requests(fields: list[tuple[str, str]]) -> None:
+def test_malformed_requests(fields: list[tuple[str, str]], server: Server) -> None:
     """Section 8.1.1: an error of the stream; the next one is served."""
-    server = Server()
     server.feed(server.request(1, fields=fields))
     assert server.reset() == (1, ErrorCode.PROTOCOL_ERROR)
     assert server.streams == {}
@@ -375,8 +374,7 @@ def test_malformed_requests(fields: list[tuple[str, str]]) -> None:
     assert server.streams[3].ended
 
 
-def test_blanks_around_a_value() -> None:
-    server = Server()
+def test_blanks_around_a_value(server: Server) -> None:
     for number, value in ((1, " a"), (3, "a\t"), (5, " "), (7, "  a b ")):
         server.feed(server.request(number, fields=[*REQUEST, ("x", value)]))
         assert server.streams[number].ended
@@ -386,8 +384,7 @@ def test_blanks_around_a_value() -> None:
     ("length", "data", "good"),
     [("3", b"abc", True), ("2", b"abc", False), ("4", b"abc", False), ("1", b"", False)],
 )
-def test_content_length(length: str, data: bytes, good: bool) -> None:
-    server = Server()
+def test_content_length(length: str, data: bytes, good: bool, server: Server) -> None:
     server.feed(server.request(1, data, [*REQUEST, ("content-length", length)]))
     if good:
         assert server.streams[1].ended
@@ -396,8 +393,7 @@ def test_content_length(length: str, data: bytes, good: bool) -> None:
         assert not server.streams[1].ended
 
 
-def test_blocks_that_repeat_are_decoded_once() -> None:
-    server = Server()
+def test_blocks_that_repeat_are_decoded_once(server: Server) -> None:
     for number in range(1, 20, 2):
         server.feed(server.request(number))
     # The first enters its fields into the table, the second refers to them.
@@ -409,8 +405,7 @@ def test_blocks_that_repeat_are_decoded_once() -> None:
     assert server.streams[21].head[b"x-new"] == b"1"
 
 
-def test_a_remembered_block_means_something_else_once_the_table_has_changed() -> None:
-    server = Server()
+def test_a_remembered_block_means_something_else_once_the_table_has_changed(server: Server) -> None:
     block = server.encoder.encode(REQUEST)
     server.feed(build(HEADERS, END_HEADERS | END_STREAM, 1, block))
     refers = b"\x83\x86\xbe\xbf"  # POST, http, and the two last entries of the table
