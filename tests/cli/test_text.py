@@ -68,5 +68,5 @@ def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ["one", "22"],
     ]
     assert max(map(len, shown)) <= 12
-    monkeypatch.setitem(sys.modules, "rich.console", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "rich", None)  # as where it is not installed
     assert fitted_table(head, rows) == table(head, rows)

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TIMES = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"))
@@ -27,14 +28,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
 
 def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
     """Lines of `table`; for a terminal by rich, if that is installed, which fits them into it."""
-    try:
-        if not sys.stdout.isatty():
-            raise ImportError("only a terminal has a width")
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
+    if not (sys.stdout.isatty() and find_spec("rich")):
         return table(head, rows, right)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     fitted = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in head:
         fitted.add_column(name, justify="right" if name in right.split() else "left")

@@ -4,6 +4,7 @@ The library comes with the driver, the package with the extra `gpu`. Calls may b
 milliseconds, and belong on a thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,24 +61,20 @@ class Nvml:
         total, used = self.memory(name)
         handle = self._handle(name)
 
-        def told(getter: str) -> Any:
+        def told(getter: str, convert: Callable[[Any], float]) -> float | None:
             try:
-                return self._call(getter, handle)
+                return convert(self._call(getter, handle))
             except NvmlError:
                 return None
 
-        rates = told("nvmlDeviceGetUtilizationRates")
-        milliwatts = told("nvmlDeviceGetPowerUsage")
-        limit = told("nvmlDeviceGetPowerManagementLimit")
-        millijoules = told("nvmlDeviceGetTotalEnergyConsumption")
         return GpuReading(
             name,
             total,
             used,
-            None if rates is None else rates.gpu / 100,
-            None if milliwatts is None else milliwatts / 1000,
-            None if limit is None else limit / 1000,
-            None if millijoules is None else millijoules / 1000,
+            told("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100),
+            told("nvmlDeviceGetPowerUsage", _from_thousandths),
+            told("nvmlDeviceGetPowerManagementLimit", _from_thousandths),
+            told("nvmlDeviceGetTotalEnergyConsumption", _from_thousandths),
         )
 
     def _handle(self, name: str) -> Any:
@@ -88,3 +85,7 @@ class Nvml:
             return getattr(self._library, name)(*arguments)
         except self._library.NVMLError as error:
             raise NvmlError(f"{name}: {error}") from None
+
+
+def _from_thousandths(number: int) -> float:
+    return number / 1000

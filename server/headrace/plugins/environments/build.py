@@ -143,9 +143,7 @@ _PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-co
 _PIP_INSTALL = ("install", "--progress-bar=off")
 _LEAST_PIP = Version("22.3")  # that installs into environments without a pip
 # As pip does: the best version of all indexes, and byte code, which an image cannot add to later.
-_UV = (
-    "pip install --color=never --no-progress --compile-bytecode --index-strategy=unsafe-best-match"
-)
+_UV = "pip install --no-progress --compile-bytecode --index-strategy=unsafe-best-match"
 # Options that uv takes on its command line alone, by their names there.
 _UV_OPTIONS = {
     "--pre": "--prerelease=allow", "--prefer-binary": "", "--require-hashes": "--require-hashes",
@@ -227,11 +225,10 @@ class _Venv:
         offline = bool(self._wheelhouse)
         steps = _steps(self._spec, self._lock, progress, temporary, offline)
         uv = find_uv(self._spec.environments.installer, steps.environment)
-        command = (
-            [uv, *uv_arguments(requirements.lines, steps.environment, offline)]
-            if uv
-            else _pip_command(self._interpreter, self._python)
-        )
+        command = _pip_command(self._interpreter, self._python)
+        if uv:
+            arguments = uv_arguments(requirements.lines, steps.environment, offline)
+            command = [uv, *arguments, "--python", self._python]
         # Putting a pip into it takes most of the time that an environment of little takes.
         without = ["--without-pip"] if command[0] != self._python else []
         venv = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
@@ -240,8 +237,7 @@ class _Venv:
         def install(*what: str) -> None:
             if self._wheelhouse:
                 what = "--no-index", "--find-links", os.path.abspath(self._wheelhouse), *what
-            python = ["--python", self._python] if uv else []
-            steps.run("uv" if uv else "pip", [*command, *python, *what], temporary)
+            steps.run("uv" if uv else "pip", [*command, *what], temporary)
 
         if requirements.wanted:
             install(*self._files(requirements, temporary, bool(uv)))
