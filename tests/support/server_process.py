@@ -62,7 +62,7 @@ class ServerProcess:
         """
         self._command = [
             *prefix, sys.executable, *program, "serve",
-            "--model-repository", *map(str, repositories),
+            *(["--model-repository", *map(str, repositories)] if repositories else []),
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options,
         ]  # fmt: skip
         self._environment = dict(environment or {})

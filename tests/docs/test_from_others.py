@@ -1,0 +1,26 @@
+"""The models of docs/from-others.md are served, and compute what those of other servers did."""
+
+from pathlib import Path
+
+import headrace
+from headrace.core.tensors import Array
+from tests.docs.test_readme import ROOT, blocks
+
+PAGE = (ROOT / "docs" / "from-others.md").read_text(encoding="utf-8")
+
+
+def test_the_models_that_come_after(tmp_path: Path) -> None:
+    files = {text.split()[1]: text for text in blocks(PAGE, "python")}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    asked: dict[str, tuple[dict[str, object], list[object]]] = {
+        "scale": ({"x": [1.5, 2]}, [3, 4]),
+        "shout": ({"text": ["hey"]}, [b"HEY!"]),
+        "classify": ({"x": [[0, 2, 1], [5, 0, 0]]}, [1, 0]),
+        "mean": ({"x": [[1, 2, 6]]}, [3]),
+    }
+    assert {f"{name}.py" for name in asked} == set(files)
+    with headrace.serve(*(tmp_path / name for name in files)) as server:
+        for name, (inputs, expected) in asked.items():
+            answer: Array = server.client.model(name)(**inputs).array
+            assert answer.tolist() == expected, name
