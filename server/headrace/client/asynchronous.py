@@ -10,7 +10,6 @@ import json
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.api.operations import OPERATIONS, Document, Operation
@@ -49,16 +48,10 @@ class AsyncClient:
     """
 
     def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        headers: Mapping[str, str] | None = None,
-        token: str = "",
-        timeout: float = TIMEOUT_SECS,
-        ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
-        operations: Sequence[Operation] = OPERATIONS,
-    ) -> None:
+        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
+        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
+        connect_retries: int = 0, operations: Sequence[Operation] = OPERATIONS,
+    ) -> None:  # fmt: skip
         """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
 
         `headers` go with every request, and `token` as that of a bearer. A connection is attempted
@@ -85,12 +78,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     # --- inference
@@ -100,17 +88,10 @@ class AsyncClient:
         return AsyncModel(self, name, version)
 
     async def infer(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        outputs: Sequence[str] = (),
-        classes: Mapping[str, int] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        id: str = "",
-        version: str = "",
-        timeout: float | None = None,
-    ) -> Result:
+        self, model: str, inputs: Inputs, *, outputs: Sequence[str] = (),
+        classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
+        id: str = "", version: str = "", timeout: float | None = None,
+    ) -> Result:  # fmt: skip
         """Run a model once; arrays are sent in their own datatypes and shapes.
 
         Without `outputs` all are given; those in `classes` as so many of their best classes.
@@ -133,16 +114,10 @@ class AsyncClient:
             raise InputError(str(error)) from None
 
     async def stream(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        outputs: Sequence[str] = (),
-        parameters: Mapping[str, Parameter] | None = None,
-        id: str = "",
-        version: str = "",
+        self, model: str, inputs: Inputs, *, outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None, id: str = "", version: str = "",
         timeout: float | None = None,
-    ) -> AsyncGenerator[Result, None]:
+    ) -> AsyncGenerator[Result, None]:  # fmt: skip
         """Run a model that answers any number of times, and give its responses as they come.
 
         Inputs are converted to what it declares. Over HTTP, responses travel as flat JSON: an
@@ -266,13 +241,9 @@ class AsyncClient:
     # --- any operation
 
     async def ask(
-        self,
-        operation: str,
-        given: Document | None = None,
-        timeout: float | None = None,
-        /,
+        self, operation: str, given: Document | None = None, timeout: float | None = None, /,
         **parts: str,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The document that answers an operation of the protocol, None for one without.
 
         `given` is the request's document, None for none, and `parts` are the path's parameters;
@@ -362,15 +333,10 @@ class AsyncModel:
         return await self.infer(inputs)
 
     async def infer(
-        self,
-        inputs: Inputs,
-        *,
-        outputs: Sequence[str] = (),
-        classes: Mapping[str, int] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        id: str = "",
-        timeout: float | None = None,
-    ) -> Result:
+        self, inputs: Inputs, *, outputs: Sequence[str] = (),
+        classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
+        id: str = "", timeout: float | None = None,
+    ) -> Result:  # fmt: skip
         """Run the model once; see `AsyncClient.infer`."""
         tensors = await self._client.tensors(self.name, inputs, self.version)
         wanted = outputs or list(classes or ())

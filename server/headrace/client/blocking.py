@@ -4,7 +4,7 @@ A thread of the client runs that loop, and each method waits for the coroutine o
 any number of threads share its connections without a lock, a notebook whose own loop is running can
 use it, and there is no second path to a server: a blocking one under the same codecs would be a
 second pool, a second HTTP/2 pump and a second set of timeouts. What it costs is a hop between two
-threads, some 50 µs a request; who asks for more in one thread has `AsyncClient`.
+threads: of a small request, 285 µs over HTTP and 210 µs over gRPC (tritonclient: 225 over HTTP).
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from concurrent.futures import CancelledError
 from functools import wraps
 from threading import Thread, current_thread
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from headrace.api.operations import OPERATIONS, Operation
@@ -80,16 +79,10 @@ class Client:
     """
 
     def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        headers: Mapping[str, str] | None = None,
-        token: str = "",
-        timeout: float = TIMEOUT_SECS,
-        ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
-        operations: Sequence[Operation] = OPERATIONS,
-    ) -> None:
+        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
+        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
+        connect_retries: int = 0, operations: Sequence[Operation] = OPERATIONS,
+    ) -> None:  # fmt: skip
         """A client with the options of `AsyncClient`."""
         self._asynchronous = AsyncClient(
             url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
@@ -141,12 +134,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
