@@ -23,7 +23,7 @@ BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-re
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow coverage check fmt bench scorecard weight path protos models lock clean
+.PHONY: help serve test test-slow coverage check fmt bench scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -75,6 +75,9 @@ protos: $(VENV)/.dev ## regenerate server/headrace/protocol/pb from protos/
 models: $(VENV)/.dev ## regenerate the example models in model_repository
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/make_models $(ARGS)
 
+docs: $(VENV)/.docs ## build the site of docs/ into build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+
 lock: $(VENV)/.dev ## rewrite requirements/*.txt (ARGS=--upgrade for newer versions)
 	UV=$(BIN)/uv scripts/lock $(ARGS)
 
@@ -82,7 +85,7 @@ clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps record which level of the environment is installed: made, serve, cli, dev.
+# The stamps record which level of the environment is installed: made, serve, cli, docs, dev.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "headrace needs Python 3.11 or newer; $(PYTHON) is" \
@@ -100,6 +103,10 @@ $(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements
 # models are not here: the server builds their environments.
 $(VENV)/.cli: $(VENV)/.serve requirements/cli.txt
 	$(LOCKED) -r requirements/cli.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made requirements/docs.txt
+	$(LOCKED) -r requirements/docs.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
