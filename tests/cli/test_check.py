@@ -1,5 +1,6 @@
 """`headrace models check`: what it finds, and how it says so."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import Headrace
 from tests.support.command import run, write_bad_repository, write_model
 from tests.support.managed import write_managed, write_program
 from tests.support.remote import write_remote
@@ -28,46 +28,48 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bad_repository(tmp_path_factory.mktemp("bad"))
 
 
-def test_check_of_a_good_repository(command: Headrace, good: Path) -> None:
-    ended = command("models", "check", str(good))
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out.startswith("ok    same (versions 1)\n")
-    assert 'platform: "onnxruntime_onnx"' in ended.out
-    assert ended.out.endswith("1 models, 0 with errors\n")
+def test_check_of_a_good_repository(good: Path) -> None:
+    ended = run("models", "check", str(good))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("ok    same (versions 1)\n")
+    assert 'platform: "onnxruntime_onnx"' in ended.stdout
+    assert ended.stdout.endswith("1 models, 0 with errors\n")
 
 
-def test_check_of_a_bad_repository(command: Headrace, bad: Path) -> None:
-    ended = command("models", "check", str(bad))
-    assert ended.status == 1
-    assert "ERROR misconfigured\n      misconfigured/config.pbtxt:2" in ended.out
-    assert "did you mean 'max_batch_size'?" in ended.out
-    assert "ERROR no_model\n      model.onnx is not a valid ONNX model" in ended.out
-    assert "ok    same (versions 1)\n" in ended.out
-    assert ended.out.endswith("3 models, 2 with errors\n")
+def test_check_of_a_bad_repository(bad: Path) -> None:
+    ended = run("models", "check", str(bad))
+    assert ended.returncode == 1
+    assert "ERROR misconfigured\n      misconfigured/config.pbtxt:2" in ended.stdout
+    assert "did you mean 'max_batch_size'?" in ended.stdout
+    assert "ERROR no_model\n      model.onnx is not a valid ONNX model" in ended.stdout
+    assert "ok    same (versions 1)\n" in ended.stdout
+    assert ended.stdout.endswith("3 models, 2 with errors\n")
 
 
-def test_check_of_two_repositories_with_one_model(command: Headrace, good: Path, bad: Path) -> None:
-    ended = command("models", "check", str(good), str(bad))
-    assert ended.status == 1
-    assert "ERROR same\n      model appears in two or more repositories" in ended.out
+@pytest.mark.slow
+def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) -> None:
+    ended = run("models", "check", str(good), str(bad))
+    assert ended.returncode == 1
+    assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
 
 
-def test_check_of_models_that_others_run(command: Headrace, tmp_path: Path) -> None:
+def test_check_of_models_that_others_run(tmp_path: Path) -> None:
     write_remote(tmp_path, "nobody", "127.0.0.1:1")
     write_remote(tmp_path, "nowhere", endpoint="grpc://gpu-1", endpoints="", hedge_percent="5")
-    ended = command("models", "check", "--quiet", str(tmp_path))
-    assert ended.status == 1
-    assert "no server answers for model 'nobody': grpc://127.0.0.1:1: Connection" in ended.out
-    assert "['endpoint'] has no effect on this server; did you mean 'endpoints'?" in ended.out
-    assert "['hedge_percent']: has no effect any more: no call is made to a second" in ended.out
+    ended = run("models", "check", "--quiet", str(tmp_path))
+    assert ended.returncode == 1
+    assert "no server answers for model 'nobody': grpc://127.0.0.1:1: Connection" in ended.stdout
+    assert "['endpoint'] has no effect on this server; did you mean 'endpoints'?" in ended.stdout
+    assert "['hedge_percent']: has no effect any more: no call is made to a second" in ended.stdout
 
 
-def test_check_without_a_triton(command: Headrace, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_check_without_a_triton(tmp_path: Path) -> None:
     write_managed(tmp_path)
-    ended = command("models", "check", "--triton-server", "no-such-program", str(tmp_path))
-    assert ended.status == 1
+    ended = run("models", "check", "--triton-server", "no-such-program", str(tmp_path))
+    assert ended.returncode == 1
     text = "there is no program 'no-such-program' to run it; --triton-server names Triton's"
-    assert text in ended.out
+    assert text in ended.stdout
 
 
 @pytest.mark.slow
@@ -81,10 +83,11 @@ def test_check_starts_tritons(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_check_as_json(command: Headrace, bad: Path) -> None:
-    ended = command("models", "check", "--json", str(bad))
-    assert (ended.status, ended.err) == (1, "")
-    reports = {report["model"]: report for report in ended.document}
+@pytest.mark.slow
+def test_check_as_json(bad: Path) -> None:
+    ended = run("models", "check", "--json", str(bad))
+    assert (ended.returncode, ended.stderr) == (1, "")
+    reports = {report["model"]: report for report in json.loads(ended.stdout)}
     assert {name: report["ok"] for name, report in reports.items()} == {
         "misconfigured": False, "no_model": False, "same": True,
     }  # fmt: skip
@@ -94,22 +97,23 @@ def test_check_as_json(command: Headrace, bad: Path) -> None:
     assert "max_bach_size" in reports["misconfigured"]["error"]
 
 
-def test_check_of_an_empty_repository(command: Headrace, tmp_path: Path) -> None:
-    ended = command("models", "check", str(tmp_path))
-    assert (ended.status, ended.out) == (1, "0 models, 0 with errors\n")
-    assert "MODEL/VERSION/model.py, found nothing" in ended.err
+@pytest.mark.slow
+def test_check_of_an_empty_repository(tmp_path: Path) -> None:
+    ended = run("models", "check", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
+    assert "MODEL/VERSION/model.py, found nothing" in ended.stderr
 
 
-def test_check_of_files_and_warnings(command: Headrace, good: Path, tmp_path: Path) -> None:
+def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
     file = good / "same" / "1" / "model.onnx"
     config = tmp_path / "same" / "config.pbtxt"
     write_model(tmp_path / "same" / "1" / "model.onnx")
     config.write_text(
         "response_cache { enable: true }\nversion_policy { specific { versions: [1, 3] } }"
     )
-    ended = command("models", "check", "--quiet", str(file), str(tmp_path))
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out == (
+    ended = run("models", "check", "--quiet", str(file), str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == (
         "ok    same (versions 1)\n"
         "      warning: same/config.pbtxt:1: response_cache has no effect on this server\n"
         "      warning: same/config.pbtxt: version_policy names versions that are not there: 3\n"
