@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.client.blocking import Client
     from headrace.client.errors import ClientError
     from headrace.serving.server import serve
+    from headrace.serving.sources import ServeError
     from headrace.workers.functions import (
         BFloat16,
         Bool,
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidInput",
     "N",
     "ResultError",
+    "ServeError",
     "SignatureError",
     "Strings",
     "Table",
@@ -75,6 +77,7 @@ _MODULES = {
     "AsyncClient": "headrace.client.asynchronous",
     "Client": "headrace.client.blocking",
     "ClientError": "headrace.client.errors",
+    "ServeError": "headrace.serving.sources",
     "serve": "headrace.serving.server",
 }
 

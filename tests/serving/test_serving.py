@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 import headrace
-from headrace import Float32, N, model
-from headrace.serving.sources import ServeError, SourceError, source_of
+from headrace import Float32, N, ServeError, model
+from headrace.serving.sources import SourceError, source_of
 from tests.support.client import strings
 from tests.support.server_process import EXAMPLES, onnx_examples
 
