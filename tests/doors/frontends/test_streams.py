@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.call import Call, InferResponse
-from headrace.core.errors import InvalidRequest, NotFound, Overloaded, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.doors.frontends.engine_session import EngineSession, RemoteEngine, RemoteTarget
 from headrace.doors.frontends.session import FrontEndSession
 from headrace.engine.admission import Admission
@@ -132,6 +132,16 @@ async def test_an_end_without_a_response(link: Link) -> None:
         work.request.finish()
         await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
         assert len(sink.got) == count + 1
+
+
+async def test_an_error_after_responses(link: Link) -> None:
+    sink = link.submit("many")
+    work = await link.work()
+    work.answer("x")
+    work.request.fail(ExecutionFailed("why"))
+    await until(lambda: bool(sink.errors))
+    assert sink.got == ["x", "error"]
+    assert str(sink.errors[0]) == "why"
 
 
 async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
