@@ -2,9 +2,11 @@
 
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -364,7 +366,9 @@ def test_help_of_serve_names_every_option_once(capsys: pytest.CaptureFixture[str
         main(["serve", "--help"])
     text = capsys.readouterr().out
     assert text.startswith("usage: headrace serve [OPTIONS] [FILE ...]\n")
-    assert [text.count(f"\n  --{option.name} ") for option in OPTIONS] == [1] * len(OPTIONS)
+    # An option with two names has a comma behind the first from Python 3.13 on.
+    told = Counter(re.findall(r"\n  --([a-z0-9-]+)[ ,]", text))
+    assert [told[option.name] for option in OPTIONS] == [1] * len(OPTIONS)
     assert [line[:-1] for line in text.splitlines() if line[:-1] in SECTIONS] == list(SECTIONS)
 
 
