@@ -277,16 +277,13 @@ def test_a_configuration_and_back(world: World) -> None:
     world.client.unload(name)
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ("max_batch_size: 1", "is not JSON"),
-        ('{"max_batch_size": -1}', "max_batch_size: must not be negative"),
-        ('{"name": "other"}', "directory name must equal model name"),
-        ('{"backend": "python"}', "backend: a request cannot change this"),
-        ('{"parameters": {"python": {"string_value": "sh"}}}', "parameters['python']: a request"),
-    ],
-)
+@pytest.mark.parametrize(("config", "text"), [
+    ("max_batch_size: 1", "is not JSON"),
+    ('{"max_batch_size": -1}', "max_batch_size: must not be negative"),
+    ('{"name": "other"}', "directory name must equal model name"),
+    ('{"backend": "python"}', "backend: a request cannot change this"),
+    ('{"parameters": {"python": {"string_value": "sh"}}}', "parameters['python']: a request"),
+])  # fmt: skip
 def test_configurations_that_are_refused(world: World, config: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         world.client.load("first", config=config)
@@ -323,16 +320,13 @@ def test_a_model_that_no_repository_has(world: World) -> None:
         world.client.load("new one", config="{}", files=model)
 
 
-@pytest.mark.parametrize(
-    ("files", "text"),
-    [
-        (("../first/1/model.onnx",), "without '.', '..' and empty ones"),
-        (("/tmp/evil",), "must be relative to the model's directory"),
-        (("1", "1/model.onnx"), "'1' is a file and a directory"),
-        (("1/model.py",), "the files of a python model can run code"),
-        (("model.onnx",), "no version directory"),
-    ],
-)
+@pytest.mark.parametrize(("files", "text"), [
+    (("../first/1/model.onnx",), "without '.', '..' and empty ones"),
+    (("/tmp/evil",), "must be relative to the model's directory"),
+    (("1", "1/model.onnx"), "'1' is a file and a directory"),
+    (("1/model.py",), "the files of a python model can run code"),
+    (("model.onnx",), "no version directory"),
+])  # fmt: skip
 def test_files_that_are_refused(world: World, files: tuple[str, ...], text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         world.client.load("first", config="{}", files=dict.fromkeys(files, b"x"))

@@ -110,33 +110,27 @@ def test_what_is_no_route_awaits_no_body(uncontrolled: ServerProcess) -> None:
     _refused_for_its_head(uncontrolled, "/v2/repository/x/y/z/load", {}, 404, "Not Found")
 
 
-def test_a_body_is_counted_as_it_comes(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        path = "/v2/repository/models/m/load"
-        async with await HttpConnection.open(server.http) as connection:
-            await connection.send(head(path, LARGE, KEY))
-            assert await admitted(server) == (0, 0)  # what is announced takes nothing
-            await connection.send(b" " * (LARGE // 2))
-            await until(lambda: admitted(server), lambda found: found[1] >= LARGE // 2)
-            await connection.send(b" " * (LARGE - LARGE // 2))
-            assert (await connection.receive()).status == 200
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+async def test_a_body_is_counted_as_it_comes(server: ServerProcess) -> None:
+    path = "/v2/repository/models/m/load"
+    async with await HttpConnection.open(server.http) as connection:
+        await connection.send(head(path, LARGE, KEY))
+        assert await admitted(server) == (0, 0)  # what is announced takes nothing
+        await connection.send(b" " * (LARGE // 2))
+        await until(lambda: admitted(server), lambda found: found[1] >= LARGE // 2)
+        await connection.send(b" " * (LARGE - LARGE // 2))
+        assert (await connection.receive()).status == 200
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
-def test_a_body_in_chunks(server: ServerProcess) -> None:
-    async def scenario() -> None:
-        async with await HttpConnection.open(server.http) as connection:
-            lines = ["POST /v2/logging HTTP/1.1", "Host: x", "Transfer-Encoding: chunked"]
-            lines += [f"{name}: {value}" for name, value in KEY.items()]
-            await connection.send("\r\n".join([*lines, "", ""]).encode())
-            for piece in (b'{"log_in', b'fo": true', b"}"):
-                await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await connection.send(b"0\r\n\r\n")
-            assert (await connection.receive()).status == 200
-
-    asyncio.run(scenario())
+async def test_a_body_in_chunks(server: ServerProcess) -> None:
+    async with await HttpConnection.open(server.http) as connection:
+        lines = ["POST /v2/logging HTTP/1.1", "Host: x", "Transfer-Encoding: chunked"]
+        lines += [f"{name}: {value}" for name, value in KEY.items()]
+        await connection.send("\r\n".join([*lines, "", ""]).encode())
+        for piece in (b'{"log_in', b'fo": true', b"}"):
+            await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        await connection.send(b"0\r\n\r\n")
+        assert (await connection.receive()).status == 200
 
 
 def _refused_for_its_head(

@@ -71,11 +71,9 @@ def test_the_timeout_of_a_request(held: ServerProcess, transport: str) -> None:
 
 
 @pytest.mark.parametrize("body", _BODIES)
-@pytest.mark.parametrize(
-    "header",
-    [{"Grpc_Timeout": "100m"}, {"X_Envoy_Expected_Rq_Timeout_Ms": "100"}],
-    ids=["grpc", "envoy"],
-)
+@pytest.mark.parametrize("header", [
+    {"Grpc_Timeout": "100m"}, {"X_Envoy_Expected_Rq_Timeout_Ms": "100"},
+], ids=["grpc", "envoy"])  # fmt: skip
 def test_a_header_over_http(held: ServerProcess, body: str, header: dict[str, str]) -> None:
     path, content, headers = _BODIES[body]
     answer = ask(held.http, "POST", path, content, **headers, **header)
@@ -89,13 +87,10 @@ def test_the_shorter_of_header_and_parameter(held: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", [_INFER, _GENERATE])
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("Grpc_Timeout", "100ms", "grpc-timeout must be up to 8 digits and a unit"),
-        ("X_Envoy_Expected_Rq_Timeout_Ms", "1.5", "must be a number of milliseconds"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("Grpc_Timeout", "100ms", "grpc-timeout must be up to 8 digits and a unit"),
+    ("X_Envoy_Expected_Rq_Timeout_Ms", "1.5", "must be a number of milliseconds"),
+])  # fmt: skip
 def test_headers_that_say_nothing(
     busy: ServerProcess, path: str, name: str, value: str, expected: str
 ) -> None:

@@ -49,16 +49,11 @@ def test_shapes_in_metadata(caller: Client, model: str, shape: list[int]) -> Non
     assert list(caller.model_metadata(model).inputs[0].shape) == shape
 
 
-@pytest.mark.parametrize(
-    ("model", "version", "versions"),
-    [
-        ("versions_default", "", ["10"]),
-        ("versions_latest", "", ["3", "10"]),
-        ("versions_all", "", ["1", "2", "3", "10"]),
-        ("versions_specific", "", ["1", "3"]),
-        ("versions_all", "2", ["2"]),
-    ],
-)
+@pytest.mark.parametrize(("model", "version", "versions"), [
+    ("versions_default", "", ["10"]), ("versions_latest", "", ["3", "10"]),
+    ("versions_all", "", ["1", "2", "3", "10"]), ("versions_specific", "", ["1", "3"]),
+    ("versions_all", "2", ["2"]),
+])  # fmt: skip
 def test_versions_in_metadata(
     caller: Client, model: str, version: str, versions: list[str]
 ) -> None:

@@ -131,17 +131,14 @@ def test_timings_are_in_a_header_but_for_streams(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
-    ("model", "document", "status", "text"),
-    [
-        ("nope", {"INPUT0": 1}, 404, "Request for unknown model: 'nope' is not found"),
-        ("row_sum/versions/9", {}, 404, "'row_sum' version 9 is not found"),
-        ("row_sum", b"", 400, "failed to parse the request JSON buffer"),
-        ("row_sum", {}, 400, "expected 1 inputs but got 0 inputs for model 'row_sum'"),
-        ("row_sum", {"INPUT0": "x"}, 400, "input 'INPUT0' of datatype FP32 takes numbers"),
-        ("row_sum", {"triton_x": 1}, 400, "parameter keys starting with 'triton_' are reserved"),
-    ],
-)
+@pytest.mark.parametrize(("model", "document", "status", "text"), [
+    ("nope", {"INPUT0": 1}, 404, "Request for unknown model: 'nope' is not found"),
+    ("row_sum/versions/9", {}, 404, "'row_sum' version 9 is not found"),
+    ("row_sum", b"", 400, "failed to parse the request JSON buffer"),
+    ("row_sum", {}, 400, "expected 1 inputs but got 0 inputs for model 'row_sum'"),
+    ("row_sum", {"INPUT0": "x"}, 400, "input 'INPUT0' of datatype FP32 takes numbers"),
+    ("row_sum", {"triton_x": 1}, 400, "parameter keys starting with 'triton_' are reserved"),
+])  # fmt: skip
 def test_errors_before_inference(
     server: ServerProcess, verb: str, model: str, document: object, status: int, text: str
 ) -> None:

@@ -111,16 +111,13 @@ def test_index_of_a_named_repository(grpc_client: GrpcClient) -> None:
 # --- the transport
 
 
-@pytest.mark.parametrize(
-    ("path", "message", "status"),
-    [
-        (f"{SERVICE}/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
-        ("/inference.Nothing/ModelInfer", b"", grpc.StatusCode.UNIMPLEMENTED),
-        (f"{SERVICE}/ModelInfer", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-        (f"{SERVICE}/ModelConfig", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-        (f"{SERVICE}/ModelInfer", b"", grpc.StatusCode.NOT_FOUND),
-    ],
-)
+@pytest.mark.parametrize(("path", "message", "status"), [
+    (f"{SERVICE}/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+    ("/inference.Nothing/ModelInfer", b"", grpc.StatusCode.UNIMPLEMENTED),
+    (f"{SERVICE}/ModelInfer", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+    (f"{SERVICE}/ModelConfig", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+    (f"{SERVICE}/ModelInfer", b"", grpc.StatusCode.NOT_FOUND),
+])  # fmt: skip
 def test_statuses(
     server: ServerProcess, path: str, message: bytes, status: grpc.StatusCode
 ) -> None:

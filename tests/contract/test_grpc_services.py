@@ -51,18 +51,14 @@ def test_list_of_services(grpc_client: GrpcClient, package: str) -> None:
 
 
 @pytest.mark.parametrize("package", _REFLECTION)
-@pytest.mark.parametrize(
-    ("symbol", "file"),
-    [
-        ("inference.GRPCInferenceService", "grpc_service.proto"),
-        ("inference.GRPCInferenceService.ModelInfer", "grpc_service.proto"),
-        ("inference.ModelInferRequest", "grpc_service.proto"),
-        ("inference.ModelInferRequest.InferInputTensor", "grpc_service.proto"),
-        ("inference.ModelConfig", "model_config.proto"),
-        ("grpc.health.v1.Health", "health.proto"),
-        ("grpc.reflection.v1.ServerReflection", "reflection.proto"),
-    ],
-)
+@pytest.mark.parametrize(("symbol", "file"), [
+    ("inference.GRPCInferenceService", "grpc_service.proto"),
+    ("inference.GRPCInferenceService.ModelInfer", "grpc_service.proto"),
+    ("inference.ModelInferRequest", "grpc_service.proto"),
+    ("inference.ModelInferRequest.InferInputTensor", "grpc_service.proto"),
+    ("inference.ModelConfig", "model_config.proto"), ("grpc.health.v1.Health", "health.proto"),
+    ("grpc.reflection.v1.ServerReflection", "reflection.proto"),
+])  # fmt: skip
 def test_file_of_a_symbol(grpc_client: GrpcClient, package: str, symbol: str, file: str) -> None:
     request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
     [answer] = _ask(grpc_client, package, request)
@@ -89,14 +85,11 @@ def test_several_questions_on_one_stream(grpc_client: GrpcClient) -> None:
     assert len(third.list_services_response.service) == len(_SERVICES)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        reflection_pb2.ServerReflectionRequest(file_by_filename="nothing.proto"),
-        reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="inference.Nothing"),
-        reflection_pb2.ServerReflectionRequest(),
-    ],
-)
+@pytest.mark.parametrize("question", [
+    reflection_pb2.ServerReflectionRequest(file_by_filename="nothing.proto"),
+    reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="inference.Nothing"),
+    reflection_pb2.ServerReflectionRequest(),
+])  # fmt: skip
 def test_questions_without_an_answer(
     grpc_client: GrpcClient, question: reflection_pb2.ServerReflectionRequest
 ) -> None:

@@ -65,15 +65,12 @@ def test_only_post(server: ServerProcess) -> None:
     assert (answer.headers[":status"], answer.headers["allow"]) == ("405", "POST")
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "text"),
-    [
-        ({":path": "/inference.GRPCInferenceService/Nothing"}, 12, "unknown method /inference"),
-        ({"grpc_encoding": "snappy"}, 12, "compression 'snappy' is not supported"),
-        ({"grpc_timeout": "soon"}, 13, "bad grpc-timeout"),
-        ({"grpc_timeout": "123456789S"}, 13, "bad grpc-timeout"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code", "text"), [
+    ({":path": "/inference.GRPCInferenceService/Nothing"}, 12, "unknown method /inference"),
+    ({"grpc_encoding": "snappy"}, 12, "compression 'snappy' is not supported"),
+    ({"grpc_timeout": "soon"}, 13, "bad grpc-timeout"),
+    ({"grpc_timeout": "123456789S"}, 13, "bad grpc-timeout"),
+])  # fmt: skip
 @NATIVE
 def test_heads_that_are_refused(
     server: ServerProcess, changes: dict[str, str], code: int, text: str
@@ -88,17 +85,13 @@ def test_heads_that_are_refused(
     assert "identity" in answer.headers["grpc-accept-encoding"]
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b"", "one message, got none"),
-        (b"\0\0", "ends within a message"),
-        (prefixed(b"abc")[:-1], "ends within a message"),
-        (prefixed(b"") * 2, "one message, got another"),
-        (b"\x01" + prefixed(b"abc")[1:], "grpc-encoding does not say how"),
-        (b"\x02" + prefixed(b"abc")[1:], "grpc-encoding does not say how"),
-    ],
-)
+@pytest.mark.parametrize(("body", "text"), [
+    (b"", "one message, got none"), (b"\0\0", "ends within a message"),
+    (prefixed(b"abc")[:-1], "ends within a message"),
+    (prefixed(b"") * 2, "one message, got another"),
+    (b"\x01" + prefixed(b"abc")[1:], "grpc-encoding does not say how"),
+    (b"\x02" + prefixed(b"abc")[1:], "grpc-encoding does not say how"),
+])  # fmt: skip
 @pytest.mark.parametrize("method", ["ModelInfer", "ServerLive"])
 @NATIVE
 def test_bodies_that_are_not_one_message(
@@ -240,26 +233,16 @@ def test_tls_for_clients_with_a_certificate(small_repository: Path, transport: s
             _infer_securely(channel)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        pytest.param((), "needs --grpc-server-cert", marks=pytest.mark.slow),
-        pytest.param(
-            (f"--grpc-server-cert={TLS / 'server.pem'}",),
-            "needs --grpc-server-key",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            (f"--grpc-server-cert={TLS / 'nothing'}", f"--grpc-server-key={TLS / 'server.key'}"),
-            "--grpc-server-cert: there is no file",
-            marks=pytest.mark.slow,
-        ),
-        (
-            (f"--grpc-server-cert={TLS / 'server.pem'}", f"--grpc-server-key={TLS / 'client.key'}"),
-            "cannot be used",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "text"), [
+    pytest.param((), "needs --grpc-server-cert", marks=pytest.mark.slow),
+    pytest.param((f"--grpc-server-cert={TLS / 'server.pem'}",), "needs --grpc-server-key",
+     marks=pytest.mark.slow),
+    pytest.param((f"--grpc-server-cert={TLS / 'nothing'}",
+     f"--grpc-server-key={TLS / 'server.key'}"), "--grpc-server-cert: there is no file",
+     marks=pytest.mark.slow),
+    ((f"--grpc-server-cert={TLS / 'server.pem'}", f"--grpc-server-key={TLS / 'client.key'}"),
+     "cannot be used"),
+])  # fmt: skip
 @pytest.mark.parametrize("transport", EACH_TRANSPORT)
 def test_tls_without_its_files(
     small_repository: Path, transport: str, options: tuple[str, ...], text: str

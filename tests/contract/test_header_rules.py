@@ -285,25 +285,16 @@ def test_both_protocols_have_a_status_for_it() -> None:
 _ADMIN = "model-repository,trace:x=y"
 
 
-@pytest.mark.parametrize(
-    ("given", "warnings"),
-    [
-        ({}, []),
-        ({"restricted_api": [_ADMIN]}, []),
-        ({"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": [_ADMIN]}, []),
-        ({"http_restricted_api": [_ADMIN], "allow_grpc": False}, []),
-        ({"grpc_restricted_protocol": [_ADMIN], "allow_http": False}, []),
-        (
-            {"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": ["trace,health:x=y"]},
-            [
-                "model-repository: restricted over HTTP, but open to all over gRPC;"
-                " --restricted-api restricts both",
-                "health: restricted over gRPC, but open to all over HTTP;"
-                " --restricted-api restricts both",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "warnings"), [
+    ({}, []), ({"restricted_api": [_ADMIN]}, []),
+    ({"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": [_ADMIN]}, []),
+    ({"http_restricted_api": [_ADMIN], "allow_grpc": False}, []),
+    ({"grpc_restricted_protocol": [_ADMIN], "allow_http": False}, []),
+    ({"http_restricted_api": [_ADMIN], "grpc_restricted_protocol": ["trace,health:x=y"]},
+     ["model-repository: restricted over HTTP, but open to all over gRPC;"
+     " --restricted-api restricts both", "health: restricted over gRPC, but open to all over HTTP;"
+     " --restricted-api restricts both"]),
+])  # fmt: skip
 def test_what_is_restricted_at_one_door_alone(given: dict[str, Any], warnings: list[str]) -> None:
     assert Settings(**given).open_at_one_door == warnings
 

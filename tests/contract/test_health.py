@@ -26,14 +26,10 @@ def test_model_ready(caller: Client) -> None:
         assert caller.model_ready(model, version) is ready, model
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v2/health/ready", 200),
-        ("/v2/models/simple/versions/2/ready", 503),
-        ("/v2/models/simple", 405),
-    ],
-)
+@pytest.mark.parametrize(("path", "status"), [
+    ("/v2/health/ready", 200), ("/v2/models/simple/versions/2/ready", 503),
+    ("/v2/models/simple", 405),
+])  # fmt: skip
 def test_heads_alone(server: ServerProcess, path: str, status: int) -> None:
     """As some load balancers ask; the connection goes on."""
     connection = HTTPConnection(server.http.split("//")[-1], timeout=30)

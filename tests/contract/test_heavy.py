@@ -191,15 +191,11 @@ def _map_entries(count: int) -> bytes:
     return b"\x0a\x0didentity_FP32\x2a" + varint(len(item)) + item
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (_map_entries(500_000), f"may have {MAX_FIELDS} fields"),
-        (_typed("INT64", 3, b"\x01" * 20_000_000, 20_000_000), "bytes once it is decoded"),
-        (_typed("FP32", 3, b"\x01" * 1_000_000, 1_000_000), "expected fp32_contents"),
-    ],
-    ids=["map entries", "varints", "other contents"],
-)
+@pytest.mark.parametrize(("message", "text"), [
+    (_map_entries(500_000), f"may have {MAX_FIELDS} fields"),
+    (_typed("INT64", 3, b"\x01" * 20_000_000, 20_000_000), "bytes once it is decoded"),
+    (_typed("FP32", 3, b"\x01" * 1_000_000, 1_000_000), "expected fp32_contents"),
+], ids=["map entries", "varints", "other contents"])  # fmt: skip
 def test_caps_over_grpc(heavy: ServerProcess, message: bytes, text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         _call(heavy, message)

@@ -176,15 +176,12 @@ def test_index_as_json(server: ServerProcess) -> None:
             assert {"name": "simple", "version": "1", "state": "READY"} in models
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "text"),
-    [
-        (b'{"ready": 1}', 400, "Invalid value for 'ready': expected a boolean"),
-        (b"[]", 400, "the request must be a JSON object"),
-        (b"{", 400, "failed to parse the request JSON buffer"),
-        (b" " * 2_000_000, 413, "the request body exceeds 1048576 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("body", "status", "text"), [
+    (b'{"ready": 1}', 400, "Invalid value for 'ready': expected a boolean"),
+    (b"[]", 400, "the request must be a JSON object"),
+    (b"{", 400, "failed to parse the request JSON buffer"),
+    (b" " * 2_000_000, 413, "the request body exceeds 1048576 bytes"),
+])  # fmt: skip
 def test_index_with_a_bad_body(server: ServerProcess, body: bytes, status: int, text: str) -> None:
     answer = ask(server.http, "POST", "/v2/repository/index", body)
     assert answer.status == status
@@ -317,15 +314,11 @@ def test_connection_close_is_honoured(server: ServerProcess) -> None:
         assert connection.at_end()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"nonsense\r\n\r\n",
-        b"POST /v2 HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
-        b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody tries TLS
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"nonsense\r\n\r\n", b"POST /v2 HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
+    b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody tries TLS
+])  # fmt: skip
 def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
     with HttpSocket(server.http) as connection:
         connection.send(data)

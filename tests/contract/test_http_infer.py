@@ -90,20 +90,16 @@ def test_numbers_that_json_does_not_have(server: ServerProcess) -> None:
     assert answer.document["id"] == "Inf or NaN"
 
 
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        (b"{", "failed to parse the request JSON buffer"),
-        (b'{"x":[' + b"{}," * 4_000_000 + b"{}]}", "at most 4000000 are allowed"),
-        (_request([1], [1, 1], id=7), "Unable to parse 'id': expected a string, got an integer"),
-        (_request([1], [1, 2]), "Failed to parse 'data' field: shape does not match true shape"),
-        (_request([1], [[0], 250_000_000]), "Unable to parse 'shape' of input 'INPUT0'"),
-        (_request(["1"], [1, 1]), "of datatype FP32 takes numbers, but its data holds a string"),
-        (_request([10**400], [1, 1]), ""),
-        (_request([1], [1, 1], parameters={"x": [1]}), "parameter 'x' has invalid type"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
+@pytest.mark.parametrize(("document", "text"), [
+    (b"{", "failed to parse the request JSON buffer"),
+    (b'{"x":[' + b"{}," * 4_000_000 + b"{}]}", "at most 4000000 are allowed"),
+    (_request([1], [1, 1], id=7), "Unable to parse 'id': expected a string, got an integer"),
+    (_request([1], [1, 2]), "Failed to parse 'data' field: shape does not match true shape"),
+    (_request([1], [[0], 250_000_000]), "Unable to parse 'shape' of input 'INPUT0'"),
+    (_request(["1"], [1, 1]), "of datatype FP32 takes numbers, but its data holds a string"),
+    (_request([10**400], [1, 1]), ""),
+    (_request([1], [1, 1], parameters={"x": [1]}), "parameter 'x' has invalid type"),
+], ids=lambda value: str(value)[:40])  # fmt: skip
 def test_requests_that_are_refused(server: ServerProcess, document: object, text: str) -> None:
     answer = _post(server, "identity_FP32", document)
     assert answer.status == 400

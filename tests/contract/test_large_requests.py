@@ -65,15 +65,12 @@ def test_one_row_that_fails_fails_the_request(client: Client) -> None:
     assert client.infer("lookup", {"INPUT0": x})["OUTPUT0"].tolist() == (10 * x).tolist()
 
 
-@pytest.mark.parametrize(
-    ("model", "rows", "text"),
-    [
-        ("set", 5, r"<= 4 for 'set', got 5 \(its limit is the max_batch_size of its conf"),
-        ("set_on", 4_097, r"<= 4096 .* 1024 batches, whose size is the max_batch_size of its conf"),
-        ("off", 9, r"<= 8 for 'off', got 9 \(its limit is --default-max-batch-size, since its"),
-        ("bare", 8_193, r"<= 8192 .* 1024 batches, whose size is --default-max-batch-size, since"),
-    ],
-)
+@pytest.mark.parametrize(("model", "rows", "text"), [
+    ("set", 5, r"<= 4 for 'set', got 5 \(its limit is the max_batch_size of its conf"),
+    ("set_on", 4_097, r"<= 4096 .* 1024 batches, whose size is the max_batch_size of its conf"),
+    ("off", 9, r"<= 8 for 'off', got 9 \(its limit is --default-max-batch-size, since its"),
+    ("bare", 8_193, r"<= 8192 .* 1024 batches, whose size is --default-max-batch-size, since"),
+])  # fmt: skip
 def test_what_limits_them(client: Client, model: str, rows: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         client.infer(model, {"INPUT0": rows_of(rows)})

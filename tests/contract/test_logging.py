@@ -60,15 +60,12 @@ def test_settings_are_told_and_changed(server: ServerProcess, settings: Any) -> 
 
 
 @both
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"log_file": "x"}, Unsupported, "log file location can not be updated through network"),
-        ({"log_info": 1}, InvalidRequest, "expect boolean for 'log_info'"),
-        ({"log_verbose_level": "1"}, InvalidRequest, "expect int32 for 'log_verbose_level'"),
-        ({"log_nothing": True}, InvalidRequest, "unknown log setting 'log_nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "text"), [
+    ({"log_file": "x"}, Unsupported, "log file location can not be updated through network"),
+    ({"log_info": 1}, InvalidRequest, "expect boolean for 'log_info'"),
+    ({"log_verbose_level": "1"}, InvalidRequest, "expect int32 for 'log_verbose_level'"),
+    ({"log_nothing": True}, InvalidRequest, "unknown log setting 'log_nothing'"),
+])  # fmt: skip
 def test_what_cannot_be_set(
     server: ServerProcess,
     settings: Any,

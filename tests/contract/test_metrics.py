@@ -186,16 +186,10 @@ def test_content_type(server: ServerProcess, path: str) -> None:
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/", 404),
-        ("GET", "/v2", 404),
-        ("GET", "/metrics/x", 404),
-        ("POST", "/metrics", 405),
-        ("DELETE", "/metrics", 405),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/", 404), ("GET", "/v2", 404), ("GET", "/metrics/x", 404), ("POST", "/metrics", 405),
+    ("DELETE", "/metrics", 405),
+])  # fmt: skip
 def test_what_the_port_does_not_answer(
     server: ServerProcess, method: str, path: str, status: int
 ) -> None:

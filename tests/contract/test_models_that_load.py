@@ -90,15 +90,12 @@ def test_models_unload_others(caller: Client) -> None:
     caller.load("leaf")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("one", "each has the next one loaded: two -> one -> two"),
-        ("self", "each has the next one loaded: self -> self"),
-        ("lost", "TritonModelException: failed to load 'nobody'"),
-        ("shy", "load failed for model 'shy': .* unloaded"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), [
+    ("one", "each has the next one loaded: two -> one -> two"),
+    ("self", "each has the next one loaded: self -> self"),
+    ("lost", "TritonModelException: failed to load 'nobody'"),
+    ("shy", "load failed for model 'shy': .* unloaded"),
+])  # fmt: skip
 def test_loads_that_cannot_end_well_end(root: Path, caller: Client, name: str, says: str) -> None:
     with pytest.raises(ServerError, match=says):
         caller.load(name)

@@ -190,16 +190,13 @@ def test_the_last_response_may_be_the_end(grpc_client: GrpcClient) -> None:
     assert final == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ({"do": "raise"}, "Failed to process the request(s) for model 'many', message: ValueError"),
-        ({"do": "forget"}, "has dropped the request without completing it"),
-        ({"do": "error"}, "broken off"),
-        ({"do": "wrong"}, "gave output 'TOLD' as float32, its configuration says BYTES"),
-        ({"return": "a list"}, "using the decoupled mode and the execute function must return"),
-    ],
-)
+@pytest.mark.parametrize(("command", "says"), [
+    ({"do": "raise"}, "Failed to process the request(s) for model 'many', message: ValueError"),
+    ({"do": "forget"}, "has dropped the request without completing it"),
+    ({"do": "error"}, "broken off"),
+    ({"do": "wrong"}, "gave output 'TOLD' as float32, its configuration says BYTES"),
+    ({"return": "a list"}, "using the decoupled mode and the execute function must return"),
+])  # fmt: skip
 @pytest.mark.parametrize("count", [0, 2])
 def test_what_a_decoupled_model_does_wrong(
     grpc_client: GrpcClient, command: dict[str, object], says: str, count: int

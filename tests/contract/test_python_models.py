@@ -236,13 +236,10 @@ def test_parameters_of_a_response(client: Client) -> None:
     assert answer.parameters == {"seen": 1, "really": True, "name": "x"}
 
 
-@pytest.mark.parametrize(
-    ("step", "says"),
-    [
-        ("high", "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
-        ("list", ", got <class 'list'>"),
-    ],
-)
+@pytest.mark.parametrize(("step", "says"), [
+    ("high", "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+    ("list", ", got <class 'list'>"),
+])  # fmt: skip
 def test_parameters_that_a_response_cannot_have(client: Client, step: str, says: str) -> None:
     with pytest.raises(ExecutionFailed, match=says):
         client.infer("py_telling", {"STEP": strings([step.encode()], [1, 1])})
@@ -253,18 +250,11 @@ def test_parameters_that_json_has_no_numbers_for(client: Client) -> None:
     assert told["parameters"] == {"high": float("inf")}
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("UNKNOWN", Unknown),
-        ("INTERNAL", ExecutionFailed),
-        ("NOT_FOUND", NotFound),
-        ("INVALID_ARG", InvalidRequest),
-        ("UNAVAILABLE", Unavailable),
-        ("UNSUPPORTED", Unsupported),
-        ("ALREADY_EXISTS", AlreadyExists),
-    ],
-)
+@pytest.mark.parametrize(("code", "error"), [
+    ("UNKNOWN", Unknown), ("INTERNAL", ExecutionFailed), ("NOT_FOUND", NotFound),
+    ("INVALID_ARG", InvalidRequest), ("UNAVAILABLE", Unavailable), ("UNSUPPORTED", Unsupported),
+    ("ALREADY_EXISTS", AlreadyExists),
+])  # fmt: skip
 def test_errors_by_code(client: Client, code: str, error: type[ServerError]) -> None:
     with pytest.raises(ServerError, match="as asked") as raised:
         tell(client, f"code {code}")
@@ -273,15 +263,12 @@ def test_errors_by_code(client: Client, code: str, error: type[ServerError]) -> 
     assert found.grpc == wanted.grpc or (found.http, wanted.http) == (400, 400)
 
 
-@pytest.mark.parametrize(
-    ("step", "says"),
-    [
-        ("raise", r"message: ValueError: a line and another"),
-        ("nothing", "execute returned no response to it|found type 'NoneType'"),
-        ("rows", r"shape \[3,1\] for a batch of 1 rows"),
-        ("type", "'TOLD' as float32, its configuration says BYTES"),
-    ],
-)
+@pytest.mark.parametrize(("step", "says"), [
+    ("raise", r"message: ValueError: a line and another"),
+    ("nothing", "execute returned no response to it|found type 'NoneType'"),
+    ("rows", r"shape \[3,1\] for a batch of 1 rows"),
+    ("type", "'TOLD' as float32, its configuration says BYTES"),
+])  # fmt: skip
 def test_a_model_that_does_wrong(client: Client, step: str, says: str) -> None:
     with pytest.raises(ExecutionFailed, match=says):
         tell(client, step)

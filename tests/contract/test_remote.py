@@ -312,36 +312,21 @@ def test_requests_with_parameters_keep_theirs(
     assert all(pool.map(ask, range(32)))
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "given", "text"),
-    [
-        ("simple", "max_batch_size: 9", {}, r"config.pbtxt:3: max_batch_size: .* takes 8 rows"),
-        (
-            "simple",
-            'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }'
-            ' input { name: "INPUT1" data_type: TYPE_INT32 dims: [ 15 ] }',
-            {},
-            r"input 'INPUT0' is INT32, not FP32(.|\n)*'INPUT1' has shape \[-1,16\]",
-        ),
-        (
-            "simple",
-            "instance_group { count: 2 }",
-            {"remote_drift": "refuse"},
-            r"config.pbtxt:3: instance_group: 2 x AUTO asked for, 1 x CPU there",
-        ),
-        (
-            "simple",
-            "",
-            {"remote_unload": "true"},
-            r"remote_unload.*: unloads what remote_load has loaded",
-        ),
-        ("simple", "", {"remote_backend": "python"}, r"'endpoints'\]: is for servers that others"),
-        ("simple", "", {"endpoints": ""}, r"name at least one server"),
-        ("simple", "", {"execution": "thread"}, r"the model runs on other servers"),
-        ("nope", "", {}, r"no server answers for model 'nope'"),
-        ("simple", "", {"max_in_fligth": "2"}, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "given", "text"), [
+    ("simple", "max_batch_size: 9", {}, r"config.pbtxt:3: max_batch_size: .* takes 8 rows"),
+    ("simple", 'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }'
+     ' input { name: "INPUT1" data_type: TYPE_INT32 dims: [ 15 ] }', {},
+     r"input 'INPUT0' is INT32, not FP32(.|\n)*'INPUT1' has shape \[-1,16\]"),
+    ("simple", "instance_group { count: 2 }", {"remote_drift": "refuse"},
+     r"config.pbtxt:3: instance_group: 2 x AUTO asked for, 1 x CPU there"),
+    ("simple", "", {"remote_unload": "true"},
+     r"remote_unload.*: unloads what remote_load has loaded"),
+    ("simple", "", {"remote_backend": "python"}, r"'endpoints'\]: is for servers that others"),
+    ("simple", "", {"endpoints": ""}, r"name at least one server"),
+    ("simple", "", {"execution": "thread"}, r"the model runs on other servers"),
+    ("nope", "", {}, r"no server answers for model 'nope'"),
+    ("simple", "", {"max_in_fligth": "2"}, None),
+])  # fmt: skip
 def test_what_cannot_be_served_is_explained(
     there: ServerProcess,
     tmp_path_factory: pytest.TempPathFactory,

@@ -119,17 +119,14 @@ def test_a_version_that_is_not_available(there: TfServing, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-@pytest.mark.parametrize(
-    ("name", "more", "given", "text"),
-    [
-        ("nope", "", {}, "Servable not found"),
-        ("half", "", {"signature_name": "none"}, "no signature 'none', it has 'other', 'serving"),
-        ("half", "", {"signature_name": "other"}, "does not tell its inputs: declare them here"),
-        ("half", OTHER, {"signature_name": "other"}, r"output 'y' has shape \[2\]"),
-        ("half", "sequence_batching { }", {}, "tfserving has no sequences"),
-        ("half", 'input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }', {}, "is FP32, not INT32"),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "given", "text"), [
+    ("nope", "", {}, "Servable not found"),
+    ("half", "", {"signature_name": "none"}, "no signature 'none', it has 'other', 'serving"),
+    ("half", "", {"signature_name": "other"}, "does not tell its inputs: declare them here"),
+    ("half", OTHER, {"signature_name": "other"}, r"output 'y' has shape \[2\]"),
+    ("half", "sequence_batching { }", {}, "tfserving has no sequences"),
+    ("half", 'input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }', {}, "is FP32, not INT32"),
+])  # fmt: skip
 def test_what_cannot_be_served_is_explained(
     there: TfServing,
     tmp_path: Path,

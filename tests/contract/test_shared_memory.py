@@ -131,19 +131,16 @@ def test_registrations_that_are_refused(control: MemoryClient, shared: SharedFil
         control.status("other")
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "part"),
-    [
-        ("system", {"byte_size": 8}, "'key' of a region must be a string, got null"),
-        ("system", {"key": "k"}, "'byte_size' of a region must be an integer, got null"),
-        ("system", {"key": "k", "byte_size": 2**70}, "'byte_size' of a region must be an integer"),
-        ("system", {"key": "k", "byte_size": 8, "offset": "0"}, "'offset' of a region must be an"),
-        ("system", [], "the request must be a JSON object"),
-        ("cuda", {"raw_handle": "x", "device_id": 0, "byte_size": 8}, "'raw_handle'"),
-        ("cuda", {"raw_handle": {"b64": "!"}, "device_id": 0, "byte_size": 8}, "'raw_handle'"),
-        ("cuda", {"raw_handle": {"b64": ""}, "device_id": None, "byte_size": 8}, "'device_id'"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "body", "part"), [
+    ("system", {"byte_size": 8}, "'key' of a region must be a string, got null"),
+    ("system", {"key": "k"}, "'byte_size' of a region must be an integer, got null"),
+    ("system", {"key": "k", "byte_size": 2**70}, "'byte_size' of a region must be an integer"),
+    ("system", {"key": "k", "byte_size": 8, "offset": "0"}, "'offset' of a region must be an"),
+    ("system", [], "the request must be a JSON object"),
+    ("cuda", {"raw_handle": "x", "device_id": 0, "byte_size": 8}, "'raw_handle'"),
+    ("cuda", {"raw_handle": {"b64": "!"}, "device_id": 0, "byte_size": 8}, "'raw_handle'"),
+    ("cuda", {"raw_handle": {"b64": ""}, "device_id": None, "byte_size": 8}, "'device_id'"),
+])  # fmt: skip
 def test_bodies_that_are_no_registration(
     server: ServerProcess, kind: str, body: object, part: str
 ) -> None:
@@ -246,14 +243,11 @@ def test_some_here_and_some_there(memory: MemoryClient, file: SharedFile) -> Non
             assert file.get(64, 1000) == sums[names[0]].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("place", "error", "part"),
-    [
-        (Place("no"), NotFound, "Unable to find shared memory region: 'no'"),
-        (Place("r", SIZE), InvalidRequest, "Invalid offset for shared memory region: 'r'"),
-        (Place("r", SIZE - 63), InvalidRequest, "Invalid offset + byte size for shared memory re"),
-    ],
-)
+@pytest.mark.parametrize(("place", "error", "part"), [
+    (Place("no"), NotFound, "Unable to find shared memory region: 'no'"),
+    (Place("r", SIZE), InvalidRequest, "Invalid offset for shared memory region: 'r'"),
+    (Place("r", SIZE - 63), InvalidRequest, "Invalid offset + byte size for shared memory re"),
+])  # fmt: skip
 def test_places_that_are_none(
     memory: MemoryClient, file: SharedFile, place: Place, error: type[ServerError], part: str
 ) -> None:

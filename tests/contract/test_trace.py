@@ -77,17 +77,14 @@ def test_settings_of_a_server_that_traces_nothing(
 
 
 @both
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"trace_file": "x"}, Unsupported, "trace file location can not be updated through net"),
-        ({"trace_level": ["OFF", "TENSORS"]}, InvalidRequest, "Expect only one trace level 'OFF'"),
-        ({"trace_rate": "x"}, InvalidRequest, "Unable to parse 'trace_rate', got: x"),
-        ({"trace_count": "10000000000"}, InvalidRequest, "'trace_count', value is out of range"),
-        ({"trace_nothing": "1"}, InvalidRequest, "unknown trace setting 'trace_nothing'"),
-        ({"trace_level": ["TENSORS"]}, InvalidRequest, "trace setting :trace file name is not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "text"), [
+    ({"trace_file": "x"}, Unsupported, "trace file location can not be updated through net"),
+    ({"trace_level": ["OFF", "TENSORS"]}, InvalidRequest, "Expect only one trace level 'OFF'"),
+    ({"trace_rate": "x"}, InvalidRequest, "Unable to parse 'trace_rate', got: x"),
+    ({"trace_count": "10000000000"}, InvalidRequest, "'trace_count', value is out of range"),
+    ({"trace_nothing": "1"}, InvalidRequest, "unknown trace setting 'trace_nothing'"),
+    ({"trace_level": ["TENSORS"]}, InvalidRequest, "trace setting :trace file name is not"),
+])  # fmt: skip
 def test_what_cannot_be_set(
     server: ServerProcess,
     settings: Settings,

@@ -128,15 +128,12 @@ def test_promotion_in_one_call(caller: Client, traffic: TrafficClient) -> None:
     assert count(caller, "plain", 6) == {"3": 6}
 
 
-@pytest.mark.parametrize(
-    ("act", "kind", "text"),
-    [
-        (lambda t: t.get("nope"), NotFound, "'nope' is not found"),
-        (lambda t: t.set("plain", {"split": {"1": -1}}), InvalidRequest, r"split\['1'\]: must be"),
-        (lambda t: t.promote("plain", "9"), InvalidRequest, "version 9 is not ready"),
-        (lambda t: t.roll_back("plain", "3"), InvalidRequest, "version 3 gets no requests"),
-    ],
-)
+@pytest.mark.parametrize(("act", "kind", "text"), [
+    (lambda t: t.get("nope"), NotFound, "'nope' is not found"),
+    (lambda t: t.set("plain", {"split": {"1": -1}}), InvalidRequest, r"split\['1'\]: must be"),
+    (lambda t: t.promote("plain", "9"), InvalidRequest, "version 9 is not ready"),
+    (lambda t: t.roll_back("plain", "3"), InvalidRequest, "version 3 gets no requests"),
+])  # fmt: skip
 def test_calls_that_make_no_sense(
     traffic: TrafficClient,
     act: Callable[[TrafficClient], object],
@@ -148,15 +145,12 @@ def test_calls_that_make_no_sense(
     assert traffic.get("plain").source == "config"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "text"),
-    [
-        ("traffic", b"{", "failed to parse the request JSON buffer"),
-        ("traffic", b'{"splits": {}}', "unknown member 'splits'"),
-        ("traffic/promote", b'{"to": "2"}', "unknown member 'to', it may have version, reason"),
-        ("traffic/rollback", b'{"version": true}', "'version' must be a string"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "text"), [
+    ("traffic", b"{", "failed to parse the request JSON buffer"),
+    ("traffic", b'{"splits": {}}', "unknown member 'splits'"),
+    ("traffic/promote", b'{"to": "2"}', "unknown member 'to', it may have version, reason"),
+    ("traffic/rollback", b'{"version": true}', "'version' must be a string"),
+])  # fmt: skip
 def test_bodies_that_make_no_sense(
     server: ServerProcess, path: str, body: bytes, text: str
 ) -> None:

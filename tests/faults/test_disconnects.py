@@ -35,132 +35,116 @@ async def cancelled(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("ending", ["close", "reset"])
-def test_http_client_goes_while_queued(busy: Busy, ending: str) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        runs, dropped = await run_count(server), await cancelled(server)
-        async with holding(busy, MODEL):
-            connection = await HttpConnection.open(server.http)
-            await connection.send(post_bytes(INFER[MODEL], busy_json(2)))
-            await until(lambda: pending(server, MODEL), lambda n: n == 1)
-            if ending == "reset":
-                connection.reset()
-            else:
-                await connection.close()
-            # While the request in front of it still runs.
-            await until(lambda: cancelled(server), lambda n: n == dropped + 1)
-            assert await pending(server, MODEL) == 0
-            assert await run_count(server) == runs
-        assert await run_count(server) == runs + 1
-
-    asyncio.run(scenario())
-
-
-def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        dropped = await cancelled(server)
+async def test_http_client_goes_while_queued(busy: Busy, ending: str) -> None:
+    server = busy.server
+    runs, dropped = await run_count(server), await cancelled(server)
+    async with holding(busy, MODEL):
         connection = await HttpConnection.open(server.http)
-        await connection.send(post_bytes(INFER[MODEL], busy_json(1, busy.second // 2)))
-        await until(lambda: admitted(server), lambda found: found[0] == 1)
-        await connection.close()
-        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
-        assert await infer(server, MODEL, 5) == 5
-
-    asyncio.run(scenario())
-
-
-@over_both_transports("shared_server")
-@pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
-def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        runs, dropped = await run_count(server), await cancelled(server)
-        # A deadline has to leave time for the call to come, and to pass before it could run.
-        hold, timeout = (2.5, 0.8) if ending == "deadline" else (1.5, None)
-        async with holding(busy, MODEL, hold):
-            channel = open_channel(server.grpc)
-            await channel.channel_ready()
-            started = call(channel, "ModelInfer", busy_message(MODEL, 2), timeout)
-            waiting = asyncio.ensure_future(code_of(started))
-            if ending != "deadline":
-                await until(lambda: pending(server, MODEL), lambda n: n == 1)
-            if ending == "cancel":
-                started.cancel()
-            elif ending == "close":
-                await channel.close()
-            await until(lambda: cancelled(server), lambda n: n == dropped + 1)
-            assert await pending(server, MODEL) == 0
-            if ending == "deadline":
-                assert await waiting is grpc.StatusCode.DEADLINE_EXCEEDED
-            else:
-                await asyncio.wait([waiting])
-                assert waiting.cancelled() or isinstance(waiting.exception(), BaseException)
-            await channel.close()
-            assert await run_count(server) == runs
-        assert await run_count(server) == runs + 1
-
-    asyncio.run(scenario())
-
-
-@over_both_transports("shared_server")
-def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        dropped = await cancelled(server)
-        async with open_channel(server.grpc) as channel:
-            await channel.channel_ready()
-            message = busy_message(MODEL, 1, busy.second * 2)
-            code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
-            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-            await until(lambda: cancelled(server), lambda n: n == dropped + 1)
-            assert await infer_grpc(channel, MODEL, 5) == 5
-
-    asyncio.run(scenario())
-
-
-@over_both_transports("shared_server")
-def test_a_stream_is_cancelled_with_its_queued_requests(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        runs, dropped = await run_count(server), await cancelled(server)
-        async with holding(busy, MODEL):
-            channel = open_channel(server.grpc)
-            stream = open_stream(channel)
-            for value in range(5):
-                await stream.write(busy_message(MODEL, value))
-            await until(lambda: pending(server, MODEL), lambda n: n == 5)
-            stream.cancel()
-            await until(lambda: cancelled(server), lambda n: n == dropped + 5)
-            await channel.close()
-        assert await run_count(server) == runs + 1
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(("length", "ending"), [("known", "close"), ("chunked", "reset")])
-def test_http_client_goes_in_the_middle_of_its_body(busy: Busy, length: str, ending: str) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        runs = await run_count(server)
-        whole = post_bytes(INFER[MODEL], busy_json(2))
-        head, body = whole.split(b"\r\n\r\n", 1)
-        if length == "chunked":
-            head = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked"
-            body = b"%x\r\n%b\r\n" % (len(body), body)
-        connection = await HttpConnection.open(server.http)
-        await connection.send(head + b"\r\n\r\n" + body[:20])
-        await until(lambda: incoming(server), lambda found: found == 1)
-        assert (await admitted(server))[0] == 0  # what is not there as a whole takes no place
+        await connection.send(post_bytes(INFER[MODEL], busy_json(2)))
+        await until(lambda: pending(server, MODEL), lambda n: n == 1)
         if ending == "reset":
             connection.reset()
         else:
             await connection.close()
-        await until(lambda: incoming(server), lambda found: found == 0)
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        # While the request in front of it still runs.
+        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+        assert await pending(server, MODEL) == 0
         assert await run_count(server) == runs
+    assert await run_count(server) == runs + 1
 
-    asyncio.run(scenario())
+
+async def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
+    server = busy.server
+    dropped = await cancelled(server)
+    connection = await HttpConnection.open(server.http)
+    await connection.send(post_bytes(INFER[MODEL], busy_json(1, busy.second // 2)))
+    await until(lambda: admitted(server), lambda found: found[0] == 1)
+    await connection.close()
+    await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+    assert await infer(server, MODEL, 5) == 5
+
+
+@over_both_transports("shared_server")
+@pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
+async def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
+    server = busy.server
+    runs, dropped = await run_count(server), await cancelled(server)
+    # A deadline has to leave time for the call to come, and to pass before it could run.
+    hold, timeout = (2.5, 0.8) if ending == "deadline" else (1.5, None)
+    async with holding(busy, MODEL, hold):
+        channel = open_channel(server.grpc)
+        await channel.channel_ready()
+        started = call(channel, "ModelInfer", busy_message(MODEL, 2), timeout)
+        waiting = asyncio.ensure_future(code_of(started))
+        if ending != "deadline":
+            await until(lambda: pending(server, MODEL), lambda n: n == 1)
+        if ending == "cancel":
+            started.cancel()
+        elif ending == "close":
+            await channel.close()
+        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+        assert await pending(server, MODEL) == 0
+        if ending == "deadline":
+            assert await waiting is grpc.StatusCode.DEADLINE_EXCEEDED
+        else:
+            await asyncio.wait([waiting])
+            assert waiting.cancelled() or isinstance(waiting.exception(), BaseException)
+        await channel.close()
+        assert await run_count(server) == runs
+    assert await run_count(server) == runs + 1
+
+
+@over_both_transports("shared_server")
+async def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
+    server = busy.server
+    dropped = await cancelled(server)
+    async with open_channel(server.grpc) as channel:
+        await channel.channel_ready()
+        message = busy_message(MODEL, 1, busy.second * 2)
+        code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+        assert await infer_grpc(channel, MODEL, 5) == 5
+
+
+@over_both_transports("shared_server")
+async def test_a_stream_is_cancelled_with_its_queued_requests(busy: Busy) -> None:
+    server = busy.server
+    runs, dropped = await run_count(server), await cancelled(server)
+    async with holding(busy, MODEL):
+        channel = open_channel(server.grpc)
+        stream = open_stream(channel)
+        for value in range(5):
+            await stream.write(busy_message(MODEL, value))
+        await until(lambda: pending(server, MODEL), lambda n: n == 5)
+        stream.cancel()
+        await until(lambda: cancelled(server), lambda n: n == dropped + 5)
+        await channel.close()
+    assert await run_count(server) == runs + 1
+
+
+@pytest.mark.parametrize(("length", "ending"), [("known", "close"), ("chunked", "reset")])
+async def test_http_client_goes_in_the_middle_of_its_body(
+    busy: Busy, length: str, ending: str
+) -> None:
+    server = busy.server
+    runs = await run_count(server)
+    whole = post_bytes(INFER[MODEL], busy_json(2))
+    head, body = whole.split(b"\r\n\r\n", 1)
+    if length == "chunked":
+        head = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked"
+        body = b"%x\r\n%b\r\n" % (len(body), body)
+    connection = await HttpConnection.open(server.http)
+    await connection.send(head + b"\r\n\r\n" + body[:20])
+    await until(lambda: incoming(server), lambda found: found == 1)
+    assert (await admitted(server))[0] == 0  # what is not there as a whole takes no place
+    if ending == "reset":
+        connection.reset()
+    else:
+        await connection.close()
+    await until(lambda: incoming(server), lambda found: found == 0)
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+    assert await run_count(server) == runs
 
 
 def test_many_connections_are_reset_at_every_point(busy: Busy) -> None:

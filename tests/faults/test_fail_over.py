@@ -78,24 +78,21 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         assert "Traceback" not in found.front.log
 
 
-def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with load(servers.front) as under_way, open_channel(servers) as channel:
-            assert await servers.answers(channel) == "triton"
-            assert servers.there.stop(signal.SIGKILL) != 0
-            await servers.until_active("onnxruntime")
-            await under_way.more()
-            assert await servers.answers(channel) == "onnxruntime"
-            lost = sum(under_way.failures.values())
-            assert all(LOST in text for text in under_way.failures), under_way.failures
-            assert lost <= IN_FLIGHT * 8
-            servers.there = await asyncio.to_thread(servers.start)
-            assert await servers.until_active("triton") < _SOON_SECS
-            await under_way.more()
-            assert await servers.answers(channel) == "triton"
-        assert sum(under_way.failures.values()) == lost
-
-    asyncio.run(scenario())
+async def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
+    async with load(servers.front) as under_way, open_channel(servers) as channel:
+        assert await servers.answers(channel) == "triton"
+        assert servers.there.stop(signal.SIGKILL) != 0
+        await servers.until_active("onnxruntime")
+        await under_way.more()
+        assert await servers.answers(channel) == "onnxruntime"
+        lost = sum(under_way.failures.values())
+        assert all(LOST in text for text in under_way.failures), under_way.failures
+        assert lost <= IN_FLIGHT * 8
+        servers.there = await asyncio.to_thread(servers.start)
+        assert await servers.until_active("triton") < _SOON_SECS
+        await under_way.more()
+        assert await servers.answers(channel) == "triton"
+    assert sum(under_way.failures.values()) == lost
 
 
 def reason(front: ServerProcess) -> str:
@@ -103,59 +100,49 @@ def reason(front: ServerProcess) -> str:
     return str(entry.get("reason", ""))
 
 
-def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with load(servers.front) as under_way:
-            for _ in range(2):
-                await asyncio.gather(asyncio.to_thread(servers.there.stop), under_way.more())
-                await servers.until_active("onnxruntime")
-                assert reason(servers.front) == "requests go to onnxruntime instead of triton"
-                await under_way.more()
-                servers.there = await asyncio.to_thread(servers.start)
-                await servers.until_active("triton")
-                assert not reason(servers.front)
-                await under_way.more()
-        assert not under_way.failures
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_is_halted_loses_nothing(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with load(servers.front) as under_way:
-            os.kill(servers.there.pid, signal.SIGSTOP)
-            try:
-                await servers.until_active("onnxruntime")
-                await under_way.more()
-            finally:
-                os.kill(servers.there.pid, signal.SIGCONT)
-            await servers.until_active("triton")
+async def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
+    async with load(servers.front) as under_way:
+        for _ in range(2):
+            await asyncio.gather(asyncio.to_thread(servers.there.stop), under_way.more())
+            await servers.until_active("onnxruntime")
+            assert reason(servers.front) == "requests go to onnxruntime instead of triton"
             await under_way.more()
-        assert not under_way.failures
-
-    asyncio.run(scenario())
-
-
-def test_the_model_is_loaded_again_under_load(servers: Servers) -> None:
-    """Also when its server is gone, which it is loaded without, and comes again."""
-
-    async def scenario() -> None:
-        config = '{"backend": "triton", "dynamic_batching": {"max_queue_delay_microseconds": %d}}'
-        async with load(servers.front) as under_way, open_channel(servers) as channel:
-            for number in range(3):
-                message = pb.RepositoryModelLoadRequest(model_name="busy")
-                message.parameters["config"].string_param = config % number
-                await call(channel, "RepositoryModelLoad", message.SerializeToString())
-                await under_way.more()
-                if number == 0:
-                    await asyncio.to_thread(servers.there.stop)
-                    await servers.until_active("onnxruntime")
             servers.there = await asyncio.to_thread(servers.start)
             await servers.until_active("triton")
+            assert not reason(servers.front)
             await under_way.more()
-        assert not under_way.failures
+    assert not under_way.failures
 
-    asyncio.run(scenario())
+
+async def test_a_server_that_is_halted_loses_nothing(servers: Servers) -> None:
+    async with load(servers.front) as under_way:
+        os.kill(servers.there.pid, signal.SIGSTOP)
+        try:
+            await servers.until_active("onnxruntime")
+            await under_way.more()
+        finally:
+            os.kill(servers.there.pid, signal.SIGCONT)
+        await servers.until_active("triton")
+        await under_way.more()
+    assert not under_way.failures
+
+
+async def test_the_model_is_loaded_again_under_load(servers: Servers) -> None:
+    """Also when its server is gone, which it is loaded without, and comes again."""
+    config = '{"backend": "triton", "dynamic_batching": {"max_queue_delay_microseconds": %d}}'
+    async with load(servers.front) as under_way, open_channel(servers) as channel:
+        for number in range(3):
+            message = pb.RepositoryModelLoadRequest(model_name="busy")
+            message.parameters["config"].string_param = config % number
+            await call(channel, "RepositoryModelLoad", message.SerializeToString())
+            await under_way.more()
+            if number == 0:
+                await asyncio.to_thread(servers.there.stop)
+                await servers.until_active("onnxruntime")
+        servers.there = await asyncio.to_thread(servers.start)
+        await servers.until_active("triton")
+        await under_way.more()
+    assert not under_way.failures
 
 
 def open_channel(servers: Servers) -> grpc.aio.Channel:

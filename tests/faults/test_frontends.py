@@ -132,187 +132,160 @@ def wide_message(rows: int = 1) -> bytes:
     return message.SerializeToString()
 
 
-def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
-        before = (await statistics(server, MODEL))["inference_stats"]["success"]["count"]
-        async with AsyncExitStack() as stack:
-            connections = await connect(stack, server)
-            first, *_ = had = list(connections.values())
-            victim = next(process for process in had if process != first)
-            lost = had.count(victim)
-            cost = fronted.second * 3  # of the first, during which the others wait
-            for value, connection in enumerate(connections):
-                body = busy_json(value, 0 if value else cost)
-                await connection.send(post_bytes(INFER[MODEL], body))
-                if not value:
-                    await until(lambda: admitted(server), lambda found: found[0] == 1)
-            await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
-            victim.kill()
-            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
-            statuses = await asyncio.gather(*map(status_of, connections))
-            assert statuses == [0 if process == victim else 200 for process in had]
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-        stats = (await statistics(server, MODEL))["inference_stats"]
-        assert stats["success"]["count"] - before == CLIENTS - lost
-        # Another one takes its place, and both answer.
-        renewed = await both_serve(server)
-        assert victim.pid not in {process.pid for process in renewed}
-        async with AsyncExitStack() as stack:
-            for connection in await connect(stack, server):
-                assert (await connection.post(INFER[MODEL], busy_json(1))).status == 200
-        assert server.log.count("its requests are cancelled, and it is started again") == 1
-
-    asyncio.run(scenario())
+async def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
+    server = fronted.server
+    before = (await statistics(server, MODEL))["inference_stats"]["success"]["count"]
+    async with AsyncExitStack() as stack:
+        connections = await connect(stack, server)
+        first, *_ = had = list(connections.values())
+        victim = next(process for process in had if process != first)
+        lost = had.count(victim)
+        cost = fronted.second * 3  # of the first, during which the others wait
+        for value, connection in enumerate(connections):
+            body = busy_json(value, 0 if value else cost)
+            await connection.send(post_bytes(INFER[MODEL], body))
+            if not value:
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+        await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
+        victim.kill()
+        await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
+        statuses = await asyncio.gather(*map(status_of, connections))
+        assert statuses == [0 if process == victim else 200 for process in had]
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+    stats = (await statistics(server, MODEL))["inference_stats"]
+    assert stats["success"]["count"] - before == CLIENTS - lost
+    # Another one takes its place, and both answer.
+    renewed = await both_serve(server)
+    assert victim.pid not in {process.pid for process in renewed}
+    async with AsyncExitStack() as stack:
+        for connection in await connect(stack, server):
+            assert (await connection.post(INFER[MODEL], busy_json(1))).status == 200
+    assert server.log.count("its requests are cancelled, and it is started again") == 1
 
 
-def test_batches_form_across_front_ends(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
-        async with AsyncExitStack() as stack:
-            connections = await connect(stack, server)
-            assert len({process.pid for process in connections.values()}) == 2
-            before = await statistics(server, "busy")
-            async with holding(fronted, "busy"):
-                for value, connection in enumerate(connections):
-                    await connection.send(post_bytes(INFER["busy"], busy_json(value)))
-                await until(lambda: pending(server, "busy"), lambda count: count == CLIENTS)
-            assert [await status_of(connection) for connection in connections] == [200] * CLIENTS
-        after = await statistics(server, "busy")
-        assert after["inference_count"] - before["inference_count"] == CLIENTS + 1
-        # One for what held the model, and two that are full.
-        assert after["execution_count"] - before["execution_count"] == 3
-
-    asyncio.run(scenario())
-
-
-def test_statistics_are_of_all_front_ends(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
+async def test_batches_form_across_front_ends(fronted: Busy) -> None:
+    server = fronted.server
+    async with AsyncExitStack() as stack:
+        connections = await connect(stack, server)
+        assert len({process.pid for process in connections.values()}) == 2
         before = await statistics(server, "busy")
-        async with open_channel(server.grpc) as channel:
-            answers = await asyncio.gather(
-                *[infer(server, "busy", n) for n in range(40)],
-                *[infer_grpc(channel, "busy", n) for n in range(40)],
-            )
-        assert answers == [*range(40), *range(40)]
-        after = await statistics(server, "busy")
-        assert after["inference_count"] - before["inference_count"] == 80
-        stats = [document["inference_stats"]["success"]["count"] for document in (before, after)]
-        assert stats[1] - stats[0] == 80
+        async with holding(fronted, "busy"):
+            for value, connection in enumerate(connections):
+                await connection.send(post_bytes(INFER["busy"], busy_json(value)))
+            await until(lambda: pending(server, "busy"), lambda count: count == CLIENTS)
+        assert [await status_of(connection) for connection in connections] == [200] * CLIENTS
+    after = await statistics(server, "busy")
+    assert after["inference_count"] - before["inference_count"] == CLIENTS + 1
+    # One for what held the model, and two that are full.
+    assert after["execution_count"] - before["execution_count"] == 3
 
-    asyncio.run(scenario())
+
+async def test_statistics_are_of_all_front_ends(fronted: Busy) -> None:
+    server = fronted.server
+    before = await statistics(server, "busy")
+    async with open_channel(server.grpc) as channel:
+        answers = await asyncio.gather(
+            *[infer(server, "busy", n) for n in range(40)],
+            *[infer_grpc(channel, "busy", n) for n in range(40)],
+        )
+    assert answers == [*range(40), *range(40)]
+    after = await statistics(server, "busy")
+    assert after["inference_count"] - before["inference_count"] == 80
+    stats = [document["inference_stats"]["success"]["count"] for document in (before, after)]
+    assert stats[1] - stats[0] == 80
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
-    async def scenario() -> None:
-        server, cost = own.server, own.second // 50
-        async with AsyncExitStack() as stack:
-            connections = await connect(stack, server)
-            channel = await stack.enter_async_context(open_channel(server.grpc))
-            stream = open_stream(channel)
-            for value in range(3):  # the first is still running when all others are there
-                await stream.write(busy_message(MODEL, value, cost if value else own.second * 4))
-            for value, connection in enumerate(connections):
-                await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
-            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
-            server.send(number)
-            assert [await status_of(c) for c in connections] == [200] * CLIENTS
-            for _ in range(3):
-                assert isinstance(await stream.read(), bytes)
-            with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
-                await stream.read()
-        assert server.process is not None
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
-        assert "every admitted request was answered" in server.log
-
-    asyncio.run(scenario())
+async def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
+    server, cost = own.server, own.second // 50
+    async with AsyncExitStack() as stack:
+        connections = await connect(stack, server)
+        channel = await stack.enter_async_context(open_channel(server.grpc))
+        stream = open_stream(channel)
+        for value in range(3):  # the first is still running when all others are there
+            await stream.write(busy_message(MODEL, value, cost if value else own.second * 4))
+        for value, connection in enumerate(connections):
+            await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
+        await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
+        server.send(number)
+        assert [await status_of(c) for c in connections] == [200] * CLIENTS
+        for _ in range(3):
+            assert isinstance(await stream.read(), bytes)
+        with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+            await stream.read()
+    assert server.process is not None
+    assert await asyncio.to_thread(server.process.wait, 60) == 0
+    assert "every admitted request was answered" in server.log
 
 
-def test_signals_to_a_front_end_are_not_for_it(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
-        ends = await both_serve(server)
+async def test_signals_to_a_front_end_are_not_for_it(fronted: Busy) -> None:
+    server = fronted.server
+    ends = await both_serve(server)
+    for process in ends:
+        assert os.getpgid(process.pid) != os.getpgid(server.pid)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    assert await infer(server, MODEL, 3) == 3
+    assert await both_serve(server) == ends
+
+
+async def test_long_tensors_leave_nothing_behind(fronted: Busy) -> None:
+    server = fronted.server
+    processes = [server.pid, *[process.pid for process in await both_serve(server)]]
+    async with open_channel(server.grpc) as channel:
+        for rows in (1, 3):
+            answers = await asyncio.gather(
+                *[call(channel, "ModelInfer", wide_message(rows)) for _ in range(20)]
+            )
+            for answer in answers:
+                [raw] = pb.ModelInferResponse.FromString(answer).raw_output_contents
+                assert raw == np.ones(rows * _FLOATS, np.float32).tobytes()
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+    assert [files(pid) for pid in processes] == [0, 0, 0]
+
+
+async def test_long_tensors_of_killed_front_ends_are_freed(fronted: Busy) -> None:
+    server = fronted.server
+    ends = await both_serve(server)
+    async with open_channel(server.grpc) as one, open_channel(server.grpc) as other:
+        calls = [
+            asyncio.ensure_future(code_of(call(channel, "ModelInfer", wide_message())))
+            for channel in (one, other) * 20
+        ]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         for process in ends:
-            assert os.getpgid(process.pid) != os.getpgid(server.pid)
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGINT)
-        assert await infer(server, MODEL, 3) == 3
-        assert await both_serve(server) == ends
-
-    asyncio.run(scenario())
-
-
-def test_long_tensors_leave_nothing_behind(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
-        processes = [server.pid, *[process.pid for process in await both_serve(server)]]
-        async with open_channel(server.grpc) as channel:
-            for rows in (1, 3):
-                answers = await asyncio.gather(
-                    *[call(channel, "ModelInfer", wide_message(rows)) for _ in range(20)]
-                )
-                for answer in answers:
-                    [raw] = pb.ModelInferResponse.FromString(answer).raw_output_contents
-                    assert raw == np.ones(rows * _FLOATS, np.float32).tobytes()
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-        assert [files(pid) for pid in processes] == [0, 0, 0]
-
-    asyncio.run(scenario())
+            process.kill()
+        codes = set(await asyncio.gather(*calls))
+    assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    await both_serve(server)
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+    assert files(server.pid) == 0
 
 
-def test_long_tensors_of_killed_front_ends_are_freed(fronted: Busy) -> None:
-    async def scenario() -> None:
-        server = fronted.server
-        ends = await both_serve(server)
-        async with open_channel(server.grpc) as one, open_channel(server.grpc) as other:
-            calls = [
-                asyncio.ensure_future(code_of(call(channel, "ModelInfer", wide_message())))
-                for channel in (one, other) * 20
-            ]
-            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            for process in ends:
-                process.kill()
-            codes = set(await asyncio.gather(*calls))
-        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-        await both_serve(server)
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-        assert files(server.pid) == 0
+async def test_front_ends_end_with_the_server(own: Busy) -> None:
+    server = own.server
+    ends = await both_serve(server)
+    server.send(signal.SIGKILL)
 
-    asyncio.run(scenario())
+    async def alive() -> bool:
+        return any(process.is_running() for process in ends)
 
-
-def test_front_ends_end_with_the_server(own: Busy) -> None:
-    async def scenario() -> None:
-        server = own.server
-        ends = await both_serve(server)
-        server.send(signal.SIGKILL)
-
-        async def alive() -> bool:
-            return any(process.is_running() for process in ends)
-
-        await until(alive, lambda some: not some)
-
-    asyncio.run(scenario())
+    await until(alive, lambda some: not some)
 
 
 @pytest.mark.slow
-def test_a_crash_loop_makes_the_server_not_ready(own: Busy) -> None:
-    async def scenario() -> None:
-        server = own.server
+async def test_a_crash_loop_makes_the_server_not_ready(own: Busy) -> None:
+    server = own.server
 
-        async def kill_all() -> float:
-            for process in front_ends(server):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            return (await metrics(server))["headrace_ready"]
+    async def kill_all() -> float:
+        for process in front_ends(server):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        return (await metrics(server))["headrace_ready"]
 
-        await until(kill_all, lambda ready: ready == 0)
-        await until(kill_all, lambda _: "ends again and again" in server.log)
-        await both_serve(server)
-        await until(lambda: metrics(server), lambda samples: samples["headrace_ready"] == 1)
-
-    asyncio.run(scenario())
+    await until(kill_all, lambda ready: ready == 0)
+    await until(kill_all, lambda _: "ends again and again" in server.log)
+    await both_serve(server)
+    await until(lambda: metrics(server), lambda samples: samples["headrace_ready"] == 1)

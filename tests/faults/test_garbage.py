@@ -44,126 +44,105 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
-def test_garbage(busy: Busy, door: str) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        async with open_channel(server.grpc) as channel:
-            for kind, garbage in GARBAGE.items():
-                connection = await HttpConnection.open(getattr(server, door))
-                sending = asyncio.ensure_future(connection.send(garbage))
-                # Meanwhile and afterwards, the others are served.
-                assert await infer(server, "busy", 3) == 3, kind
-                assert await infer_grpc(channel, "busy", 4) == 4, kind
-                await asyncio.wait([sending])
-                failed = sending.exception()
-                assert failed is None or isinstance(failed, ConnectionError), kind
-                connection.reset()
-        assert (await metrics(server))["headrace_ready"] == 1
-
-    asyncio.run(scenario())
+async def test_garbage(busy: Busy, door: str) -> None:
+    server = busy.server
+    async with open_channel(server.grpc) as channel:
+        for kind, garbage in GARBAGE.items():
+            connection = await HttpConnection.open(getattr(server, door))
+            sending = asyncio.ensure_future(connection.send(garbage))
+            # Meanwhile and afterwards, the others are served.
+            assert await infer(server, "busy", 3) == 3, kind
+            assert await infer_grpc(channel, "busy", 4) == 4, kind
+            await asyncio.wait([sending])
+            failed = sending.exception()
+            assert failed is None or isinstance(failed, ConnectionError), kind
+            connection.reset()
+    assert (await metrics(server))["headrace_ready"] == 1
 
 
-def test_what_is_no_http_is_hung_up_on(busy: Busy) -> None:
-    async def scenario() -> None:
-        for kind in ("noise", "lines", "negative length", "length and chunks", "bad chunk"):
-            async with await HttpConnection.open(busy.server.http) as connection:
-                await connection.send(GARBAGE[kind])
-                assert (await connection.receive()).status == 400, kind
-                assert await connection.ended()
-
-    asyncio.run(scenario())
+async def test_what_is_no_http_is_hung_up_on(busy: Busy) -> None:
+    for kind in ("noise", "lines", "negative length", "length and chunks", "bad chunk"):
+        async with await HttpConnection.open(busy.server.http) as connection:
+            await connection.send(GARBAGE[kind])
+            assert (await connection.receive()).status == 400, kind
+            assert await connection.ended()
 
 
 @pytest.mark.parametrize("piece", [b"X-A: b\r\n" * 1000, b"b" * 10_000], ids=["many", "long"])
-def test_headers_without_end_are_refused(busy: Busy, piece: bytes) -> None:
-    async def scenario() -> None:
-        async with await HttpConnection.open(busy.server.http) as connection:
-            await connection.send(b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: ")
-            answer = asyncio.ensure_future(connection.receive())
-            sent = 0
-            while not answer.done():
-                try:
-                    await connection.send(piece)
-                except ConnectionError:
-                    break
-                sent += len(piece)
-                await asyncio.sleep(0)
-                assert sent < 16 << 20
-            with contextlib.suppress(ConnectionError):  # it may be reset before it is read
-                assert (await answer).status == 431
-
-    asyncio.run(scenario())
+async def test_headers_without_end_are_refused(busy: Busy, piece: bytes) -> None:
+    async with await HttpConnection.open(busy.server.http) as connection:
+        await connection.send(b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        answer = asyncio.ensure_future(connection.receive())
+        sent = 0
+        while not answer.done():
+            try:
+                await connection.send(piece)
+            except ConnectionError:
+                break
+            sent += len(piece)
+            await asyncio.sleep(0)
+            assert sent < 16 << 20
+        with contextlib.suppress(ConnectionError):  # it may be reset before it is read
+            assert (await answer).status == 431
 
 
 @over_both_transports("shared_server")
-def test_messages_that_are_no_protobuf(busy: Busy) -> None:
-    async def scenario() -> None:
-        noise = random.Random(8)
-        async with open_channel(busy.server.grpc) as channel:
-            for method in ("ModelInfer", "ModelMetadata", "ServerLive", "RepositoryIndex"):
-                for size in (1, 50, 5000):
-                    data = b"\xff" + noise.randbytes(size)
-                    code = await code_of(call(channel, method, data))
-                    assert code.name == "INVALID_ARGUMENT", method
-
-    asyncio.run(scenario())
+async def test_messages_that_are_no_protobuf(busy: Busy) -> None:
+    noise = random.Random(8)
+    async with open_channel(busy.server.grpc) as channel:
+        for method in ("ModelInfer", "ModelMetadata", "ServerLive", "RepositoryIndex"):
+            for size in (1, 50, 5000):
+                data = b"\xff" + noise.randbytes(size)
+                code = await code_of(call(channel, method, data))
+                assert code.name == "INVALID_ARGUMENT", method
 
 
-def test_clients_that_send_a_byte_at_a_time_hold_nobody_up(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        whole = post_bytes(INFER["busy"], busy_json(6))
-        slow = [await HttpConnection.open(server.http) for _ in range(40)]
-        for position in range(len(whole)):
-            for connection in slow:
-                await connection.send(whole[position : position + 1])
-            if position % 60 == 0:
-                assert await infer(server, "busy", position) == position
+async def test_clients_that_send_a_byte_at_a_time_hold_nobody_up(busy: Busy) -> None:
+    server = busy.server
+    whole = post_bytes(INFER["busy"], busy_json(6))
+    slow = [await HttpConnection.open(server.http) for _ in range(40)]
+    for position in range(len(whole)):
         for connection in slow:
+            await connection.send(whole[position : position + 1])
+        if position % 60 == 0:
+            assert await infer(server, "busy", position) == position
+    for connection in slow:
+        answer = await connection.receive()
+        assert answer.status == 200
+        assert b'"data":[6]' in answer.body
+        await connection.close()
+
+
+async def test_clients_that_never_finish_their_headers_hold_nobody_up(busy: Busy) -> None:
+    server = busy.server
+    slow = [await HttpConnection.open(server.http) for _ in range(100)]
+    head = b"POST /v2/models/busy/infer HTTP/1.1\r\nHost: x\r\nX-Slo"
+    for connection in slow:
+        await connection.send(head)
+    assert (await get(server.http, "/v2/health/live")).status == 200
+    assert await infer(server, "busy", 8) == 8
+    # What is no request yet takes nobody's place, and counts with its bytes.
+    await until(lambda: admitted(server), lambda found: found == (0, 100 * len(head)))
+    for connection in slow:
+        connection.reset()
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+
+
+async def test_a_client_that_reads_slowly_holds_nobody_up(busy: Busy) -> None:
+    server = busy.server
+    whole = post_bytes(INFER["busy"], busy_json(2, request_id="x" * 200_000))
+    async with await HttpConnection.open(server.http) as connection:
+
+        async def send() -> None:
+            for _ in range(20):
+                await connection.send(whole)
+
+        sending = asyncio.ensure_future(send())
+        for value in range(20):
+            assert await infer(server, "busy", value) == value
+        for _ in range(20):
             answer = await connection.receive()
             assert answer.status == 200
-            assert b'"data":[6]' in answer.body
-            await connection.close()
-
-    asyncio.run(scenario())
-
-
-def test_clients_that_never_finish_their_headers_hold_nobody_up(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        slow = [await HttpConnection.open(server.http) for _ in range(100)]
-        head = b"POST /v2/models/busy/infer HTTP/1.1\r\nHost: x\r\nX-Slo"
-        for connection in slow:
-            await connection.send(head)
-        assert (await get(server.http, "/v2/health/live")).status == 200
-        assert await infer(server, "busy", 8) == 8
-        # What is no request yet takes nobody's place, and counts with its bytes.
-        await until(lambda: admitted(server), lambda found: found == (0, 100 * len(head)))
-        for connection in slow:
-            connection.reset()
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
-
-
-def test_a_client_that_reads_slowly_holds_nobody_up(busy: Busy) -> None:
-    async def scenario() -> None:
-        server = busy.server
-        whole = post_bytes(INFER["busy"], busy_json(2, request_id="x" * 200_000))
-        async with await HttpConnection.open(server.http) as connection:
-
-            async def send() -> None:
-                for _ in range(20):
-                    await connection.send(whole)
-
-            sending = asyncio.ensure_future(send())
-            for value in range(20):
-                assert await infer(server, "busy", value) == value
-            for _ in range(20):
-                answer = await connection.receive()
-                assert answer.status == 200
-                assert len(answer.body) > 200_000
-            await sending
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+            assert len(answer.body) > 200_000
+        await sending
+    await until(lambda: admitted(server), lambda found: found == (0, 0))

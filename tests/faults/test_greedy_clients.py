@@ -96,62 +96,54 @@ async def given_up(server: ServerProcess, reason: str) -> float:
     return (await metrics(server))[f'headrace_given_up_total{{reason="{reason}"}}']
 
 
-def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> None:
-    async def scenario() -> None:
-        before = await given_up(hasty, "unsent")
-        async with contextlib.AsyncExitStack() as stack:
-            callers = [await stack.enter_async_context(open_http2(hasty.grpc)) for _ in range(3)]
-            for caller in callers:
-                for number in range(1, 2 * PLACES, 2):
-                    caller.begin(number, struct.pack(">BI", 0, 100))
-            await until(lambda: incoming(hasty), lambda found: found == 3 * PLACES)
-            assert (await post(hasty.http, INFER, SMALL)).status == 200
-            for caller in callers:
-                for status, text in await caller.statuses(PLACES):
-                    assert status == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
-                    assert text == "no more of the request came for 1 s"
-        assert await incoming(hasty) == 0
-        assert await given_up(hasty, "unsent") == before + 3 * PLACES
-
-    asyncio.run(scenario())
+async def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> None:
+    before = await given_up(hasty, "unsent")
+    async with contextlib.AsyncExitStack() as stack:
+        callers = [await stack.enter_async_context(open_http2(hasty.grpc)) for _ in range(3)]
+        for caller in callers:
+            for number in range(1, 2 * PLACES, 2):
+                caller.begin(number, struct.pack(">BI", 0, 100))
+        await until(lambda: incoming(hasty), lambda found: found == 3 * PLACES)
+        assert (await post(hasty.http, INFER, SMALL)).status == 200
+        for caller in callers:
+            for status, text in await caller.statuses(PLACES):
+                assert status == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+                assert text == "no more of the request came for 1 s"
+    assert await incoming(hasty) == 0
+    assert await given_up(hasty, "unsent") == before + 3 * PLACES
 
 
 @pytest.mark.parametrize("elements", [10, 1_000_000])
-def test_whole_messages_of_calls_that_go_on_count(hasty: ServerProcess, elements: int) -> None:
-    async def scenario() -> None:
-        whole = message(elements)
-        pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
-        async with open_http2(hasty.grpc) as caller:
-            for number in (1, 3, 5):
-                caller.begin(number, *pieces)
-            count = 3 * (len(whole) - 5)
-            await until(lambda: admitted(hasty), lambda found: found == (0, count))
-            assert len(await caller.statuses(3)) == 3
-            await until(lambda: admitted(hasty), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
-
-
-def test_what_is_sent_at_once_buys_no_time(hasty: ServerProcess) -> None:
-    """A megabyte, and a byte now and then."""
-
-    async def scenario() -> None:
-        body, headers = binary(1 << 20)
-        whole = post_bytes(INFER, body, headers)
-        async with await HttpConnection.open(hasty.http) as connection:
-            await connection.send(whole[:-1000])
-            answer = asyncio.ensure_future(connection.receive())
-            for sent in range(100):
-                done, _ = await asyncio.wait([answer], timeout=0.3)
-                if done:
-                    break
-                await connection.send(whole[sent - 1000 : sent - 999])
-            assert answer.done()
-            assert answer.result().status == 408
-            assert b"more slowly than 1024 bytes/s" in answer.result().body
+async def test_whole_messages_of_calls_that_go_on_count(
+    hasty: ServerProcess, elements: int
+) -> None:
+    whole = message(elements)
+    pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
+    async with open_http2(hasty.grpc) as caller:
+        for number in (1, 3, 5):
+            caller.begin(number, *pieces)
+        count = 3 * (len(whole) - 5)
+        await until(lambda: admitted(hasty), lambda found: found == (0, count))
+        assert len(await caller.statuses(3)) == 3
         await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
-    asyncio.run(scenario())
+
+async def test_what_is_sent_at_once_buys_no_time(hasty: ServerProcess) -> None:
+    """A megabyte, and a byte now and then."""
+    body, headers = binary(1 << 20)
+    whole = post_bytes(INFER, body, headers)
+    async with await HttpConnection.open(hasty.http) as connection:
+        await connection.send(whole[:-1000])
+        answer = asyncio.ensure_future(connection.receive())
+        for sent in range(100):
+            done, _ = await asyncio.wait([answer], timeout=0.3)
+            if done:
+                break
+            await connection.send(whole[sent - 1000 : sent - 999])
+        assert answer.done()
+        assert answer.result().status == 408
+        assert b"more slowly than 1024 bytes/s" in answer.result().body
+    await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
 def open_deaf(address: str) -> socket.socket:
@@ -168,185 +160,160 @@ async def unread(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing: bool) -> None:
-    async def scenario() -> None:
-        before = await given_up(hasty, "unread")
-        body, headers = binary(MANY)
-        if closing:
-            headers["Connection"] = "close"
-        with contextlib.ExitStack() as stack:
-            for _ in range(2):
-                deaf = stack.enter_context(open_deaf(hasty.http))
-                await asyncio.to_thread(deaf.sendall, post_bytes(INFER, body, headers))
-            await until(lambda: unread(hasty), lambda found: found > MANY)
-            assert (await admitted(hasty))[1] > MANY
-            assert (await post(hasty.http, INFER, SMALL)).status == 200
-            await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 2)
-            await until(lambda: unread(hasty), lambda found: found == 0)
-        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+async def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing: bool) -> None:
+    before = await given_up(hasty, "unread")
+    body, headers = binary(MANY)
+    if closing:
+        headers["Connection"] = "close"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            deaf = stack.enter_context(open_deaf(hasty.http))
+            await asyncio.to_thread(deaf.sendall, post_bytes(INFER, body, headers))
+        await until(lambda: unread(hasty), lambda found: found > MANY)
+        assert (await admitted(hasty))[1] > MANY
+        assert (await post(hasty.http, INFER, SMALL)).status == 200
+        await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 2)
+        await until(lambda: unread(hasty), lambda found: found == 0)
+    await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
-def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProcess) -> None:
+async def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProcess) -> None:
     """Over more time than a client has that makes no progress."""
-
-    async def scenario() -> None:
-        body, headers = binary(MANY)
-        with open_deaf(hasty.http) as slow:
-            slow.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(slow, post_bytes(INFER, body, headers))
-            await until(lambda: unread(hasty), lambda found: found > 0)
-            got = 0
-            for _ in range(30):  # a few kilobytes at a time, in three seconds
-                got += len(await loop.sock_recv(slow, 10_000))
-                await asyncio.sleep(0.1)
-            while got < 4 * MANY:
-                piece = await loop.sock_recv(slow, 1 << 20)
-                assert piece, f"the connection ended after {got} bytes"
-                got += len(piece)
-
-    asyncio.run(scenario())
+    body, headers = binary(MANY)
+    with open_deaf(hasty.http) as slow:
+        slow.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(slow, post_bytes(INFER, body, headers))
+        await until(lambda: unread(hasty), lambda found: found > 0)
+        got = 0
+        for _ in range(30):  # a few kilobytes at a time, in three seconds
+            got += len(await loop.sock_recv(slow, 10_000))
+            await asyncio.sleep(0.1)
+        while got < 4 * MANY:
+            piece = await loop.sock_recv(slow, 1 << 20)
+            assert piece, f"the connection ended after {got} bytes"
+            got += len(piece)
 
 
 @pytest.mark.parametrize("window", [0, 1 << 30])
-def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window: int) -> None:
+async def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window: int) -> None:
     """With a window of 0, and with a large one on a socket that nobody reads from."""
-
-    async def scenario() -> None:
-        before = await given_up(hasty, "unread")
-        whole = message(MANY)
-        frames = [
-            frame(DATA, 0, 1, whole[start : start + 16384]) for start in range(0, len(whole), 16384)
-        ]
-        head = frame(HEADERS, END_HEADERS, 1, Encoder().encode(REQUEST))
-        settings = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
-        more = frame(8, 0, 0, struct.pack(">I", (1 << 30))) if window else b""
-        with open_deaf(hasty.grpc) as deaf:
-            data = b"".join([PREFACE, settings, more, head, *frames, frame(DATA, END_STREAM, 1)])
-            await asyncio.to_thread(deaf.sendall, data)
-            await until(lambda: unread(hasty), lambda found: found > MANY)
-            assert (await post(hasty.http, INFER, SMALL)).status == 200
-            await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 1)
-            await until(lambda: unread(hasty), lambda found: found == 0)
-        await until(lambda: admitted(hasty), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+    before = await given_up(hasty, "unread")
+    whole = message(MANY)
+    frames = [
+        frame(DATA, 0, 1, whole[start : start + 16384]) for start in range(0, len(whole), 16384)
+    ]
+    head = frame(HEADERS, END_HEADERS, 1, Encoder().encode(REQUEST))
+    settings = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
+    more = frame(8, 0, 0, struct.pack(">I", (1 << 30))) if window else b""
+    with open_deaf(hasty.grpc) as deaf:
+        data = b"".join([PREFACE, settings, more, head, *frames, frame(DATA, END_STREAM, 1)])
+        await asyncio.to_thread(deaf.sendall, data)
+        await until(lambda: unread(hasty), lambda found: found > MANY)
+        assert (await post(hasty.http, INFER, SMALL)).status == 200
+        await until(lambda: given_up(hasty, "unread"), lambda found: found == before + 1)
+        await until(lambda: unread(hasty), lambda found: found == 0)
+    await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
-def test_more_connections_than_there_may_be(echo: Path) -> None:
-    async def scenario() -> None:
-        with ServerProcess(echo, options=["--max-connections=3"]) as server:
-            async with contextlib.AsyncExitStack() as stack:
-                kept = [
-                    await stack.enter_async_context(await HttpConnection.open(server.http))
-                    for _ in range(2)
-                ]
-                caller = await stack.enter_async_context(open_http2(server.grpc))
-                await until(
-                    lambda: metrics(server),
-                    lambda m: (
-                        m['headrace_connections{door="http"}'] == 2
-                        and m['headrace_connections{door="grpc"}'] == 1
-                    ),
-                )
-                async with await HttpConnection.open(server.http) as connection:
-                    answer = await connection.receive()
-                    assert answer.status == 503
-                    assert b"as many connections as it may (--max-connections)" in answer.body
-                    assert await connection.ended()
-                async with open_http2(server.grpc) as refused:
-                    await refused.ended()
-                assert (await metrics(server))["headrace_refused_connections_total"] == 2
-                assert (await kept[0].post(INFER, SMALL)).status == 200
-                caller.begin(1, message(3), end=True)
-                assert await caller.statuses(1) == [("0", "")]
-                await kept[0].close()
-                await until(
-                    lambda: metrics(server), lambda m: m['headrace_connections{door="http"}'] == 1
-                )
-                assert (await post(server.http, INFER, SMALL)).status == 200
-
-    asyncio.run(scenario())
+async def test_more_connections_than_there_may_be(echo: Path) -> None:
+    with ServerProcess(echo, options=["--max-connections=3"]) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            kept = [
+                await stack.enter_async_context(await HttpConnection.open(server.http))
+                for _ in range(2)
+            ]
+            caller = await stack.enter_async_context(open_http2(server.grpc))
+            await until(
+                lambda: metrics(server),
+                lambda m: (
+                    m['headrace_connections{door="http"}'] == 2
+                    and m['headrace_connections{door="grpc"}'] == 1
+                ),
+            )
+            async with await HttpConnection.open(server.http) as connection:
+                answer = await connection.receive()
+                assert answer.status == 503
+                assert b"as many connections as it may (--max-connections)" in answer.body
+                assert await connection.ended()
+            async with open_http2(server.grpc) as refused:
+                await refused.ended()
+            assert (await metrics(server))["headrace_refused_connections_total"] == 2
+            assert (await kept[0].post(INFER, SMALL)).status == 200
+            caller.begin(1, message(3), end=True)
+            assert await caller.statuses(1) == [("0", "")]
+            await kept[0].close()
+            await until(
+                lambda: metrics(server), lambda m: m['headrace_connections{door="http"}'] == 1
+            )
+            assert (await post(server.http, INFER, SMALL)).status == 200
 
 
 @pytest.mark.parametrize("front_ends", ["0", "1"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
-def test_more_connections_than_there_are_descriptors(
+async def test_more_connections_than_there_are_descriptors(
     echo: Path, door: str, front_ends: str
 ) -> None:
     """They are closed at once, counted and logged, and those that are there go on."""
+    # Fewer than the three quarters that connections may have, and what the server has open.
+    prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+    options = [f"--frontends={front_ends}"]
+    with ServerProcess(echo, options=options, prefix=prefix) as server:
+        address = server.http if door == "http" else server.grpc
+        async with contextlib.AsyncExitStack() as stack:
+            early = await stack.enter_async_context(await HttpConnection.open(server.http))
+            assert (await early.post(INFER, SMALL)).status == 200
+            for _ in range(64):
+                await stack.enter_async_context(await HttpConnection.open(address))
+            async with await HttpConnection.open(address) as refused:
+                assert await refused.ended()
+            assert (await early.post(INFER, SMALL)).status == 200
+        open_ones = f'headrace_connections{{door="{door}"}}'
 
-    async def scenario() -> None:
-        # Fewer than the three quarters that connections may have, and what the server has open.
-        prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
-        options = [f"--frontends={front_ends}"]
-        with ServerProcess(echo, options=options, prefix=prefix) as server:
-            address = server.http if door == "http" else server.grpc
-            async with contextlib.AsyncExitStack() as stack:
-                early = await stack.enter_async_context(await HttpConnection.open(server.http))
-                assert (await early.post(INFER, SMALL)).status == 200
-                for _ in range(64):
-                    await stack.enter_async_context(await HttpConnection.open(address))
-                async with await HttpConnection.open(address) as refused:
-                    assert await refused.ended()
-                assert (await early.post(INFER, SMALL)).status == 200
-            open_ones = f'headrace_connections{{door="{door}"}}'
+        async def scrape() -> dict[str, float]:
+            try:
+                return await metrics(server)
+            except ConnectionError:  # there is no descriptor for this one either yet
+                return {}
 
-            async def scrape() -> dict[str, float]:
-                try:
-                    return await metrics(server)
-                except ConnectionError:  # there is no descriptor for this one either yet
-                    return {}
+        found = await until(
+            scrape,
+            lambda m: m.get("headrace_failed_accepts_total", 0) > 0 and m[open_ones] == 0,
+        )
+        assert found["headrace_refused_connections_total"] == 0
+        assert (await post(server.http, INFER, SMALL)).status == 200
+        assert "cannot accept 1 connection: Too many open files" in server.log
 
-            found = await until(
-                scrape,
-                lambda m: m.get("headrace_failed_accepts_total", 0) > 0 and m[open_ones] == 0,
+
+async def test_idle_connections_over_grpc_end(echo: Path) -> None:
+    with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:
+        async with open_http2(server.grpc) as caller:
+            assert await caller.ended() is not None  # after a GOAWAY
+        # A client that does as gRPC's libraries do notices nothing.
+        async with open_channel(server.grpc) as channel:
+            data = message(3)[5:]
+            assert await call(channel, "ModelInfer", data)
+            await until(
+                lambda: metrics(server), lambda m: m['headrace_connections{door="grpc"}'] == 0
             )
-            assert found["headrace_refused_connections_total"] == 0
-            assert (await post(server.http, INFER, SMALL)).status == 200
-            assert "cannot accept 1 connection: Too many open files" in server.log
-
-    asyncio.run(scenario())
+            assert await call(channel, "ModelInfer", data)
 
 
-def test_idle_connections_over_grpc_end(echo: Path) -> None:
-    async def scenario() -> None:
-        with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:
-            async with open_http2(server.grpc) as caller:
-                assert await caller.ended() is not None  # after a GOAWAY
-            # A client that does as gRPC's libraries do notices nothing.
-            async with open_channel(server.grpc) as channel:
-                data = message(3)[5:]
-                assert await call(channel, "ModelInfer", data)
-                await until(
-                    lambda: metrics(server), lambda m: m['headrace_connections{door="grpc"}'] == 0
-                )
-                assert await call(channel, "ModelInfer", data)
-
-    asyncio.run(scenario())
-
-
-def test_front_ends_have_one_limit_together(echo: Path) -> None:
+async def test_front_ends_have_one_limit_together(echo: Path) -> None:
     """Bodies on their way to any of them count for all: with limits of their own, half would do."""
-
-    async def scenario() -> None:
-        size = 100_000
-        options = ["--frontends=2", f"--max-admitted-bytes={10 * size}"]
-        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
-        with ServerProcess(echo, options=options) as server:
-            async with contextlib.AsyncExitStack() as stack:
-                for count in range(1, 11):
-                    one = await stack.enter_async_context(await HttpConnection.open(server.http))
-                    await one.send(head + bytes(size - 1))
-                    held = count * (size - 1)
-                    await until(lambda: admitted(server), lambda found: found == (0, held))  # noqa: B023
-                for _ in range(8):
-                    answer = await post(server.http, INFER, bytes(size))
-                    assert answer.status == 503
-                    assert b"limit of 1000000 bytes" in answer.body
-            await until(lambda: admitted(server), lambda found: found == (0, 0))
-            assert (await post(server.http, INFER, SMALL)).status == 200
-
-    asyncio.run(scenario())
+    size = 100_000
+    options = ["--frontends=2", f"--max-admitted-bytes={10 * size}"]
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    with ServerProcess(echo, options=options) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for count in range(1, 11):
+                one = await stack.enter_async_context(await HttpConnection.open(server.http))
+                await one.send(head + bytes(size - 1))
+                held = count * (size - 1)
+                await until(lambda: admitted(server), lambda found: found == (0, held))  # noqa: B023
+            for _ in range(8):
+                answer = await post(server.http, INFER, bytes(size))
+                assert answer.status == 503
+                assert b"limit of 1000000 bytes" in answer.body
+        await until(lambda: admitted(server), lambda found: found == (0, 0))
+        assert (await post(server.http, INFER, SMALL)).status == 200

@@ -54,59 +54,52 @@ def too_many_streams(attacker: Http2Caller) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("attack", [rapid_reset, continuation, too_many_streams])
-def test_floods(busy: Busy, attack: Callable[[Http2Caller], Iterator[bytes]]) -> None:
-    async def scenario() -> None:
-        before = Resources.of(busy.server.pid).resident
-        async with attacking(busy) as attacker, open_channel(busy.server.grpc) as channel:
-            ended = asyncio.ensure_future(attacker.ended())
-            for sent, piece in enumerate(attack(attacker)):
-                if attacker.writer.is_closing() or ended.done():
+async def test_floods(busy: Busy, attack: Callable[[Http2Caller], Iterator[bytes]]) -> None:
+    before = Resources.of(busy.server.pid).resident
+    async with attacking(busy) as attacker, open_channel(busy.server.grpc) as channel:
+        ended = asyncio.ensure_future(attacker.ended())
+        for sent, piece in enumerate(attack(attacker)):
+            if attacker.writer.is_closing() or ended.done():
+                break
+            attacker.writer.write(piece)
+            if sent % 100 == 0:
+                await asyncio.sleep(0)
+                try:
+                    await attacker.writer.drain()
+                except ConnectionError:
                     break
-                attacker.writer.write(piece)
-                if sent % 100 == 0:
-                    await asyncio.sleep(0)
-                    try:
-                        await attacker.writer.drain()
-                    except ConnectionError:
-                        break
-                assert sent < 1_000_000
-            assert await infer_grpc(channel, "busy", 5) == 5
-            assert await ended in (CALM, None)  # the reset of the socket may swallow it
-        assert Resources.of(busy.server.pid).resident - before < _GROWTH
-
-    asyncio.run(scenario())
+            assert sent < 1_000_000
+        assert await infer_grpc(channel, "busy", 5) == 5
+        assert await ended in (CALM, None)  # the reset of the socket may swallow it
+    assert Resources.of(busy.server.pid).resident - before < _GROWTH
 
 
-def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
+async def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
     """What waits for it is bounded: it gets no further than its own answers let it."""
-
-    async def scenario() -> None:
-        server = busy.server
-        before = Resources.of(server.pid).resident
-        # So long that no more than may be under way at once are read at once.
-        request = pb.ModelInferRequest.FromString(busy_message("busy", 1))
-        request.id = "x" * 60_000
-        message = prefixed(request.SerializeToString())
-        window = struct.pack(">I", (1 << 31) - 1 - 65_535)
-        async with attacking(busy, (4, (1 << 31) - 1)) as attacker:
-            attacker.writer.write(frame(WINDOW_UPDATE, 0, 0, window))
-            unknown = frame(HEADERS, 5, 1, attacker.encoder.encode(REQUEST))
-            attacker.writer.write(unknown)
-            sent = 0
-            for number in range(3, 1 << 22, 2):
-                attacker.writer.write(attacker.request(number, message, end=True))
-                sent += 1
-                if number % 11 == 0:
-                    try:
-                        async with asyncio.timeout(2):
-                            await attacker.writer.drain()
-                    # It is hung up on if its requests come so fast that too many are refused.
-                    except (TimeoutError, ConnectionError):
-                        break
-            assert sent < 1 << 20
-            async with open_channel(server.grpc) as channel:
-                assert await infer_grpc(channel, "busy", 8) == 8
-            # No more than as many requests as may be under way, and their answers.
-            assert Resources.of(server.pid).resident - before < 5 * _GROWTH
-
-    asyncio.run(scenario())
+    server = busy.server
+    before = Resources.of(server.pid).resident
+    # So long that no more than may be under way at once are read at once.
+    request = pb.ModelInferRequest.FromString(busy_message("busy", 1))
+    request.id = "x" * 60_000
+    message = prefixed(request.SerializeToString())
+    window = struct.pack(">I", (1 << 31) - 1 - 65_535)
+    async with attacking(busy, (4, (1 << 31) - 1)) as attacker:
+        attacker.writer.write(frame(WINDOW_UPDATE, 0, 0, window))
+        unknown = frame(HEADERS, 5, 1, attacker.encoder.encode(REQUEST))
+        attacker.writer.write(unknown)
+        sent = 0
+        for number in range(3, 1 << 22, 2):
+            attacker.writer.write(attacker.request(number, message, end=True))
+            sent += 1
+            if number % 11 == 0:
+                try:
+                    async with asyncio.timeout(2):
+                        await attacker.writer.drain()
+                # It is hung up on if its requests come so fast that too many are refused.
+                except (TimeoutError, ConnectionError):
+                    break
+        assert sent < 1 << 20
+        async with open_channel(server.grpc) as channel:
+            assert await infer_grpc(channel, "busy", 8) == 8
+        # No more than as many requests as may be under way, and their answers.
+        assert Resources.of(server.pid).resident - before < 5 * _GROWTH

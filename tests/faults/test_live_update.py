@@ -143,11 +143,9 @@ def until_logged(server: ServerProcess, told: str) -> None:
     until(lambda: told in server.log, told)
 
 
-@pytest.mark.parametrize(
-    "server",
-    [[], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends")],
-    indirect=True,
-)
+@pytest.mark.parametrize("server", [
+    [], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends"),
+], indirect=True)  # fmt: skip
 def test_a_repository_that_changes_in_every_way(
     server: ServerProcess, repository: Repository, client: Client
 ) -> None:

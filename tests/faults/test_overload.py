@@ -53,125 +53,112 @@ async def refused_grpc(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> str:
 
 
 @pytest.mark.parametrize("waiting_over", ["http", "grpc"])
-def test_too_many_requests(few: Busy, waiting_over: str) -> None:
-    async def scenario() -> None:
-        server = few.server
-        overloaded = (await metrics(server))["headrace_overloaded_total"]
-        async with open_channel(server.grpc) as channel:
-            async with holding(few, MODEL):
-                start: Callable[[int], Awaitable[int]] = (
-                    (lambda n: infer(server, MODEL, n))
-                    if waiting_over == "http"
-                    else (lambda n: infer_grpc(channel, MODEL, n))
-                )
-                waiting = [asyncio.ensure_future(start(n)) for n in range(LIMIT - 1)]
-                await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
+async def test_too_many_requests(few: Busy, waiting_over: str) -> None:
+    server = few.server
+    overloaded = (await metrics(server))["headrace_overloaded_total"]
+    async with open_channel(server.grpc) as channel:
+        async with holding(few, MODEL):
+            start: Callable[[int], Awaitable[int]] = (
+                (lambda n: infer(server, MODEL, n))
+                if waiting_over == "http"
+                else (lambda n: infer_grpc(channel, MODEL, n))
+            )
+            waiting = [asyncio.ensure_future(start(n)) for n in range(LIMIT - 1)]
+            await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
 
-                answer = await post(server.http, INFER[MODEL], busy_json(9))
-                assert answer.status == 503
-                assert int(answer.headers["retry-after"]) > 0
-                assert b"limit of 4 requests" in answer.body
-                text = await refused_grpc(call(channel, "ModelInfer", busy_message(MODEL, 9)))
-                assert "limit of 4 requests" in text
+            answer = await post(server.http, INFER[MODEL], busy_json(9))
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert b"limit of 4 requests" in answer.body
+            text = await refused_grpc(call(channel, "ModelInfer", busy_message(MODEL, 9)))
+            assert "limit of 4 requests" in text
 
-                # Refused at once, not after those in front; and the server still tells of itself.
-                assert not any(task.done() for task in waiting)
-                assert (await get(server.http, "/v2/health/ready")).status == 200
-                assert (await admitted(server))[0] == LIMIT
-            assert await asyncio.gather(*waiting) == list(range(LIMIT - 1))
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-        assert (await metrics(server))["headrace_overloaded_total"] == overloaded + 2
-        assert await infer(server, MODEL, 7) == 7
-
-    asyncio.run(scenario())
+            # Refused at once, not after those in front; and the server still tells of itself.
+            assert not any(task.done() for task in waiting)
+            assert (await get(server.http, "/v2/health/ready")).status == 200
+            assert (await admitted(server))[0] == LIMIT
+        assert await asyncio.gather(*waiting) == list(range(LIMIT - 1))
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
+    assert (await metrics(server))["headrace_overloaded_total"] == overloaded + 2
+    assert await infer(server, MODEL, 7) == 7
 
 
-def test_too_many_requests_on_a_stream(few: Busy) -> None:
-    async def scenario() -> None:
-        from headrace.protocol.pb import grpc_service_pb2 as pb
+async def test_too_many_requests_on_a_stream(few: Busy) -> None:
+    from headrace.protocol.pb import grpc_service_pb2 as pb
 
-        server = few.server
-        async with open_channel(server.grpc) as channel, holding(few, MODEL):
-            stream = open_stream(channel)
-            for value in range(LIMIT + 3):
-                await stream.write(busy_message(MODEL, value))
-            await stream.done_writing()
-            messages = [pb.ModelStreamInferResponse.FromString(data) async for data in stream]
-        texts = [message.error_message for message in messages]
-        assert texts[: LIMIT - 1] == [""] * (LIMIT - 1)
-        assert all("limit of 4 requests" in text for text in texts[LIMIT - 1 :])
-        assert len(texts) == LIMIT + 3
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+    server = few.server
+    async with open_channel(server.grpc) as channel, holding(few, MODEL):
+        stream = open_stream(channel)
+        for value in range(LIMIT + 3):
+            await stream.write(busy_message(MODEL, value))
+        await stream.done_writing()
+        messages = [pb.ModelStreamInferResponse.FromString(data) async for data in stream]
+    texts = [message.error_message for message in messages]
+    assert texts[: LIMIT - 1] == [""] * (LIMIT - 1)
+    assert all("limit of 4 requests" in text for text in texts[LIMIT - 1 :])
+    assert len(texts) == LIMIT + 3
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
-def test_too_many_bytes(small: Busy) -> None:
-    async def scenario() -> None:
-        server = small.server
-        padded = busy_json(2) + b" " * 60_000
-        async with open_channel(server.grpc) as channel:
-            async with holding(small, MODEL):
-                waiting = asyncio.ensure_future(post(server.http, INFER[MODEL], padded))
-                await until(lambda: pending(server, MODEL), lambda n: n == 1)
+async def test_too_many_bytes(small: Busy) -> None:
+    server = small.server
+    padded = busy_json(2) + b" " * 60_000
+    async with open_channel(server.grpc) as channel:
+        async with holding(small, MODEL):
+            waiting = asyncio.ensure_future(post(server.http, INFER[MODEL], padded))
+            await until(lambda: pending(server, MODEL), lambda n: n == 1)
 
-                answer = await post(server.http, INFER[MODEL], padded)
-                assert answer.status == 503
-                assert int(answer.headers["retry-after"]) > 0
-                assert b"limit of 100000 bytes" in answer.body
-                large = busy_message(MODEL, 3) + b"\x1a\xe0\xd4\x03" + b"x" * 60_000  # id
-                text = await refused_grpc(call(channel, "ModelInfer", large))
-                assert "limit of 100000 bytes" in text
-                small_one = asyncio.ensure_future(infer(server, MODEL, 4))
-                await until(lambda: pending(server, MODEL), lambda n: n == 2)
-            assert (await waiting).status == 200
-            assert await small_one == 4
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+            answer = await post(server.http, INFER[MODEL], padded)
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert b"limit of 100000 bytes" in answer.body
+            large = busy_message(MODEL, 3) + b"\x1a\xe0\xd4\x03" + b"x" * 60_000  # id
+            text = await refused_grpc(call(channel, "ModelInfer", large))
+            assert "limit of 100000 bytes" in text
+            small_one = asyncio.ensure_future(infer(server, MODEL, 4))
+            await until(lambda: pending(server, MODEL), lambda n: n == 2)
+        assert (await waiting).status == 200
+        assert await small_one == 4
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
-def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(small: Busy) -> None:
-    async def scenario() -> None:
-        server = small.server
-        head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nContent-Length: 90000\r\n\r\n"
-        connections = [await HttpConnection.open(server.http) for _ in range(5)]
-        for connection in connections:
-            await connection.send(head.encode())
-        assert await infer(server, MODEL, 4) == 4
-        padded = busy_json(2) + b" " * 60_000
-        assert (await post(server.http, INFER[MODEL], padded)).status == 200
-        for connection in connections:  # after a second each
-            answer = await connection.receive()
-            assert answer.status == 408
-            assert b"no more of the request came for 1 s" in answer.body
-            assert await connection.ended()
-            await connection.close()
-        await until(lambda: admitted(server), lambda found: found == (0, 0))
-
-    asyncio.run(scenario())
+async def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(
+    small: Busy,
+) -> None:
+    server = small.server
+    head = f"POST {INFER[MODEL]} HTTP/1.1\r\nHost: test\r\nContent-Length: 90000\r\n\r\n"
+    connections = [await HttpConnection.open(server.http) for _ in range(5)]
+    for connection in connections:
+        await connection.send(head.encode())
+    assert await infer(server, MODEL, 4) == 4
+    padded = busy_json(2) + b" " * 60_000
+    assert (await post(server.http, INFER[MODEL], padded)).status == 200
+    for connection in connections:  # after a second each
+        answer = await connection.receive()
+        assert answer.status == 408
+        assert b"no more of the request came for 1 s" in answer.body
+        assert await connection.ended()
+        await connection.close()
+    await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
 @pytest.mark.parametrize("why", ["overload", "no such model"])
-def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str) -> None:
-    async def scenario() -> None:
-        server = few.server
-        path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
-        whole = post_bytes(path, busy_json(2) + b" " * 300_000)
-        head, body = whole.split(b"\r\n\r\n", 1)
-        async with await HttpConnection.open(server.http) as connection, holding(few, MODEL):
-            waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
-            await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
-            await connection.send(head + b"\r\n\r\n" + body[:10])
-            answer = await connection.receive()
-            assert answer.status == (503 if why == "overload" else 404)
-            assert not any(task.done() for task in waiting)
-            # Sent all the same, it is passed over, and the connection is as good as new.
-            await connection.send(body[10:])
-            await asyncio.gather(*waiting)
-            assert (await connection.post(INFER[MODEL], busy_json(3))).status == 200
-
-    asyncio.run(scenario())
+async def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str) -> None:
+    server = few.server
+    path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
+    whole = post_bytes(path, busy_json(2) + b" " * 300_000)
+    head, body = whole.split(b"\r\n\r\n", 1)
+    async with await HttpConnection.open(server.http) as connection, holding(few, MODEL):
+        waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
+        await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
+        await connection.send(head + b"\r\n\r\n" + body[:10])
+        answer = await connection.receive()
+        assert answer.status == (503 if why == "overload" else 404)
+        assert not any(task.done() for task in waiting)
+        # Sent all the same, it is passed over, and the connection is as good as new.
+        await connection.send(body[10:])
+        await asyncio.gather(*waiting)
+        assert (await connection.post(INFER[MODEL], busy_json(3))).status == 200
 
 
 @pytest.mark.slow
@@ -202,16 +189,13 @@ def test_one_model_leaves_room_for_others(repository: Path, options: list[str]) 
         assert server.stop() == 0
 
 
-def test_several_requests_on_one_connection_at_once(busy: Busy) -> None:
-    async def scenario() -> None:
-        async with await HttpConnection.open(busy.server.http) as connection:
-            values = range(20)
-            await connection.send(
-                b"".join(post_bytes(INFER["busy"], busy_json(value)) for value in values)
-            )
-            for value in values:  # in the order of the requests
-                answer = await connection.receive()
-                assert answer.status == 200
-                assert b'"data":[%d]' % value in answer.body
-
-    asyncio.run(scenario())
+async def test_several_requests_on_one_connection_at_once(busy: Busy) -> None:
+    async with await HttpConnection.open(busy.server.http) as connection:
+        values = range(20)
+        await connection.send(
+            b"".join(post_bytes(INFER["busy"], busy_json(value)) for value in values)
+        )
+        for value in values:  # in the order of the requests
+            answer = await connection.receive()
+            assert answer.status == 200
+            assert b'"data":[%d]' % value in answer.body

@@ -181,108 +181,88 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]
 
 
 @EACH
-def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with load(servers.front) as under_way:
-            assert servers.first.stop(signal.SIGKILL) != 0
+async def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
+    async with load(servers.front) as under_way:
+        assert servers.first.stop(signal.SIGKILL) != 0
+        await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
+        await under_way.more()
+        assert await ready(servers.front)
+        lost = sum(under_way.failures.values())
+        assert all(LOST in text for text in under_way.failures), under_way.failures
+        assert lost <= IN_FLIGHT * 8
+        servers.first = await asyncio.to_thread(servers.start_again, servers.first)
+        begun = monotonic()
+        await until(lambda: healthy(servers.front, servers.first), bool)
+        assert monotonic() - begun < _SOON_SECS
+        await under_way.more()
+    assert sum(under_way.failures.values()) == lost
+
+
+@EACH
+async def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
+    async with load(servers.front) as under_way:
+        for _ in range(2):
+            stopping = asyncio.to_thread(servers.first.stop, signal.SIGTERM)
+            await asyncio.gather(stopping, under_way.more())
             await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
-            await under_way.more()
-            assert await ready(servers.front)
-            lost = sum(under_way.failures.values())
-            assert all(LOST in text for text in under_way.failures), under_way.failures
-            assert lost <= IN_FLIGHT * 8
             servers.first = await asyncio.to_thread(servers.start_again, servers.first)
+            await until(lambda: healthy(servers.front, servers.first), bool)
+            await under_way.more()
+    assert not under_way.failures
+
+
+@EACH
+async def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers: Servers) -> None:
+    """It is not asked while it says nothing, and asked again soon after it goes on."""
+    async with load(servers.front) as under_way:
+        for _ in range(2):
+            servers.first.send(signal.SIGSTOP)
+            try:
+                await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
+                await under_way.more()
+            finally:
+                servers.first.send(signal.SIGCONT)
             begun = monotonic()
             await until(lambda: healthy(servers.front, servers.first), bool)
             assert monotonic() - begun < _SOON_SECS
             await under_way.more()
-        assert sum(under_way.failures.values()) == lost
-
-    asyncio.run(scenario())
+    assert not under_way.failures, under_way.failures
 
 
-@EACH
-def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with load(servers.front) as under_way:
-            for _ in range(2):
-                stopping = asyncio.to_thread(servers.first.stop, signal.SIGTERM)
-                await asyncio.gather(stopping, under_way.more())
-                await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
-                servers.first = await asyncio.to_thread(servers.start_again, servers.first)
-                await until(lambda: healthy(servers.front, servers.first), bool)
-                await under_way.more()
-        assert not under_way.failures
-
-    asyncio.run(scenario())
-
-
-@EACH
-def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers: Servers) -> None:
-    """It is not asked while it says nothing, and asked again soon after it goes on."""
-
-    async def scenario() -> None:
-        async with load(servers.front) as under_way:
-            for _ in range(2):
-                servers.first.send(signal.SIGSTOP)
-                try:
-                    await until(
-                        lambda: healthy(servers.front, servers.first), lambda found: not found
-                    )
-                    await under_way.more()
-                finally:
-                    servers.first.send(signal.SIGCONT)
-                begun = monotonic()
-                await until(lambda: healthy(servers.front, servers.first), bool)
-                assert monotonic() - begun < _SOON_SECS
-                await under_way.more()
-        assert not under_way.failures, under_way.failures
-
-    asyncio.run(scenario())
-
-
-def test_without_any_server_requests_wait_and_then_fail(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
-            for server in (servers.first, servers.second):
-                assert server.stop(signal.SIGKILL) != 0
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(channel, "ModelInfer", busy_message("busy", 1))
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "none of its servers can be reached" in (refused.value.details() or "")
-            assert not await ready(servers.front)
-            index = pb.RepositoryIndexResponse.FromString(
-                await call(channel, "RepositoryIndex", b"")
-            )
-            assert {model.reason for model in index.models if model.name == "busy"} == {
-                "model 'busy' is not ready: none of its servers can be reached"
-            }
-            servers.second = await asyncio.to_thread(servers.start_again, servers.second)
-            await until(lambda: ready(servers.front), bool)
-            data = await call(channel, "ModelInfer", busy_message("busy", 1))
-            assert pb.ModelInferResponse.FromString(data).id == "1"
-
-    asyncio.run(scenario())
+async def test_without_any_server_requests_wait_and_then_fail(servers: Servers) -> None:
+    async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
+        for server in (servers.first, servers.second):
+            assert server.stop(signal.SIGKILL) != 0
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, "ModelInfer", busy_message("busy", 1))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "none of its servers can be reached" in (refused.value.details() or "")
+        assert not await ready(servers.front)
+        index = pb.RepositoryIndexResponse.FromString(await call(channel, "RepositoryIndex", b""))
+        assert {model.reason for model in index.models if model.name == "busy"} == {
+            "model 'busy' is not ready: none of its servers can be reached"
+        }
+        servers.second = await asyncio.to_thread(servers.start_again, servers.second)
+        await until(lambda: ready(servers.front), bool)
+        data = await call(channel, "ModelInfer", busy_message("busy", 1))
+        assert pb.ModelInferResponse.FromString(data).id == "1"
 
 
 @EITHER
-def test_a_call_that_nobody_waits_for_is_cancelled_there(servers: Servers) -> None:
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
-            outstanding = [
-                f'headrace_endpoint_outstanding{{endpoint="{address}",model="busy",version="1"}}'
-                for address in servers.addresses()
-            ]
+async def test_a_call_that_nobody_waits_for_is_cancelled_there(servers: Servers) -> None:
+    async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
+        outstanding = [
+            f'headrace_endpoint_outstanding{{endpoint="{address}",model="busy",version="1"}}'
+            for address in servers.addresses()
+        ]
 
-            async def under_way() -> float:
-                found = await metrics(servers.front)
-                return sum(found[name] for name in outstanding)
+        async def under_way() -> float:
+            found = await metrics(servers.front)
+            return sum(found[name] for name in outstanding)
 
-            asking = call(channel, "ModelInfer", busy_message("busy", 1, FOREVER))
-            await until(under_way, lambda count: count == 1)
-            asking.cancel()
-            await until(under_way, lambda count: count == 0)
-            for server in (servers.first, servers.second):
-                server.stop(signal.SIGKILL)  # one of them goes on computing for good
-
-    asyncio.run(scenario())
+        asking = call(channel, "ModelInfer", busy_message("busy", 1, FOREVER))
+        await until(under_way, lambda count: count == 1)
+        asking.cancel()
+        await until(under_way, lambda count: count == 0)
+        for server in (servers.first, servers.second):
+            server.stop(signal.SIGKILL)  # one of them goes on computing for good

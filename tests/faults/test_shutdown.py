@@ -69,113 +69,101 @@ async def refusing(server: ServerProcess) -> bool:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int) -> None:
-    async def scenario() -> None:
-        with serving(repository, f"--grpc-transport={transport}") as busy:
-            server, cost = busy.server, busy.second // 20
-            async with open_channel(server.grpc) as channel:
-                stream = open_stream(channel)
-                for value in range(3):  # the first is still running when all others are there
-                    work = cost if value else busy.second * 2
-                    await stream.write(busy_message(MODEL, value, work))
-                waiting = [
-                    asyncio.ensure_future(start)
-                    for n in range(6)
-                    for start in (
-                        infer(server, MODEL, n, cost),
-                        infer_grpc(channel, MODEL, n, cost),
-                    )
-                ]
-                await until(lambda: admitted(server), lambda found: found[0] == 15)
-                server.send(number)
-                assert await asyncio.gather(*waiting) == [n for n in range(6) for _ in (0, 1)]
-                for _ in range(3):
-                    assert isinstance(await stream.read(), bytes)
-                # Its client has not closed it, so the server does.
-                with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
-                    await stream.read()
-            assert await ended(server) == 0
-            assert "every admitted request was answered" in server.log
-
-    asyncio.run(scenario())
-
-
-def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
-    async def scenario() -> None:
-        with serving(repository) as busy:
-            server = busy.server
-            whole = post_bytes(INFER[MODEL], busy_json(4))
-            async with await HttpConnection.open(server.http) as connection:
-                await connection.send(whole[:-10])
-                await until(lambda: incoming(server), lambda found: found == 1)
-                server.send(signal.SIGTERM)
-                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
-                await connection.send(whole[-10:])
-                assert (await connection.receive()).status == 200
-                assert await connection.ended()
-            assert await ended(server) == 0
-
-    asyncio.run(scenario())
-
-
-def test_not_ready_first_and_refusing_later(repository: Path) -> None:
-    async def scenario() -> None:
-        with serving(repository, "--shutdown-delay-secs=4") as busy:
-            server = busy.server
-            async with open_channel(server.grpc) as channel:
-                assert (await get(server.http, "/v2/health/ready")).status == 200
-                server.send(signal.SIGTERM)
-                not_ready = await until(
-                    lambda: get(server.http, "/v2/health/ready"), lambda a: a.status != 200
+async def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int) -> None:
+    with serving(repository, f"--grpc-transport={transport}") as busy:
+        server, cost = busy.server, busy.second // 20
+        async with open_channel(server.grpc) as channel:
+            stream = open_stream(channel)
+            for value in range(3):  # the first is still running when all others are there
+                work = cost if value else busy.second * 2
+                await stream.write(busy_message(MODEL, value, work))
+            waiting = [
+                asyncio.ensure_future(start)
+                for n in range(6)
+                for start in (
+                    infer(server, MODEL, n, cost),
+                    infer_grpc(channel, MODEL, n, cost),
                 )
-                assert not_ready.status == 503
-                assert orjson.loads(not_ready.body)["ready"] is False
-                # Load balancers take their time to notice: until then requests are answered.
-                assert (await get(server.http, "/v2/health/live")).status == 200
-                assert await infer(server, MODEL, 3) == 3
-                assert await infer_grpc(channel, MODEL, 4) == 4
-                health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-                health = channel.unary_unary("/grpc.health.v1.Health/Check")
-                assert await health(b"") == b"\x08\x02"  # NOT_SERVING
-            assert await ended(server) == 0
+            ]
+            await until(lambda: admitted(server), lambda found: found[0] == 15)
+            server.send(number)
+            assert await asyncio.gather(*waiting) == [n for n in range(6) for _ in (0, 1)]
+            for _ in range(3):
+                assert isinstance(await stream.read(), bytes)
+            # Its client has not closed it, so the server does.
+            with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+                await stream.read()
+        assert await ended(server) == 0
+        assert "every admitted request was answered" in server.log
 
-    asyncio.run(scenario())
+
+async def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
+    with serving(repository) as busy:
+        server = busy.server
+        whole = post_bytes(INFER[MODEL], busy_json(4))
+        async with await HttpConnection.open(server.http) as connection:
+            await connection.send(whole[:-10])
+            await until(lambda: incoming(server), lambda found: found == 1)
+            server.send(signal.SIGTERM)
+            await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
+            await connection.send(whole[-10:])
+            assert (await connection.receive()).status == 200
+            assert await connection.ended()
+        assert await ended(server) == 0
+
+
+async def test_not_ready_first_and_refusing_later(repository: Path) -> None:
+    with serving(repository, "--shutdown-delay-secs=4") as busy:
+        server = busy.server
+        async with open_channel(server.grpc) as channel:
+            assert (await get(server.http, "/v2/health/ready")).status == 200
+            server.send(signal.SIGTERM)
+            not_ready = await until(
+                lambda: get(server.http, "/v2/health/ready"), lambda a: a.status != 200
+            )
+            assert not_ready.status == 503
+            assert orjson.loads(not_ready.body)["ready"] is False
+            # Load balancers take their time to notice: until then requests are answered.
+            assert (await get(server.http, "/v2/health/live")).status == 200
+            assert await infer(server, MODEL, 3) == 3
+            assert await infer_grpc(channel, MODEL, 4) == 4
+            health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            health = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await health(b"") == b"\x08\x02"  # NOT_SERVING
+        assert await ended(server) == 0
 
 
 @transports
-def test_nothing_new_is_admitted_while_the_rest_is_finished(
+async def test_nothing_new_is_admitted_while_the_rest_is_finished(
     repository: Path, transport: str
 ) -> None:
-    async def scenario() -> None:
-        with serving(repository, f"--grpc-transport={transport}") as busy:
-            server = busy.server
-            async with open_channel(server.grpc) as channel, AsyncExitStack() as stack:
-                await channel.channel_ready()
-                early = [
-                    await stack.enter_async_context(await HttpConnection.open(server.http))
-                    for _ in range(100)
-                ]
-                held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 4))
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-                server.send(signal.SIGTERM)
-                await until(lambda: refusing(server), bool)
+    with serving(repository, f"--grpc-transport={transport}") as busy:
+        server = busy.server
+        async with open_channel(server.grpc) as channel, AsyncExitStack() as stack:
+            await channel.channel_ready()
+            early = [
+                await stack.enter_async_context(await HttpConnection.open(server.http))
+                for _ in range(100)
+            ]
+            held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 4))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+            server.send(signal.SIGTERM)
+            await until(lambda: refusing(server), bool)
 
-                async def turned_away() -> HttpAnswer:
-                    # Before a request is refused, this one is looked at.
-                    answer = await early.pop().post(INFER[MODEL], b"{")
-                    assert answer.headers["connection"] == "close"
-                    return answer
+            async def turned_away() -> HttpAnswer:
+                # Before a request is refused, this one is looked at.
+                answer = await early.pop().post(INFER[MODEL], b"{")
+                assert answer.headers["connection"] == "close"
+                return answer
 
-                answer = await until(turned_away, lambda found: found.status != 400)
-                assert answer.status == 503
-                assert orjson.loads(answer.body) == {"error": "Server exiting"}
-                assert answer.headers["retry-after"]
-                code = await code_of(call(channel, "ModelInfer", busy_message(MODEL, 2)))
-                assert code is grpc.StatusCode.UNAVAILABLE
-                assert await held == 1
-            assert await ended(server) == 0
-
-    asyncio.run(scenario())
+            answer = await until(turned_away, lambda found: found.status != 400)
+            assert answer.status == 503
+            assert orjson.loads(answer.body) == {"error": "Server exiting"}
+            assert answer.headers["retry-after"]
+            code = await code_of(call(channel, "ModelInfer", busy_message(MODEL, 2)))
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert await held == 1
+        assert await ended(server) == 0
 
 
 def ask_until_refused(address: str, keep: bool, seconds: float, met: Counter[str]) -> None:
@@ -243,45 +231,41 @@ def test_no_request_of_a_client_that_retries_nothing_is_lost(
 
 
 @transports
-def test_idle_connections_and_streams_do_not_hold_it_up(repository: Path, transport: str) -> None:
-    async def scenario() -> None:
-        with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as busy:
-            server = busy.server
-            async with open_channel(server.grpc) as channel:
-                kept = await HttpConnection.open(server.http)
-                assert (await kept.post(INFER[MODEL], busy_json(1))).status == 200
-                fresh = await HttpConnection.open(server.http)
-                half = await HttpConnection.open(server.http)
-                await half.send(b"POST /v2/mod")
-                stream = open_stream(channel)
-                await stream.write(busy_message(MODEL, 1))
-                assert await stream.read()
-                server.send(signal.SIGTERM)
-                assert await ended(server, 10) == 0
-                with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
-                    await stream.read()
-                for connection in (kept, fresh, half):
-                    assert await connection.ended()
-                    await connection.close()
+async def test_idle_connections_and_streams_do_not_hold_it_up(
+    repository: Path, transport: str
+) -> None:
+    with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as busy:
+        server = busy.server
+        async with open_channel(server.grpc) as channel:
+            kept = await HttpConnection.open(server.http)
+            assert (await kept.post(INFER[MODEL], busy_json(1))).status == 200
+            fresh = await HttpConnection.open(server.http)
+            half = await HttpConnection.open(server.http)
+            await half.send(b"POST /v2/mod")
+            stream = open_stream(channel)
+            await stream.write(busy_message(MODEL, 1))
+            assert await stream.read()
+            server.send(signal.SIGTERM)
+            assert await ended(server, 10) == 0
+            with pytest.raises(grpc.aio.AioRpcError, match="Server exiting"):
+                await stream.read()
+            for connection in (kept, fresh, half):
+                assert await connection.ended()
+                await connection.close()
 
-    asyncio.run(scenario())
 
-
-def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
-    async def scenario() -> None:
-        with serving(repository) as busy:
-            server = busy.server
-            async with await HttpConnection.open(server.http) as connection:
-                await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-                server.send(signal.SIGTERM)
-                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
-                assert psutil.pid_exists(server.pid)
-                server.send(signal.SIGTERM)
-                assert await ended(server, 20) == 1
-            assert "exiting at once" in server.log
-
-    asyncio.run(scenario())
+async def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
+    with serving(repository) as busy:
+        server = busy.server
+        async with await HttpConnection.open(server.http) as connection:
+            await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+            server.send(signal.SIGTERM)
+            await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
+            assert psutil.pid_exists(server.pid)
+            server.send(signal.SIGTERM)
+            assert await ended(server, 20) == 1
+        assert "exiting at once" in server.log
 
 
 async def status_of(server: ServerProcess, body: bytes) -> int:
@@ -289,44 +273,38 @@ async def status_of(server: ServerProcess, body: bytes) -> int:
 
 
 @pytest.mark.parametrize("over", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
-def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
-    async def scenario() -> None:
-        with serving(repository, "--exit-timeout-secs=1") as busy:
-            server = busy.server
-            async with open_channel(server.grpc) as channel:
-                waiting: asyncio.Future[int | grpc.StatusCode]
-                if over == "http":
-                    body = busy_json(1, FOREVER)
-                    waiting = asyncio.ensure_future(status_of(server, body))
-                else:
-                    message = busy_message(MODEL, 1, FOREVER)
-                    waiting = asyncio.ensure_future(code_of(call(channel, "ModelInfer", message)))
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-                server.send(signal.SIGTERM)
-                assert await ended(server, 15) == 1
-                answer = await waiting
-                assert answer in (503, grpc.StatusCode.UNAVAILABLE)
-            assert "waiting for 1 request under way, at most 1 s; another signal" in server.log
-            assert "1 requests were still under way after 1 s" in server.log
-            assert "Traceback" not in server.log, server.log
-
-    asyncio.run(scenario())
-
-
-def test_a_run_whose_client_has_gone_is_ended(repository: Path) -> None:
-    async def scenario() -> None:
-        with serving(repository, "--exit-timeout-secs=4") as busy:
-            server = busy.server
-            async with await HttpConnection.open(server.http) as connection:
-                await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-            await until(lambda: admitted(server), lambda found: found[0] == 0)
+async def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
+    with serving(repository, "--exit-timeout-secs=1") as busy:
+        server = busy.server
+        async with open_channel(server.grpc) as channel:
+            waiting: asyncio.Future[int | grpc.StatusCode]
+            if over == "http":
+                body = busy_json(1, FOREVER)
+                waiting = asyncio.ensure_future(status_of(server, body))
+            else:
+                message = busy_message(MODEL, 1, FOREVER)
+                waiting = asyncio.ensure_future(code_of(call(channel, "ModelInfer", message)))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
             server.send(signal.SIGTERM)
-            assert await ended(server, 15) == 0
-            assert f"the run of {MODEL}_0_0 is ended" in server.log
-            assert "Traceback" not in server.log, server.log
+            assert await ended(server, 15) == 1
+            answer = await waiting
+            assert answer in (503, grpc.StatusCode.UNAVAILABLE)
+        assert "waiting for 1 request under way, at most 1 s; another signal" in server.log
+        assert "1 requests were still under way after 1 s" in server.log
+        assert "Traceback" not in server.log, server.log
 
-    asyncio.run(scenario())
+
+async def test_a_run_whose_client_has_gone_is_ended(repository: Path) -> None:
+    with serving(repository, "--exit-timeout-secs=4") as busy:
+        server = busy.server
+        async with await HttpConnection.open(server.http) as connection:
+            await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+        await until(lambda: admitted(server), lambda found: found[0] == 0)
+        server.send(signal.SIGTERM)
+        assert await ended(server, 15) == 0
+        assert f"the run of {MODEL}_0_0 is ended" in server.log
+        assert "Traceback" not in server.log, server.log
 
 
 SLEEPING = """
@@ -377,37 +355,27 @@ def test_it_can_be_ended_while_it_loads(endless: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
-    async def scenario() -> None:
-        with ServerProcess(endless, wait=False) as server:
-            await until(
-                lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200
-            )
-            cost = cost_of_a_second(server.http)
-            waiting = asyncio.ensure_future(infer(server, "busy", 7, cost))
-            await until(lambda: admitted(server), lambda found: found[0] == 1)
-            server.send(signal.SIGTERM)
-            assert await waiting == 7
-            assert await ended(server, 30) == 0
-            assert "ready after" not in server.output
-
-    asyncio.run(scenario())
+async def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
+    with ServerProcess(endless, wait=False) as server:
+        await until(lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200)
+        cost = cost_of_a_second(server.http)
+        waiting = asyncio.ensure_future(infer(server, "busy", 7, cost))
+        await until(lambda: admitted(server), lambda found: found[0] == 1)
+        server.send(signal.SIGTERM)
+        assert await waiting == 7
+        assert await ended(server, 30) == 0
+        assert "ready after" not in server.output
 
 
 @pytest.mark.slow
-def test_a_second_signal_while_it_loads(endless: Path) -> None:
-    async def scenario() -> None:
-        with ServerProcess(endless, wait=False) as server:
-            await until(
-                lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200
-            )
-            async with await HttpConnection.open(server.http) as connection:
-                await connection.send(post_bytes(INFER["busy"], busy_json(1, FOREVER)))
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-                server.send(signal.SIGTERM)
-                await until(lambda: refusing(server), bool)
-                server.send(signal.SIGTERM)
-                assert await ended(server, 20) == 1
-            assert "exiting at once" in server.log
-
-    asyncio.run(scenario())
+async def test_a_second_signal_while_it_loads(endless: Path) -> None:
+    with ServerProcess(endless, wait=False) as server:
+        await until(lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200)
+        async with await HttpConnection.open(server.http) as connection:
+            await connection.send(post_bytes(INFER["busy"], busy_json(1, FOREVER)))
+            await until(lambda: admitted(server), lambda found: found[0] == 1)
+            server.send(signal.SIGTERM)
+            await until(lambda: refusing(server), bool)
+            server.send(signal.SIGTERM)
+            assert await ended(server, 20) == 1
+        assert "exiting at once" in server.log

@@ -98,13 +98,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.mark.parametrize(
-    ("protocol", "model", "counter"),
-    [
-        ("http", "told", "headrace_worker_ends_total"),
-        ("grpc", "busy", "headrace_ended_runs_total"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "model", "counter"), [
+    ("http", "told", "headrace_worker_ends_total"), ("grpc", "busy", "headrace_ended_runs_total"),
+])  # fmt: skip
 def test_a_hang_is_told_and_ended(
     server: ServerProcess, protocol: str, model: str, counter: str
 ) -> None:

@@ -1,6 +1,5 @@
 """Starting with a model, an address or a repository that is no good."""
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -44,36 +43,28 @@ def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "ready"),
-    [
-        pytest.param([], {"ready": True}, marks=pytest.mark.slow),
-        (
-            ["--strict-readiness=true"],
-            {"ready": False, "reason": "models are not loaded (--strict-readiness): broken"},
-        ),
-    ],
-)
-def test_the_rest_is_served_if_asked_for(
+@pytest.mark.parametrize(("options", "ready"), [
+    pytest.param([], {"ready": True}, marks=pytest.mark.slow),
+    (["--strict-readiness=true"], {"ready": False,
+     "reason": "models are not loaded (--strict-readiness): broken"}),
+])  # fmt: skip
+async def test_the_rest_is_served_if_asked_for(
     half_bad: Path, options: list[str], ready: dict[str, object]
 ) -> None:
-    async def scenario() -> None:
-        with ServerProcess(half_bad, options=["--exit-on-error=false", *options]) as server:
-            assert await infer(server, "busy", 3) == 3
-            assert (await get(server.http, "/v2/health/live")).status == 200
-            answer = await get(server.http, "/v2/health/ready")
-            assert answer.status == (200 if ready["ready"] else 503)
-            assert orjson.loads(answer.body) == ready
-            assert (await get(server.http, "/v2/models/busy/ready")).status == 200
-            assert (await get(server.http, "/v2/models/broken/ready")).status == 503
-            async with open_channel(server.grpc) as channel:
-                code = await code_of(call(channel, "ModelMetadata", b"\x0a\x06broken"))
-                assert code.name == "NOT_FOUND"
-            document = (await get(server.http, "/v2/models/stats")).body
-            assert [entry["name"] for entry in orjson.loads(document)["model_stats"]] == ["busy"]
-            assert server.stop() == 0
-
-    asyncio.run(scenario())
+    with ServerProcess(half_bad, options=["--exit-on-error=false", *options]) as server:
+        assert await infer(server, "busy", 3) == 3
+        assert (await get(server.http, "/v2/health/live")).status == 200
+        answer = await get(server.http, "/v2/health/ready")
+        assert answer.status == (200 if ready["ready"] else 503)
+        assert orjson.loads(answer.body) == ready
+        assert (await get(server.http, "/v2/models/busy/ready")).status == 200
+        assert (await get(server.http, "/v2/models/broken/ready")).status == 503
+        async with open_channel(server.grpc) as channel:
+            code = await code_of(call(channel, "ModelMetadata", b"\x0a\x06broken"))
+            assert code.name == "NOT_FOUND"
+        document = (await get(server.http, "/v2/models/stats")).body
+        assert [entry["name"] for entry in orjson.loads(document)["model_stats"]] == ["busy"]
+        assert server.stop() == 0
 
 
 @pytest.mark.slow

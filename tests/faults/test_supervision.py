@@ -129,14 +129,10 @@ def test_an_error_is_no_death(chaos: Chaos, command: str) -> None:
     assert chaos.ready("limited")
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\xff" * 4096,
-        pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
-    ],
-    ids=["noise", "no_file"],
-)
+@pytest.mark.parametrize("frame", [
+    b"\xff" * 4096,
+    pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
+], ids=["noise", "no_file"])  # fmt: skip
 def test_a_worker_that_sends_nonsense(chaos: Chaos, frame: bytes) -> None:
     before = chaos.counted("headrace_worker_ends_total", "plain", reason="nonsense")
     response = chaos.ask("plain", f"write {frame.hex()}")

@@ -218,16 +218,12 @@ def workers(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("command", "how"),
-    [
-        ("exit 3", "ended with status 3"),
-        ("nonsense", "was ended by SIGKILL"),
-        ("thread", "ended with status 1"),
-        pytest.param("segfault", "was ended by SIGSEGV", marks=pytest.mark.slow),
-        pytest.param("deep", "was ended by SIGKILL", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("command", "how"), [
+    ("exit 3", "ended with status 3"), ("nonsense", "was ended by SIGKILL"),
+    ("thread", "ended with status 1"),
+    pytest.param("segfault", "was ended by SIGSEGV", marks=pytest.mark.slow),
+    pytest.param("deep", "was ended by SIGKILL", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_worker_that_ends(server: ServerProcess, command: str, how: str) -> None:
     before = answer(server, "pid")
     response = ask(server, command)

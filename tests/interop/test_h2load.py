@@ -37,17 +37,13 @@ def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("-n", "1000", "-c", "1", "-m", "1"),
-        ("-n", "4000", "-c", "16", "-m", "1"),
-        ("-n", "6000", "-c", "4", "-m", "100"),
-        ("-n", "2000", "-c", "2", "-m", "10", "-w", "8", "-W", "10"),  # small windows
-        ("-n", "2000", "-c", "2", "-m", "10", "--header-table-size", "0"),
-        ("-n", "2000", "-c", "2", "-m", "10", "--encoder-header-table-size", "0"),
-    ],
-)
+@pytest.mark.parametrize("options", [
+    ("-n", "1000", "-c", "1", "-m", "1"), ("-n", "4000", "-c", "16", "-m", "1"),
+    ("-n", "6000", "-c", "4", "-m", "100"),
+    ("-n", "2000", "-c", "2", "-m", "10", "-w", "8", "-W", "10"),  # small windows
+    ("-n", "2000", "-c", "2", "-m", "10", "--header-table-size", "0"),
+    ("-n", "2000", "-c", "2", "-m", "10", "--encoder-header-table-size", "0"),
+])  # fmt: skip
 def test_it_runs_clean(program: str, served: Served, body: Path, options: tuple[str, ...]) -> None:
     command = [
         program, *options, "-t", "1", "-d", str(body), "-H", "te: trailers",

@@ -130,16 +130,12 @@ def test_text_language_is_as_accurate_as_stated() -> None:
     assert ((outputs["confidence"] > 0) & (outputs["confidence"] <= 1 + 1e-6)).all()
 
 
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        ("The house at the end of the street was empty.", "en"),
-        ("Das Haus am Ende der Straße war leer.", "de"),
-        ("La maison au bout de la rue était vide.", "fr"),
-        ("東京は日本の首都です。", "ja"),
-        ("Bună ziua, mă numesc Ștefan și locuiesc în București.", "ro"),
-    ],
-)
+@pytest.mark.parametrize(("text", "language"), [
+    ("The house at the end of the street was empty.", "en"),
+    ("Das Haus am Ende der Straße war leer.", "de"),
+    ("La maison au bout de la rue était vide.", "fr"), ("東京は日本の首都です。", "ja"),
+    ("Bună ziua, mă numesc Ștefan și locuiesc în București.", "ro"),
+])  # fmt: skip
 def test_text_language_of_one_sentence(text: str, language: str) -> None:
     outputs = infer("text_language", text=np.array([[text]], dtype=object))
     assert outputs["language"].tolist() == [[language]]

@@ -39,18 +39,12 @@ def embed(model: Any, *texts: str) -> NDArray[np.float32]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("reading a storybook!", "reading a story ##book !"),
-        ("The Mill's naïve  ÉTUDE\n", "the mill ' s naive et ##ude"),
-        ("東京 is C++", "東 京 is c + +"),
-        ("soft\u00adhyphen a\u2603b [CLS]", "soft ##hy ##ph ##en [UNK] [ cl ##s ]"),
-        (f"{'x' * 101} end", "[UNK] end"),
-        ("", ""),
-    ],
-    ids=["parts", "case-accents", "ideographs", "signs", "too-long", "empty"],
-)
+@pytest.mark.parametrize(("text", "pieces"), [
+    ("reading a storybook!", "reading a story ##book !"),
+    ("The Mill's naïve  ÉTUDE\n", "the mill ' s naive et ##ude"), ("東京 is C++", "東 京 is c + +"),
+    ("soft\u00adhyphen a\u2603b [CLS]", "soft ##hy ##ph ##en [UNK] [ cl ##s ]"),
+    (f"{'x' * 101} end", "[UNK] end"), ("", ""),
+], ids=["parts", "case-accents", "ideographs", "signs", "too-long", "empty"])  # fmt: skip
 def test_texts_are_cut_as_the_network_has_learnt_them(
     embedder: Any, text: str, pieces: str
 ) -> None:
@@ -78,15 +72,11 @@ def test_the_network_is_the_one_that_is_named(embedder: Any) -> None:
     assert [one @ two, one @ three, two @ three] == pytest.approx(said, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "alike", "same_words"),
-    [
-        ("The doctor is ill.", "The physician feels sick.", "The doctor is rich."),
-        ("How do I get my money back?", "I want a refund.", "How do I get back home?"),
-        ("It rained all day.", "The weather was wet.", "She worked all day."),
-    ],
-    ids=["ill", "refund", "rain"],
-)
+@pytest.mark.parametrize(("text", "alike", "same_words"), [
+    ("The doctor is ill.", "The physician feels sick.", "The doctor is rich."),
+    ("How do I get my money back?", "I want a refund.", "How do I get back home?"),
+    ("It rained all day.", "The weather was wet.", "She worked all day."),
+], ids=["ill", "refund", "rain"])  # fmt: skip
 def test_a_paraphrase_lies_closer_than_the_same_words_about_something_else(
     embedder: Any, text: str, alike: str, same_words: str
 ) -> None:
