@@ -10,7 +10,8 @@ from headrace.workers import functions
 
 
 def test_the_package_offers_all_names() -> None:
-    assert set(headrace.__all__) == {*functions.__all__, "__version__"}
+    others = {"AsyncClient", "Client", "ClientError", "ServeError", "__version__", "serve"}
+    assert set(headrace.__all__) == {*functions.__all__, *others}
     assert all(getattr(headrace, name) is getattr(functions, name) for name in functions.__all__)
     missing = "nothing"
     with pytest.raises(AttributeError, match="'headrace' has no attribute 'nothing'"):
