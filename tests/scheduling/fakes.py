@@ -278,12 +278,11 @@ class Bench:
 
     def submit(
         self, name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0
-    ) -> tuple[Call, FakeCall]:
+    ) -> FakeCall:
         """Submit a request of `values` (default: one row) without ending the tick."""
         asked = request(name, *(values or (1,)), width=width, priority=priority, timeout=timeout)
         rows = len(asked.inputs["x"].array)
-        call = submitted(self.batcher.submit, asked, FakeCall(name, self.log), rows)
-        return call, call
+        return submitted(self.batcher.submit, asked, FakeCall(name, self.log), rows)
 
     def submit_to(
         self, sink: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int
@@ -291,6 +290,23 @@ class Bench:
         """Submit a request under the sink's name; no values are no rows."""
         asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
         return submitted(self.batcher.submit, asked, sink, len(values))
+
+    def send(self, name: str, *values: int, timeout: int = 0) -> FakeCall:
+        """Submit a request, and end the tick."""
+        call = self.submit(name, *values, timeout=timeout)
+        self.clock.settle()
+        return call
+
+    def finish(self, name: str) -> None:
+        """End the run of a batch that begins with this request."""
+        (instance,) = [one for one in self.instances if one.running[:1] == [name]]
+        instance.finish()
+
+    def drained(self) -> list[bool]:
+        """Wait for the end of all that is accepted: true is told once."""
+        told: list[bool] = []
+        self.batcher.when_drained(lambda: told.append(True))
+        return told
 
     @property
     def started(self) -> list[str]:

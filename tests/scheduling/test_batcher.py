@@ -24,7 +24,7 @@ def timing_out(action: TimeoutAction = TimeoutAction.REJECT) -> SchedulingPolicy
 
 def test_what_arrives_within_a_tick_runs_together() -> None:
     bench = Bench()
-    sinks = [bench.submit(name, value)[1] for name, value in (("a", 1), ("b", 2), ("c", 3))]
+    sinks = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
     (instance,) = bench.instances
     assert instance.runs == []
     assert bench.batcher.waiting == 3
@@ -37,11 +37,9 @@ def test_what_arrives_within_a_tick_runs_together() -> None:
 
 def test_the_queue_grows_a_batch_while_the_instance_is_busy() -> None:
     bench = Bench()
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     for name in "bcd":
-        bench.submit(name)
-        bench.clock.settle()
+        bench.send(name)
     (instance,) = bench.instances
     assert (instance.runs, bench.batcher.waiting) == ([["a"]], 3)
     instance.finish()
@@ -51,7 +49,7 @@ def test_the_queue_grows_a_batch_while_the_instance_is_busy() -> None:
 
 def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
     bench = Bench()
-    sinks = [bench.submit(str(n), *range(n + 1))[1] for n in (0, 1, 2, 3, 0)]
+    sinks = [bench.submit(str(n), *range(n + 1)) for n in (0, 1, 2, 3, 0)]
     bench.finish_all()
     assert bench.instances[0].rows == [3, 3, 4, 1]
     assert [sink.values for sink in sinks] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 6], [0]]
@@ -83,16 +81,14 @@ def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
 def test_instances_work_side_by_side() -> None:
     bench = Bench(instances=2)
     for name in "ab":
-        bench.submit(name)
-        bench.clock.settle()
+        bench.send(name)
     assert sorted(instance.runs for instance in bench.instances) == [[["a"]], [["b"]]]
     assert bench.batcher.waiting == 0
 
 
 def test_an_instance_that_is_added_takes_over_what_waits() -> None:
     bench = Bench(instances=0)
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     assert bench.batcher.waiting == 1
     late = Bench().instances[0]
     bench.batcher.add_instance(late)
@@ -113,12 +109,10 @@ def test_more_urgent_requests_go_first() -> None:
 
 def test_a_delayed_batch_goes_when_it_is_ripe() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     assert bench.clock.armed == [5 * MS]
     bench.clock.advance(3 * MS)
-    bench.submit("b")
-    bench.clock.settle()
+    bench.send("b")
     assert bench.instances[0].runs == []
     bench.clock.advance(2 * MS)
     assert bench.instances[0].runs == [["a", "b"]]
@@ -127,21 +121,17 @@ def test_a_delayed_batch_goes_when_it_is_ripe() -> None:
 
 def test_a_delayed_batch_goes_at_once_when_it_is_full() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
-    bench.submit("a", 1, 2)
-    bench.clock.settle()
-    bench.submit("b", 1, 2)
-    bench.clock.settle()
+    bench.send("a", 1, 2)
+    bench.send("b", 1, 2)
     assert bench.instances[0].runs == [["a", "b"]]
 
 
 def test_a_busy_instance_takes_what_has_ripened_meanwhile() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
     (instance,) = bench.instances
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     bench.clock.advance(5 * MS)
-    bench.submit("b")
-    bench.clock.settle()
+    bench.send("b")
     bench.clock.advance(7 * MS)
     assert instance.running == ["a"]
     instance.finish()
@@ -151,21 +141,17 @@ def test_a_busy_instance_takes_what_has_ripened_meanwhile() -> None:
 
 def test_a_timeout_below_the_least_wait_is_the_requests_own() -> None:
     bench = Bench()
-    bench.submit("running")
-    bench.clock.settle()
-    _, fast = bench.submit("fast", timeout=1)
-    bench.clock.settle()
+    bench.send("running")
+    fast = bench.send("fast", timeout=1)
     bench.clock.advance(1 * MS)
     assert str(fast.errors[0]).endswith(" for 1 ms, its own timeout")
 
 
 def test_a_request_times_out_while_the_instance_is_busy() -> None:
     bench = Bench(timing_out())
-    bench.submit("running")
-    bench.clock.settle()
-    _, slow = bench.submit("slow")
-    _, fast = bench.submit("fast", timeout=4_000)
-    bench.clock.settle()
+    bench.send("running")
+    slow = bench.submit("slow")
+    fast = bench.send("fast", timeout=4_000)
     bench.clock.advance(4 * MS)
     (error,) = fast.errors
     assert isinstance(error, QueueTimeout)
@@ -185,11 +171,9 @@ def test_a_request_times_out_while_the_instance_is_busy() -> None:
 
 def test_a_delayed_request_runs_after_those_in_time() -> None:
     bench = Bench(timing_out(TimeoutAction.DELAY))
-    bench.submit("running", 1, 1, 1, 1)
-    bench.clock.settle()
+    bench.send("running", 1, 1, 1, 1)
     bench.submit("late", 1, 1, 1, timeout=1_000)
-    bench.submit("in time", 1, 1, 1)
-    bench.clock.settle()
+    bench.send("in time", 1, 1, 1)
     bench.clock.advance(2 * MS)
     bench.finish_all()
     assert bench.instances[0].runs == [["running"], ["in time"], ["late"]]
@@ -198,9 +182,8 @@ def test_a_delayed_request_runs_after_those_in_time() -> None:
 
 def test_a_full_queue_refuses() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4), QueuePolicy(max_size=1)))
-    bench.submit("running")
-    bench.clock.settle()
-    _, waiting = bench.submit("waiting")
+    bench.send("running")
+    waiting = bench.submit("waiting")
     with pytest.raises(QueueFull):
         bench.submit("refused")
     bench.finish_all()
@@ -214,16 +197,14 @@ def test_a_full_queue_refuses() -> None:
 
 def test_draining_waits_for_what_runs_and_what_waits() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(1)))
-    drained: list[str] = []
     bench.submit("a")
-    bench.submit("b")
-    bench.clock.settle()
-    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.send("b")
+    drained = bench.drained()
     bench.instances[0].finish()
     bench.clock.settle()
     assert (drained, bench.batcher.busy) == ([], True)
     bench.instances[0].finish()
-    assert (drained, bench.log, bench.batcher.busy) == (["drained"], ["a", "b"], False)
+    assert (drained, bench.log, bench.batcher.busy) == ([True], ["a", "b"], False)
 
 
 def test_everybody_who_asked_is_told_once() -> None:
@@ -239,57 +220,49 @@ def test_everybody_who_asked_is_told_once() -> None:
 
 
 def test_an_idle_batcher_is_drained_at_once() -> None:
-    drained: list[str] = []
-    Bench().batcher.when_drained(lambda: drained.append("drained"))
-    assert drained == ["drained"]
+    assert Bench().drained() == [True]
 
 
 def test_draining_ends_when_the_last_that_waits_is_cancelled() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
-    drained: list[str] = []
-    call, _ = bench.submit("a")
-    bench.clock.settle()
-    bench.batcher.when_drained(lambda: drained.append("drained"))
-    assert drained == []
+    call = bench.send("a")
+    drained = bench.drained()
+    assert not drained
     call.cancel()
-    assert drained == ["drained"]
+    assert drained == [True]
 
 
 def test_draining_waits_for_what_is_about_to_come() -> None:
     bench = Bench()
-    drained: list[str] = []
     bench.batcher.expect(2)
-    bench.batcher.when_drained(lambda: drained.append("drained"))
+    drained = bench.drained()
     bench.submit("a")
     bench.batcher.expect(-1)
     bench.finish_all()
     assert (drained, bench.batcher.busy) == ([], True)
     bench.batcher.expect(-1)
-    assert (drained, bench.batcher.busy) == (["drained"], False)
+    assert (drained, bench.batcher.busy) == ([True], False)
 
 
 def test_draining_ends_when_the_last_that_waits_times_out() -> None:
     limits = QueuePolicy(0, 2 * MS)
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), limits))
-    drained: list[str] = []
-    bench.submit("a")
-    bench.clock.settle()
-    bench.batcher.when_drained(lambda: drained.append("drained"))
+    bench.send("a")
+    drained = bench.drained()
     bench.clock.advance(2 * MS)
-    assert drained == ["drained"]
+    assert drained == [True]
 
 
 def test_draining_ends_when_all_that_is_to_be_retried_is_cancelled() -> None:
     bench = Bench()
-    drained: list[str] = []
-    calls = [bench.submit(name, POISON)[0] for name in "ab"]
+    calls = [bench.submit(name, POISON) for name in "ab"]
     bench.clock.settle()
-    bench.batcher.when_drained(lambda: drained.append("drained"))
+    drained = bench.drained()
     bench.instances[0].finish()
     for call in calls:
         call.cancel()
     bench.finish_all()
-    assert drained == ["drained"]
+    assert drained == [True]
     assert len(bench.instances[0].runs) == 1
 
 
@@ -310,8 +283,7 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
     bench = Bench()
     bench.submit("a", 1, 2)
     bench.clock.advance(100)
-    bench.submit("b", 3)
-    bench.clock.settle()
+    bench.send("b", 3)
     bench.clock.advance(50)
     bench.instances[0].finish()
     assert bench.statistics.success_count == 0  # a turn later: what is written leaves first
@@ -328,12 +300,11 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
 
 def test_failures_are_counted_by_reason_with_their_time() -> None:
     bench = Bench(timing_out())
-    call, _ = bench.submit("cancelled")
+    call = bench.submit("cancelled")
     bench.clock.advance(10)
     call.cancel()
     assert bench.statistics.fail_ns == 10
-    bench.submit("running", POISON)
-    bench.clock.settle()
+    bench.send("running", POISON)
     bench.submit("late")
     bench.clock.advance(10 * MS)
     assert bench.statistics.fail_ns == 10 + 10 * MS

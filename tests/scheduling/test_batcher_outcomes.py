@@ -27,24 +27,23 @@ ORDERED = SchedulingPolicy(BatchPolicy(1), preserve_ordering=True)
 
 def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
     bench = Bench()
-    call, sink = bench.submit("a")
+    call = bench.submit("a")
     bench.submit("b")
     call.cancel()
     assert bench.batcher.waiting == 1
     assert call.inputs == {}
     bench.finish_all()
     assert bench.instances[0].runs == [["b"]]
-    assert (bench.log, sink.calls) == (["b"], 0)
+    assert (bench.log, call.calls) == (["b"], 0)
 
 
 def test_a_running_request_that_is_cancelled_is_not_answered() -> None:
     bench = Bench()
-    call, sink = bench.submit("a", 1)
-    _, other = bench.submit("b", 2)
-    bench.clock.settle()
+    call = bench.submit("a", 1)
+    other = bench.send("b", 2)
     call.cancel()
     bench.finish_all()
-    assert (sink.calls, other.values) == (0, [4])
+    assert (call.calls, other.values) == (0, [4])
     counted = bench.statistics
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (1, 1, 1)
     assert list(counted.batches) == [2]  # the batch still had two rows
@@ -53,13 +52,13 @@ def test_a_running_request_that_is_cancelled_is_not_answered() -> None:
 
 def test_cancelling_again_or_too_late_does_nothing() -> None:
     bench = Bench()
-    first, _ = bench.submit("a")
+    first = bench.submit("a")
     first.cancel()
     first.cancel()
-    second, sink = bench.submit("b")
+    second = bench.submit("b")
     bench.finish_all()
     second.cancel()
-    assert sink.values == [2]
+    assert second.values == [2]
     assert bench.statistics.failures["CANCELED"] == 1
     assert bench.statistics.success_count == 1
 
@@ -67,9 +66,8 @@ def test_cancelling_again_or_too_late_does_nothing() -> None:
 def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> None:
     bench = Bench()
     (instance,) = bench.instances
-    call, _ = bench.submit("bad", POISON)
-    _, other = bench.submit("good", 1)
-    bench.clock.settle()
+    call = bench.submit("bad", POISON)
+    other = bench.send("good", 1)
     instance.finish()
     call.cancel()
     bench.finish_all()
@@ -79,9 +77,9 @@ def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> No
 
 def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
     bench = Bench()
-    _, first = bench.submit("a")
-    call, second = bench.submit("b")
-    first.then = call.cancel  # both came over one connection, which broke
+    first = bench.submit("a")
+    second = bench.submit("b")
+    first.then = second.cancel  # both came over one connection, which broke
     bench.finish_all()
     assert (first.calls, second.calls) == (1, 0)
     assert bench.statistics.success_count + bench.statistics.fail_count == 2
@@ -90,8 +88,8 @@ def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
 def test_a_sink_may_submit_the_next_request() -> None:
     bench = Bench(inline=True)
     next_one: list[FakeCall] = []
-    _, first = bench.submit("a")
-    first.then = lambda: next_one.append(bench.submit("again", 5)[1])
+    first = bench.submit("a")
+    first.then = lambda: next_one.append(bench.submit("again", 5))
     bench.finish_all()
     assert bench.log == ["a", "again"]
     assert next_one[0].values == [10]
@@ -105,37 +103,32 @@ def test_answers_keep_the_order_of_requests() -> None:
     for n, name in enumerate("abc"):
         bench.submit(name, n)
     bench.clock.settle()
-    by_name = {instance.running[0]: instance for instance in bench.instances}
-    by_name["b"].finish()
+    bench.finish("b")
     bench.clock.settle()
     assert bench.log == []  # b is ready, but waits for a
-    by_name["b"].finish()  # which took c
+    bench.finish("c")
     assert bench.log == []
-    by_name["a"].finish()
+    bench.finish("a")
     assert bench.log == ["a", "b", "c"]
 
 
 def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -> None:
     bench = Bench(ORDERED, instances=2)
     bench.submit("a")
-    call, sink = bench.submit("b")
-    bench.clock.settle()
-    by_name = {instance.running[0]: instance for instance in bench.instances}
-    by_name["b"].finish()
+    call = bench.send("b")
+    bench.finish("b")
     call.cancel()
     bench.submit("c")
     bench.finish_all()
-    assert (bench.log, sink.calls) == (["a", "c"], 0)
+    assert (bench.log, call.calls) == (["a", "c"], 0)
     assert bench.statistics.success_count == 3  # it had been computed
 
 
 def test_cancelling_the_first_releases_those_behind_it() -> None:
     bench = Bench(ORDERED, instances=2)
-    first, _ = bench.submit("a")
-    bench.submit("b")
-    bench.clock.settle()
-    by_name = {instance.running[0]: instance for instance in bench.instances}
-    by_name["b"].finish()
+    first = bench.submit("a")
+    bench.send("b")
+    bench.finish("b")
     assert bench.log == []
     first.cancel()
     assert bench.log == ["b"]
@@ -146,12 +139,10 @@ def test_cancelling_the_first_releases_those_behind_it() -> None:
 def test_errors_keep_the_order_too() -> None:
     bench = Bench(ORDERED, instances=2)
     bench.submit("a", 1)
-    _, bad = bench.submit("b", POISON)
-    bench.clock.settle()
-    by_name = {instance.running[0]: instance for instance in bench.instances}
-    by_name["b"].finish()
+    bad = bench.send("b", POISON)
+    bench.finish("b")
     assert bench.log == []
-    by_name["a"].finish()
+    bench.finish("a")
     assert bench.log == ["a", "b"]
     assert isinstance(bad.errors[0], ExecutionFailed)
 
@@ -159,9 +150,8 @@ def test_errors_keep_the_order_too() -> None:
 def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
     limits = QueuePolicy(default_timeout=10 * MS)
     bench = Bench(SchedulingPolicy(BatchPolicy(4), limits, preserve_ordering=True))
-    bench.submit("running")
-    bench.clock.settle()
-    sinks = [bench.submit(name)[1] for name in "abc"]
+    bench.send("running")
+    sinks = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
     bench.clock.advance(10 * MS)
     assert bench.log == []  # behind the running one
@@ -172,21 +162,19 @@ def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
 
 def test_a_sink_may_cancel_what_waits_for_its_turn() -> None:
     bench = Bench(ORDERED, instances=2)
-    _, first = bench.submit("a")
-    call, second = bench.submit("b")
-    first.then = call.cancel
+    first = bench.submit("a")
+    second = bench.submit("b")
+    first.then = second.cancel
     bench.clock.settle()
-    by_name = {instance.running[0]: instance for instance in bench.instances}
-    by_name["b"].finish()
-    by_name["a"].finish()
+    bench.finish("b")
+    bench.finish("a")
     assert (bench.log, second.calls) == (["a"], 0)
 
 
 def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
     policy = SchedulingPolicy(BatchPolicy(1), QueuePolicy(max_size=1), preserve_ordering=True)
     bench = Bench(policy)
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     bench.submit("b")
     with pytest.raises(QueueFull):
         bench.submit("refused")
@@ -201,7 +189,7 @@ def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
 def test_only_the_guilty_request_of_a_batch_fails(guilty: int) -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(8)), shape=signature(8))
     values = [POISON if n == guilty else n for n in range(8)]
-    sinks = [bench.submit(str(n), value)[1] for n, value in enumerate(values)]
+    sinks = [bench.submit(str(n), value) for n, value in enumerate(values)]
     bench.finish_all()
     (error,) = sinks[guilty].errors
     assert isinstance(error, ExecutionFailed)
@@ -235,8 +223,8 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
         return [inputs["x"].sum(axis=0, keepdims=True)]
 
     bench = Bench(model=mean)
-    alone = [bench.submit(name, value)[1] for name, value in (("a", 3), ("b", 5))]
-    _, wide = bench.submit("c", 7, 8)
+    alone = [bench.submit(name, value) for name, value in (("a", 3), ("b", 5))]
+    wide = bench.submit("c", 7, 8)
     bench.finish_all()
     assert [sink.values for sink in alone] == [[3], [5]]  # alone, each with its own
     (error,) = wide.errors
@@ -247,7 +235,7 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
 
 def test_outputs_that_are_no_arrays_fail_the_request() -> None:
     bench = Bench(model=lambda inputs, outputs: [[1]])  # type: ignore[list-item]
-    _, sink = bench.submit("a")
+    sink = bench.submit("a")
     bench.finish_all()
     assert isinstance(sink.errors[0], ExecutionFailed)
     assert len(bench.reports) == 1
@@ -259,7 +247,7 @@ def test_what_the_client_did_wrong_it_is_told() -> None:
         raise InvalidRequest("input 'x' is not to this model's taste")
 
     bench = Bench(model=refuse)
-    _, sink = bench.submit("a")
+    sink = bench.submit("a")
     bench.finish_all()
     assert isinstance(sink.errors[0], InvalidRequest)
     assert bench.reports == []
@@ -268,17 +256,16 @@ def test_what_the_client_did_wrong_it_is_told() -> None:
 
 def test_a_cancelled_request_that_fails_is_counted_once() -> None:
     bench = Bench()
-    call, sink = bench.submit("a", POISON)
-    bench.clock.settle()
+    call = bench.send("a", POISON)
     call.cancel()
     bench.finish_all()
-    assert sink.calls == 0
+    assert call.calls == 0
     assert bench.statistics.failures == {"REJECTED": 0, "CANCELED": 1, "BACKEND": 0, "OTHER": 0}
 
 
 def test_the_response_shares_no_memory_with_another_callers_rows() -> None:
     bench = Bench()
-    sinks = [bench.submit(name, value)[1] for name, value in (("a", 1), ("b", 2))]
+    sinks = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2))]
     bench.finish_all()
     first, second = (sink.responses[0].outputs[0].array for sink in sinks)
     assert not np.shares_memory(first, second)
@@ -289,7 +276,7 @@ def test_the_response_shares_no_memory_with_another_callers_rows() -> None:
 
 def test_what_took_too_long_is_not_run_again_in_halves() -> None:
     bench = Bench()
-    sinks = [bench.submit(name)[1] for name in "ab"]
+    sinks = [bench.submit(name) for name in "ab"]
     bench.clock.settle()
     bench.instances[0].report(ExecutionTimeout("too long"))
     bench.finish_all()
@@ -298,13 +285,12 @@ def test_what_took_too_long_is_not_run_again_in_halves() -> None:
 
 
 def test_what_nobody_waits_for_is_not_run_again() -> None:
-    bench, drained = Bench(), list[bool]()
-    call, sink = bench.submit("a")
-    bench.clock.settle()
+    bench = Bench()
+    call = bench.send("a")
     call.cancel()
     bench.batcher.suspend(bench.instances[0])
-    bench.batcher.when_drained(lambda: drained.append(True))
+    drained = bench.drained()
     assert not drained
     bench.instances[0].report(NotStarted())
     assert drained
-    assert sink.calls == 0
+    assert call.calls == 0

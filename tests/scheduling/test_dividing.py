@@ -20,7 +20,7 @@ def bench(instances: int) -> Bench:
 
 def test_those_that_are_alike_run_together() -> None:
     world = bench(1)
-    sinks = [world.submit(name, value)[1] for value, name in enumerate(["a1", "b1", "a2", "b2"])]
+    sinks = [world.submit(name, value) for value, name in enumerate(["a1", "b1", "a2", "b2"])]
     world.finish_all()
     assert world.instances[0].runs == [["a1", "a2"], ["b1", "b2"]]
     assert [sink.values for sink in sinks] == [[0], [2], [4], [6]]
@@ -41,10 +41,10 @@ def test_the_others_run_at_the_same_time_where_they_can() -> None:
 def test_what_waits_for_its_turn_can_be_cancelled() -> None:
     world = bench(1)
     world.submit("a1")
-    call, sink = world.submit("b1")
+    call = world.submit("b1")
     world.clock.settle()
     call.cancel()
     world.finish_all()
     assert world.instances[0].runs == [["a1"]]
-    assert not sink.calls
+    assert not call.calls
     assert not world.batcher.busy

@@ -126,7 +126,7 @@ def test_who_does_not_wait_any_more_is_told_of() -> None:
 
 def test_a_request_that_is_given_back_runs_again_alone() -> None:
     bench = Bench()
-    sinks = [bench.submit(name)[1] for name in "ab"]
+    sinks = [bench.submit(name) for name in "ab"]
     bench.clock.settle()
     bench.instances[0].report(parts=[AGAIN, part(5)])
     bench.finish_all()

@@ -184,7 +184,7 @@ def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
         bench.submit(name, value)
     bench.clock.settle()
     instance.report(death())
-    sinks = [bench.submit(name, v)[1] for name, v in (("a", 1), ("guilty", 2), ("c", 3), ("d", 4))]
+    sinks = [bench.submit(name, v) for name, v in (("a", 1), ("guilty", 2), ("c", 3), ("d", 4))]
     bench.clock.settle()
     while bench.instances[0].busy:
         if instance.running == ["guilty"]:
@@ -194,8 +194,8 @@ def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
         bench.clock.settle()
     assert instance.runs[1:] == [["d"], ["a"], ["guilty"], ["c"]]
     assert [len(sink.responses) for sink in sinks] == [1, 0, 1, 1]
-    _, refused = bench.submit("guilty", 2)
-    _, other = bench.submit("a", 1)
+    refused = bench.submit("guilty", 2)
+    other = bench.submit("a", 1)
     bench.finish_all()
     assert isinstance(refused.errors[0], Quarantined)
     assert other.values == [2]
@@ -206,7 +206,7 @@ def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
 def test_a_queue_full_of_one_guilty_input_costs_two_deaths() -> None:
     bench = Bench()
     [instance] = bench.instances
-    sinks = [bench.submit(str(n), 7)[1] for n in range(12)]
+    sinks = [bench.submit(str(n), 7) for n in range(12)]
     bench.clock.settle()
     while instance.busy:
         instance.report(death())
@@ -219,11 +219,9 @@ def test_a_queue_full_of_one_guilty_input_costs_two_deaths() -> None:
 def test_a_suspect_that_was_not_begun_still_runs_alone() -> None:
     bench = Bench()
     [instance] = bench.instances
-    bench.submit("a", 1)
-    bench.clock.settle()
+    bench.send("a", 1)
     instance.report(death())
-    bench.submit("a", 1)
-    bench.clock.settle()
+    bench.send("a", 1)
     instance.report(NotStarted())
     bench.submit("b", 2)
     bench.finish_all()
@@ -233,12 +231,10 @@ def test_a_suspect_that_was_not_begun_still_runs_alone() -> None:
 def test_a_client_may_go_while_its_request_waits_to_run_alone() -> None:
     bench = Bench()
     [instance] = bench.instances
-    bench.submit("a", 1)
-    bench.clock.settle()
+    bench.send("a", 1)
     instance.report(death())
-    suspect, _ = bench.submit("a", 1)
-    bench.submit("b", 2)
-    bench.clock.settle()
+    suspect = bench.submit("a", 1)
+    bench.send("b", 2)
     assert instance.running == ["b"]
     suspect.cancel()
     bench.finish_all()

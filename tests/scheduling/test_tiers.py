@@ -67,6 +67,18 @@ class Bench:
         submit = self.tiers.submit if self.queue_size else self.batcher.submit
         return submitted(submit, request(name, 1), sink, 1)
 
+    def send(self, count: int = 1) -> NamedCall:
+        """Submit one after the other, each in a tick of its own; the last of them."""
+        for _ in range(count):
+            sink = self.submit()
+            self.clock.settle()
+        return sink
+
+    def refuse(self, rank: int) -> None:
+        """Have the instances of a backend refuse what they were given."""
+        for instance in self.instances[rank]:
+            instance.report(parts=[Unavailable("full")])
+
     def ask(self) -> NamedCall:
         """Submit, and have it run wherever it is given to."""
         sink = self.submit()
@@ -118,8 +130,7 @@ def test_what_waits_goes_to_the_next_and_new_requests_to_the_first_again() -> No
 
 def test_a_busy_instance_that_is_suspended_gets_nothing_more() -> None:
     bench = Bench(2, 1)
-    bench.submit()
-    bench.clock.settle()
+    bench.send()
     bench.lose(0)
     waiting = bench.submit()
     bench.run()
@@ -144,8 +155,7 @@ def test_a_refused_batch_goes_on_although_the_first_gets_requests() -> None:
     bench = Bench(2, 1)
     refused, other = bench.submit(), bench.submit()
     bench.clock.settle()
-    for instance in bench.instances[0]:
-        instance.report(parts=[Unavailable("its queue is full")])
+    bench.refuse(0)
     assert bench.instances[1][0].busy
     assert bench.batcher.busy
     bench.run()
@@ -157,8 +167,7 @@ def test_a_refused_batch_goes_on_although_the_first_gets_requests() -> None:
 
 def test_a_refused_batch_goes_on_from_an_inline_instance() -> None:
     bench = Bench(1, 1, inline=[1])
-    bench.submit()
-    bench.clock.settle()
+    bench.send()
     bench.instances[0][0].report(Unavailable("full"))
     bench.run()
     assert bench.sinks[0].backend == "b"
@@ -205,10 +214,9 @@ def test_what_was_refused_is_given_back_if_no_other_backend_is_left() -> None:
 
 def test_the_last_backend_refuses_for_good() -> None:
     bench = Bench(1, 1)
-    sink = bench.submit()
-    bench.clock.settle()
-    for [instance] in bench.instances:
-        instance.report(parts=[Unavailable("full")])
+    sink = bench.send()
+    bench.refuse(0)
+    bench.refuse(1)
     assert [str(error) for error in sink.errors] == ["full"]
     assert sink.backend == "b"
 
@@ -216,8 +224,7 @@ def test_the_last_backend_refuses_for_good() -> None:
 def test_a_backend_that_goes_on_failing_is_passed_over() -> None:
     bench = Bench(1, 1)
     for _ in range(FAILURES):
-        sink = bench.submit()
-        bench.clock.settle()
+        sink = bench.send()
         bench.instances[0][0].report(parts=[RemoteTimeout("late")])
         assert sink.backend == "a"
     assert bench.ask().backend == "b"
@@ -230,8 +237,7 @@ def test_what_was_handed_on_goes_further_when_its_backend_is_lost() -> None:
     for _ in range(2):
         bench.submit()
     bench.clock.settle()
-    for instance in bench.instances[0]:
-        instance.report(parts=[Unavailable("full")])
+    bench.refuse(0)
     [middle] = bench.instances[1]
     assert middle.busy
     bench.lose(1)
@@ -244,8 +250,7 @@ def test_nothing_is_handed_back_while_any_backend_is_there() -> None:
     for _ in range(2):
         bench.submit()
     bench.clock.settle()
-    for instance in bench.instances[0]:
-        instance.report(parts=[Unavailable("full")])
+    bench.refuse(0)
     [second] = bench.instances[1]
     bench.tiers[1].suspend(second)  # with one batch under way and one that waits
     second.report(NotStarted())
@@ -257,8 +262,7 @@ def test_only_without_any_hope_what_waits_ends() -> None:
     bench = Bench(1, 1)
     bench.lose(0)
     bench.lose(1)
-    sink = bench.submit()
-    bench.clock.settle()
+    sink = bench.send()
     assert not bench.tiers[0].fail_waiting(ModelNotReady("gone"))
     assert [tier.hopeless for tier in bench.tiers] == [True, False]
     assert sink.calls == 0
@@ -282,12 +286,9 @@ def test_a_backend_that_is_absent_is_as_if_lost() -> None:
 
 def test_with_a_long_queue_the_next_backend_helps() -> None:
     bench = Bench(1, 1, queue_size=3)
-    for _ in range(3):
-        bench.submit()
-        bench.clock.settle()
+    bench.send(3)
     assert [i.busy for [i] in bench.instances] == [True, False]
-    bench.submit()
-    bench.clock.settle()
+    bench.send()
     assert [i.busy for [i] in bench.instances] == [True, True]
     bench.run()
     assert sorted(sink.backend for sink in bench.sinks) == ["a", "a", "a", "b"]
@@ -299,9 +300,8 @@ def test_with_a_long_queue_the_next_backend_helps() -> None:
 
 def test_an_instance_is_removed_once_it_has_run_what_was_handed_on() -> None:
     bench = Bench(1, 1)
-    bench.submit()
-    bench.clock.settle()
-    bench.instances[0][0].report(parts=[Unavailable("full")])
+    bench.send()
+    bench.refuse(0)
     removed: list[str] = []
     [helper] = bench.instances[1]
     bench.tiers[1].remove_instance(helper, lambda: removed.append("helper"))
@@ -332,8 +332,7 @@ def test_cancelled_requests_do_not_go_on() -> None:
     bench = Bench(2, 1)
     calls = [submitted(bench.batcher.submit, request("r", 1), FakeCall(), 1) for _ in range(2)]
     bench.clock.settle()
-    for instance in bench.instances[0]:
-        instance.report(parts=[Unavailable("full")])
+    bench.refuse(0)
     for call in calls:
         call.cancel()
     bench.run()
@@ -410,9 +409,7 @@ def test_whatever_happens_each_request_is_answered_once(
 @pytest.mark.parametrize("lost", [0, 1])
 def test_the_next_backend_helps_if_the_one_that_has_is_gone_or_gets_the_requests(lost: int) -> None:
     bench = Bench(1, 1, 1, queue_size=2)
-    for _ in range(6):
-        bench.submit()
-        bench.clock.settle()
+    bench.send(6)
     assert [i.busy for [i] in bench.instances] == [True, True, False]
     bench.lose(lost)
     assert bench.tiers.active == (1 if lost == 0 else 0)

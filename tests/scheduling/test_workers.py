@@ -9,8 +9,7 @@ from tests.scheduling.fakes import Bench, FakeCall, FakeInstance
 
 def test_a_batch_that_was_not_begun_goes_to_another_instance() -> None:
     bench = Bench(instances=2)
-    _, sink = bench.submit("a")
-    bench.clock.settle()
+    sink = bench.send("a")
     first = next(instance for instance in bench.instances if instance.busy)
     first.report(NotStarted())
     bench.batcher.suspend(first)
@@ -24,8 +23,7 @@ def test_a_suspended_instance_gets_nothing() -> None:
     bench = Bench()
     [instance] = bench.instances
     bench.batcher.suspend(instance)
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     assert not instance.busy
     assert bench.batcher.busy
     bench.batcher.resume(instance)
@@ -36,8 +34,7 @@ def test_a_suspended_instance_gets_nothing() -> None:
 
 def test_a_busy_instance_is_not_suspended() -> None:
     bench = Bench()
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     bench.batcher.suspend(bench.instances[0])
     bench.submit("b")
     bench.finish_all()
@@ -46,7 +43,7 @@ def test_a_busy_instance_is_not_suspended() -> None:
 
 def test_a_batch_that_a_worker_died_of_is_not_run_again() -> None:
     bench = Bench()
-    sinks = [bench.submit(name)[1] for name in "abc"]
+    sinks = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
     bench.instances[0].report(WorkerDied("it ended"))
     bench.finish_all()
@@ -59,17 +56,17 @@ def test_a_batch_that_a_worker_died_of_is_not_run_again() -> None:
 def test_each_request_has_an_error_with_its_own_time() -> None:
     bench = Bench()
     bench.clock.advance(5)
-    sinks = [bench.submit("a")[1]]
+    sinks = [bench.submit("a")]
     bench.batcher.suspend(bench.instances[0])
     bench.clock.advance(20)
-    sinks.append(bench.submit("b")[1])
+    sinks.append(bench.submit("b"))
     bench.batcher.resume(bench.instances[0])
     bench.clock.advance(10)
     bench.clock.settle()
     bench.clock.advance(300)
     bench.instances[0].report(WorkerDied("it ended"))
     bench.batcher.suspend(bench.instances[0])
-    sinks.append(bench.submit("c")[1])
+    sinks.append(bench.submit("c"))
     bench.clock.advance(7)
     bench.batcher.fail_waiting(ModelNotReady("none", retry_after=9))
     spent = [sink.errors[0].spent for sink in sinks]
@@ -81,12 +78,10 @@ def test_each_request_has_an_error_with_its_own_time() -> None:
 def test_what_waits_can_be_ended() -> None:
     bench = Bench()
     [instance] = bench.instances
-    _, given_back = bench.submit("a")
-    bench.clock.settle()
+    given_back = bench.send("a")
     instance.report(NotStarted())
     bench.batcher.suspend(instance)
-    _, queued = bench.submit("b")
-    bench.clock.settle()
+    queued = bench.send("b")
     drained: list[int] = []
     bench.batcher.when_drained(lambda: drained.append(1))
     bench.batcher.fail_waiting(ModelNotReady("none"))
@@ -102,8 +97,8 @@ def test_what_comes_of_a_request_that_has_ended_ends_as_well() -> None:
     bench = Bench()
     bench.batcher.suspend(bench.instances[0])
     following: list[FakeCall] = []
-    _, first = bench.submit("a")
-    first.then = lambda: following.append(bench.submit("b")[1])
+    first = bench.submit("a")
+    first.then = lambda: following.append(bench.submit("b"))
     bench.batcher.fail_waiting(ModelNotReady("none"))
     for sink in (first, *following):
         [error] = sink.errors
@@ -114,8 +109,7 @@ def test_what_comes_of_a_request_that_has_ended_ends_as_well() -> None:
 def test_what_was_given_back_and_cancelled_holds_nothing_up() -> None:
     bench = Bench()
     [instance] = bench.instances
-    call, sink = bench.submit("a")
-    bench.clock.settle()
+    call = bench.send("a")
     instance.report(NotStarted())
     bench.batcher.suspend(instance)
     drained: list[int] = []
@@ -123,7 +117,7 @@ def test_what_was_given_back_and_cancelled_holds_nothing_up() -> None:
     assert not drained
     call.cancel()
     assert drained == [1]
-    assert not sink.calls
+    assert not call.calls
 
 
 def parts(*values: int) -> list[Part]:
@@ -133,7 +127,7 @@ def parts(*values: int) -> list[Part]:
 
 def test_answers_one_by_one() -> None:
     bench = Bench()
-    sinks = [bench.submit(name)[1] for name in "abcd"]
+    sinks = [bench.submit(name) for name in "abcd"]
     bench.clock.settle()
     one, two, three = parts(1, 2, 3)
     three.arrays = {"y": np.zeros((2, 1), np.int64)}  # of a request of one row
@@ -151,8 +145,7 @@ def test_answers_one_by_one() -> None:
 
 def test_answers_that_are_all_errors_are_no_execution() -> None:
     bench = Bench()
-    _, sink = bench.submit("a")
-    bench.clock.settle()
+    sink = bench.send("a")
     bench.instances[0].report(parts=[InvalidRequest("no")])
     assert sink.errors
     assert bench.statistics.execution_count == 0
@@ -164,8 +157,7 @@ def test_the_instance_with_the_least_load_is_taken() -> None:
     for instance in bench.instances:
         instance.load = loads[id(instance)]
     for name in "abc":
-        bench.submit(name)
-        bench.clock.settle()
+        bench.send(name)
     runs: list[list[list[str]]] = [instance.runs for instance in bench.instances]
     assert runs == [[["b"]], [["a"]], [["c"]]]
     assert isinstance(bench.instances[0], FakeInstance)
@@ -178,8 +170,7 @@ def test_an_idle_instance_is_removed_soon() -> None:
     bench.batcher.suspend(bench.instances[1])
     bench.batcher.remove_instance(bench.instances[1], lambda: removed.append(1))
     assert not removed
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     assert removed == [0, 1]
     assert not bench.started
     bench.batcher.resume(bench.instances[1])
@@ -189,14 +180,12 @@ def test_an_idle_instance_is_removed_soon() -> None:
 
 def test_a_busy_instance_is_removed_when_it_has_answered() -> None:
     bench = Bench(instances=2)
-    _, sink = bench.submit("a")
-    bench.clock.settle()
+    sink = bench.send("a")
     leaving = next(instance for instance in bench.instances if instance.busy)
     removed: list[int] = []
     bench.batcher.remove_instance(leaving, lambda: removed.append(1))
     bench.submit("b")
-    bench.submit("c")
-    bench.clock.settle()
+    bench.send("c")
     assert not removed
     leaving.finish()
     assert sink.values == [2]
@@ -208,8 +197,7 @@ def test_a_busy_instance_is_removed_when_it_has_answered() -> None:
 
 def test_what_an_instance_leaves_behind_goes_to_its_successor() -> None:
     bench = Bench(instances=2)
-    bench.submit("a")
-    bench.clock.settle()
+    bench.send("a")
     leaving = next(instance for instance in bench.instances if instance.busy)
     bench.batcher.remove_instance(leaving, lambda: None)
     leaving.report(NotStarted())
