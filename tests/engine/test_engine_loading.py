@@ -117,8 +117,26 @@ class World:
         """Change a file and load it; why that did not work out."""
         return await self.engine.load(self.write(text, version))
 
+    def reload(self) -> "asyncio.Future[str]":
+        """Load the model as it is now; why that did not work out."""
+        return self.engine.load(self.source())
+
+    async def begin(self, text: str, version: int = 1) -> "asyncio.Future[str]":
+        """Begin a load that goes on once `load_now` is set."""
+        self.backend.load_now.clear()
+        loading, begun = self.engine.load(self.write(text, version)), len(self.backend.begun)
+        await until(lambda: len(self.backend.begun) == begun + 1)
+        return loading
+
     async def ask(self, version: str = "") -> float:
         return await ask(self.engine.find_version("m", version))
+
+    async def asked(self, count: int = 1) -> "list[asyncio.Task[float]]":
+        """Requests that wait for `run_now`."""
+        self.backend.run_now.clear()
+        asked = [asyncio.ensure_future(self.ask()) for _ in range(count)]
+        await asyncio.sleep(0)
+        return asked
 
     def index(self) -> list[tuple[str, str, str]]:
         return [(m.version, m.state, m.reason) for m in self.engine.index().models]
@@ -176,9 +194,7 @@ async def test_a_new_one_takes_the_place_of_the_old_one(world: World) -> None:
 
 
 async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
-    world.backend.load_now.clear()
-    replaced = world.engine.load(world.write("2"))
-    await until(lambda: len(world.backend.begun) == 2)
+    replaced = await world.begin("2")
     assert await world.ask() == 1
     assert world.engine.ready
     assert world.index() == [("1", "READY", "")]
@@ -189,15 +205,12 @@ async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
 
 async def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None:
     async with threaded(tmp_path) as world:
-        world.backend.run_now.clear()
         old = world.engine.find_version("m")
-        begun = [asyncio.ensure_future(ask(old)) for _ in range(9)]
-        await asyncio.sleep(0)
+        begun = await world.asked(9)
         assert await world.replace("2") == ""
         assert world.engine.find_version("m") is not old
         assert world.engine.unloading() == [old]
-        later = asyncio.ensure_future(world.ask())
-        await asyncio.sleep(0)
+        [later] = await world.asked()
         world.backend.run_now.set()
         assert await asyncio.gather(*begun) == [1] * 9
         assert await later == 2
@@ -231,9 +244,7 @@ async def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
 
 
 async def test_the_last_of_several_changes_wins(world: World) -> None:
-    world.backend.load_now.clear()
-    waiting = [world.engine.load(world.write("2"))]
-    await until(lambda: world.backend.begun == ["1", "2"])
+    waiting = [await world.begin("2")]
     waiting += [world.engine.load(world.write(str(number))) for number in range(3, 50)]
     world.backend.load_now.set()
     assert await asyncio.gather(*waiting) == [""] * 48
@@ -244,9 +255,7 @@ async def test_the_last_of_several_changes_wins(world: World) -> None:
 
 
 async def test_a_change_to_something_broken_wins_as_well(world: World) -> None:
-    world.backend.load_now.clear()
-    first = world.engine.load(world.write("2"))
-    await until(lambda: len(world.backend.begun) == 2)
+    first = await world.begin("2")
     second = world.engine.load(world.write("nonsense"))
     world.backend.load_now.set()
     assert "is no number" in await first
@@ -255,9 +264,7 @@ async def test_a_change_to_something_broken_wins_as_well(world: World) -> None:
 
 
 async def test_to_give_up_waiting_gives_up_nothing_else(world: World) -> None:
-    world.backend.load_now.clear()
-    replaced = world.engine.load(world.write("2"))
-    await until(lambda: len(world.backend.begun) == 2)
+    replaced = await world.begin("2")
     replaced.cancel()
     world.backend.load_now.set()
     await until(lambda: not world.engine.loading)
@@ -309,9 +316,7 @@ async def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> 
 
 
 async def test_nothing_is_loaded_once_the_engine_stops(world: World) -> None:
-    world.backend.load_now.clear()
-    under_way = world.engine.load(world.write("2"))
-    await until(lambda: len(world.backend.begun) == 2)
+    under_way = await world.begin("2")
     world.engine.stop_loading()
     assert world.engine.loading
     assert await world.ask() == 1  # until it is unloaded
@@ -379,9 +384,7 @@ async def test_an_unloaded_model_stays_known_and_may_be_loaded_again(
 
 async def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -> None:
     async with threaded(tmp_path) as world:
-        world.backend.run_now.clear()
-        begun = [asyncio.ensure_future(world.ask()) for _ in range(9)]
-        await asyncio.sleep(0)
+        begun = await world.asked(9)
         unloaded = world.engine.unload("m")
         assert world.index() == [("1", "UNLOADING", "")]
         assert [v.name for v in world.engine.unloading()] == ["1"]
@@ -390,8 +393,7 @@ async def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -
             world.engine.find_version("m")
         again = world.engine.unload("m")
         assert await world.replace("2") == ""  # beside what is still under way
-        later = asyncio.ensure_future(world.ask())
-        await asyncio.sleep(0)
+        [later] = await world.asked()
         assert len(world.engine.unloading()) == 1
         world.backend.run_now.set()
         assert await asyncio.gather(*begun) == [1] * 9
@@ -403,9 +405,7 @@ async def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -
 
 
 async def test_to_unload_calls_off_what_is_being_loaded(world: World) -> None:
-    world.backend.load_now.clear()
-    loaded = world.engine.load(world.write("2", version=2))
-    await until(lambda: "2" in world.backend.begun)
+    loaded = await world.begin("2", version=2)
     assert world.index()[-1] == ("2", "LOADING", "")
     await world.engine.unload("m")
     gone = [(number, "UNAVAILABLE", "unloaded") for number in ("1", "2")]
@@ -417,9 +417,7 @@ async def test_to_unload_calls_off_what_is_being_loaded(world: World) -> None:
 
 
 async def test_the_last_of_loads_and_unloads_wins(world: World) -> None:
-    world.backend.load_now.clear()
-    first = world.engine.load(world.write("2"))
-    await until(lambda: world.backend.begun == ["1", "2"])
+    first = await world.begin("2")
     unloads, loads = [], []
     for number in range(3, 9):
         unloads.append(world.engine.unload("m"))
@@ -442,15 +440,13 @@ async def test_to_unload_what_failed_or_is_unknown_is_no_error(tmp_path: Path) -
         readiness.append(world.engine.ready)
         assert readiness == [False, True]
         assert world.index() == [("", "", "")]  # no version of it is known
-        assert "max_batch_size" in await world.engine.load(world.source())
+        assert "max_batch_size" in await world.reload()
         assert not world.engine.ready
 
 
 async def test_a_load_that_fails_after_an_unload_says_why(tmp_path: Path) -> None:
     async with threaded(tmp_path) as world:
-        world.backend.run_now.clear()
-        begun = asyncio.ensure_future(world.ask())
-        await asyncio.sleep(0)
+        [begun] = await world.asked()
         unloaded = world.engine.unload("m")
         source = world.source()
         world.configure("max_batch_size: -1")
@@ -521,21 +517,21 @@ GROUPS = '\ninstance_group {{ name: "m" count: {} }}'
 
 async def test_what_has_not_changed_is_not_loaded_again(world: World) -> None:
     old = world.engine.find("m")
-    assert await world.engine.load(world.source()) == ""
+    assert await world.reload() == ""
     assert world.engine.find("m") is old
     assert world.backend.begun == ["1"]
     (model,) = world.engine.models()
     assert (model.loads, model.failed_loads) == (1, 0)
     assert await world.replace("nonsense") != ""
     (world.root / "1").rename(world.root / ".away")
-    assert "no version directory" in await world.engine.load(world.source())
+    assert "no version directory" in await world.reload()
     (world.root / ".away").rename(world.root / "1")
     assert await world.replace("1") == ""  # written anew, it is another file
 
 
 async def test_a_policy_that_no_version_fits(world: World) -> None:
     world.configure(CONFIG.format("inline") + "\nversion_policy { specific { versions: 7 } }")
-    problem = await world.engine.load(world.source())
+    problem = await world.reload()
     assert "at least one version must be available under the version policy of" in problem
     assert await world.ask() == 1
 
@@ -551,11 +547,11 @@ async def test_only_the_versions_that_have_changed_are_loaded(world: World) -> N
     assert world.backend.begun == ["1", "2", "3"]
     world.configure(CONFIG.format("inline"))
     second = world.engine.find("m", "2")
-    assert await world.engine.load(world.source()) == ""
+    assert await world.reload() == ""
     assert world.engine.find("m") is second
     assert world.index() == [("2", "READY", "")]
     world.configure(both)
-    assert await world.engine.load(world.source()) == ""
+    assert await world.reload() == ""
     assert world.backend.begun == ["1", "2", "3", "1"]
     assert world.engine.find("m", "2") is second
 
@@ -583,19 +579,16 @@ async def test_instances_are_added_and_removed_in_place(
 ) -> None:
     caplog.set_level("INFO")
     async with threaded(tmp_path) as world:
-        world.backend.run_now.clear()
         version = world.engine.find_version("m")
-        begun = [asyncio.ensure_future(world.ask()) for _ in range(20)]
-        await asyncio.sleep(0)
+        begun = await world.asked(20)
         world.configure(CONFIG.format("thread") + GROUPS.format(3))
-        assert await world.engine.load(world.source()) == ""
+        assert await world.reload() == ""
         assert world.engine.find("m") is version
         assert world.engine.model_config("m").instance_group[0].count == 3
         assert [len(world.backend.loaded), len(version.instances)] == [3, 3]
-        begun += [asyncio.ensure_future(world.ask()) for _ in range(20)]
-        await asyncio.sleep(0)
+        begun += await world.asked(20)
         world.configure(CONFIG.format("thread") + GROUPS.format(1))
-        assert await world.engine.load(world.source()) == ""
+        assert await world.reload() == ""
         assert len(version.instances) == 1
         assert not any(model.closed for model in world.backend.loaded)  # they are busy
         world.backend.run_now.set()
@@ -612,10 +605,10 @@ async def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) 
         version = world.engine.find_version("m")
         world.configure(CONFIG.format("thread") + GROUPS.format(2))
         world.backend.load_now.clear()
-        loading = world.engine.load(world.source())
+        loading = world.reload()
         await until(lambda: len(world.backend.begun) == 2)
         (world.root / "1" / "model.constant").write_text("nonsense")
-        again = world.engine.load(world.source())
+        again = world.reload()
         world.backend.load_now.set()
         assert "is no number" in await loading
         assert "is no number" in await again
@@ -646,7 +639,7 @@ async def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(worl
 async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World) -> None:
     old = world.engine.find("m")
     write_manifest(world.root)
-    assert await world.engine.load(world.source()) == ""
+    assert await world.reload() == ""
     # What it holds is known from now on, and so it does not matter which files hold it.
     known = world.engine.find("m")
     assert known is not old
@@ -656,7 +649,7 @@ async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World
     assert problem.endswith("1/model.constant does not hold what it is to hold")
     assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
     write_manifest(world.root)
-    assert await world.engine.load(world.source()) == ""
+    assert await world.reload() == ""
     assert await world.ask() == 2
     assert world.backend.begun == ["1", "1", "2"]
 

@@ -64,8 +64,10 @@ class Answers(Call):
         self.done.set()
 
 
-def beside(work: Callable[[LoadingServices, Server], Coroutine[Any, Any, None]]) -> None:
-    """Do that on the event loop of another thread, with a server on this one's."""
+def beside(
+    work: Callable[[LoadingServices, Server], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    """A test on the event loop of another thread, with a server on this one's."""
     failures: list[BaseException] = []
 
     async def serve() -> None:
@@ -83,72 +85,65 @@ def beside(work: Callable[[LoadingServices, Server], Coroutine[Any, Any, None]])
         await done.wait()
         thread.join()
 
-    asyncio.run(serve())
-    if failures:
-        raise failures[0]
+    def test() -> None:
+        asyncio.run(serve())
+        if failures:
+            raise failures[0]
+
+    return test
 
 
-def test_responses_come_to_the_loading_thread() -> None:
-    async def work(host: LoadingServices, server: Server) -> None:
-        host.submit(answers := Answers("m"), True)
-        await answers.done.wait()
-        assert answers.got == ["0", "1"]
-
-    beside(work)
+@beside
+async def test_responses_come_to_the_loading_thread(host: LoadingServices, server: Server) -> None:
+    host.submit(answers := Answers("m"), True)
+    await answers.done.wait()
+    assert answers.got == ["0", "1"]
 
 
-def test_a_model_that_is_not_there() -> None:
-    async def work(host: LoadingServices, server: Server) -> None:
-        host.submit(answers := Answers("none"), True)
-        await answers.done.wait()
-        [error] = answers.got
-        assert isinstance(error, NotFound)
-        answers.cancel()
-
-    beside(work)
+@beside
+async def test_a_model_that_is_not_there(host: LoadingServices, server: Server) -> None:
+    host.submit(answers := Answers("none"), True)
+    await answers.done.wait()
+    [error] = answers.got
+    assert isinstance(error, NotFound)
+    answers.cancel()
 
 
-def test_holding_and_cancelling() -> None:
-    async def work(host: LoadingServices, server: Server) -> None:
-        host.submit(ticket := Answers("never"), True)
-        ticket.hold(True)
-        ticket.hold(False)
-        ticket.cancel()
-        host.submit(answers := Answers("m"), True)
-        await answers.done.wait()
-        assert server.told == [True, False, "cancel"]
-        assert server.waits == [True, False] * 2
-
-    beside(work)
+@beside
+async def test_holding_and_cancelling(host: LoadingServices, server: Server) -> None:
+    host.submit(ticket := Answers("never"), True)
+    ticket.hold(True)
+    ticket.hold(False)
+    ticket.cancel()
+    host.submit(answers := Answers("m"), True)
+    await answers.done.wait()
+    assert server.told == [True, False, "cancel"]
+    assert server.waits == [True, False] * 2
 
 
-def test_other_questions() -> None:
-    async def work(host: LoadingServices, server: Server) -> None:
-        loop = asyncio.get_running_loop()
-        for document in ({"model": "m"}, {}):
-            answered: asyncio.Future[tuple[object, ServerError | None]] = loop.create_future()
-            host.control(document, lambda *told, to=answered: to.set_result(told))
-            value, error = await answered
-            if document:
-                assert (value, error) == ("m", None)
-            else:
-                assert isinstance(error, InvalidRequest)
-        host.metric({})
-        assert server.waits == []  # it was answered at once
-
-    beside(work)
+@beside
+async def test_other_questions(host: LoadingServices, server: Server) -> None:
+    loop = asyncio.get_running_loop()
+    for document in ({"model": "m"}, {}):
+        answered: asyncio.Future[tuple[object, ServerError | None]] = loop.create_future()
+        host.control(document, lambda *told, to=answered: to.set_result(told))
+        value, error = await answered
+        if document:
+            assert (value, error) == ("m", None)
+        else:
+            assert isinstance(error, InvalidRequest)
+    host.metric({})
+    assert server.waits == []  # it was answered at once
 
 
-def test_a_load_that_is_over_waits_for_nobody() -> None:
-    async def work(host: LoadingServices, server: Server) -> None:
-        host.submit(ticket := Answers("never"), True)
-        host.submit(answers := Answers("m"), True)
-        await answers.done.wait()
-        assert server.waits == [True]
-        host.close()
-        ticket.cancel()
-        host.submit(answers := Answers("m"), True)
-        await answers.done.wait()
-        assert server.waits == [True, False]
-
-    beside(work)
+@beside
+async def test_a_load_that_is_over_waits_for_nobody(host: LoadingServices, server: Server) -> None:
+    host.submit(ticket := Answers("never"), True)
+    host.submit(answers := Answers("m"), True)
+    await answers.done.wait()
+    assert server.waits == [True]
+    host.close()
+    ticket.cancel()
+    host.submit(answers := Answers("m"), True)
+    await answers.done.wait()
+    assert server.waits == [True, False]

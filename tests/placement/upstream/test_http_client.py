@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,12 @@ from headrace.connections.endpoint import Endpoint
 from headrace.connections.http_pool import Done, HttpConnection, HttpPool, NotConnected
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
-from headrace.placement.upstream.connection import CallFailed, RemoteRequest
+from headrace.placement.upstream.connection import (
+    CallFailed,
+    RemoteDescription,
+    RemoteRequest,
+    Visit,
+)
 from headrace.placement.upstream.http_client import HttpClient
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
@@ -26,6 +32,7 @@ from headrace.protocol.v2_protobuf import RemoteInput
 from tests.support.remote_call import infer
 
 TLS = Path(__file__).parents[2] / "support" / "tls"
+T = TypeVar("T")
 ANSWER = b'{"outputs":[{"name":"Y","datatype":"INT32","shape":[2],"data":[1,2]}]}'
 ASKED = RemoteRequest(
     [RemoteInput("X", Datatype.INT32, (2,), [np.arange(2, dtype=np.int32)])], ["Y"], {}
@@ -85,10 +92,29 @@ def options_of(url: str, root: Path, **parameters: str) -> RemoteOptions:
     return RemoteOptions.of({"endpoints": url, **parameters}, "m", 0, root)
 
 
+class Thread:
+    """Calls on a thread that waits for them."""
+
+    def __init__(self, clients: ProtocolClients, endpoint: Endpoint) -> None:
+        self.clients, self.endpoint = clients, endpoint
+
+    async def infer(self, seconds: float = 10) -> list[int]:
+        """The output of an inference."""
+        answer = await asyncio.to_thread(self._visit, lambda client: client.infer(ASKED, seconds))
+        return answer.outputs["Y"].tolist()  # type: ignore[no-any-return]
+
+    async def describe(self) -> RemoteDescription:
+        return await asyncio.to_thread(self._visit, lambda client: client.describe(10))
+
+    def _visit(self, act: Callable[[Visit], T]) -> T:
+        with self.clients.visit(self.endpoint) as client:
+            return act(client)
+
+
 @asynccontextmanager
 async def connected(
     server: Server, tls: ssl.SSLContext | None = None, root: Path = TLS, **parameters: str
-) -> AsyncIterator[tuple[HttpClient, ProtocolClients, Endpoint]]:
+) -> AsyncIterator[tuple[HttpClient, Thread]]:
     """A connection to a server that listens."""
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls) as listening:
         port = listening.sockets[0].getsockname()[1]
@@ -99,7 +125,7 @@ async def connected(
         connection = clients.connect(endpoint)
         assert isinstance(connection, HttpClient)
         try:
-            yield connection, clients, endpoint
+            yield connection, Thread(clients, endpoint)
         finally:
             await connection.close()
             for writer in server.writers:
@@ -108,7 +134,7 @@ async def connected(
 
 async def test_a_connection_is_used_again() -> None:
     server = Server()
-    async with connected(server) as (connection, *_):
+    async with connected(server) as (connection, _):
         assert await connection.ready(10)
         for _ in range(3):
             answer = await infer(connection, ASKED, 10)
@@ -123,7 +149,7 @@ async def test_headers_go_with_a_call(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer abc")
     server = Server()
     token = str(tmp_path / "token")
-    async with connected(server, authorization_file=token) as (connection, *_):
+    async with connected(server, authorization_file=token) as (connection, _):
         await connection.ready(10)
         headers = [("x-tenant", "a"), ("authorization", "Bearer def")]
         await infer(connection, ASKED._replace(headers=headers), 10)
@@ -139,7 +165,7 @@ async def test_headers_go_with_a_call(tmp_path: Path) -> None:
 
 async def test_calls_at_a_time_have_connections_of_their_own() -> None:
     server = Server()
-    async with connected(server) as (connection, *_):
+    async with connected(server) as (connection, _):
         await connection.ready(10)
         answers = await asyncio.gather(*(infer(connection, ASKED, 10) for _ in range(4)))
         assert len(answers) == 4
@@ -148,7 +174,7 @@ async def test_calls_at_a_time_have_connections_of_their_own() -> None:
 
 async def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:
     server = Server()
-    async with connected(server) as (connection, *_):
+    async with connected(server) as (connection, _):
         for _ in range(3):
             assert await connection.ready(10)
             server.writers[-1].close()
@@ -176,20 +202,13 @@ async def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> No
 async def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
     server = Server()
     server.answers["/v2/models/m/infer"] = answer
-    async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
+    async with connected(server, http_tensors="binary") as (connection, thread):
         with pytest.raises(CallFailed) as failed:
             await infer(connection, ASKED, 10)
         assert failed.value.failure.fate is fate
-
-        def wait() -> None:
-            with (
-                clients.visit(endpoint) as waiting,
-                pytest.raises(CallFailed) as same,
-            ):
-                waiting.infer(ASKED, 10)
-            assert same.value.failure.fate is fate
-
-        await asyncio.to_thread(wait)
+        with pytest.raises(CallFailed) as failed:
+            await thread.infer()
+        assert failed.value.failure.fate is fate
 
 
 @pytest.mark.parametrize(
@@ -203,42 +222,31 @@ async def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
 async def test_answers_of_unknown_length(answer: bytes) -> None:
     server = Server()
     server.answers["/v2/models/m/infer"] = answer
-    async with connected(server) as (connection, clients, endpoint):
+    async with connected(server) as (connection, thread):
         for _ in range(2):
             found = await infer(connection, ASKED, 10)
             assert found.outputs["Y"].tolist() == [1, 2]
-
-        def wait() -> list[int]:
-            with clients.visit(endpoint) as waiting:
-                given: list[int] = waiting.infer(ASKED, 10).outputs["Y"].tolist()
-                return given
-
-        assert await asyncio.to_thread(wait) == [1, 2]
+        assert await thread.infer() == [1, 2]
 
 
 async def test_a_server_that_does_not_answer() -> None:
     server = Server()
     server.answers["/v2/models/m/infer"] = b""
-    async with connected(server, http_tensors="binary") as (connection, clients, endpoint):
+    async with connected(server, http_tensors="binary") as (connection, thread):
         assert await connection.ready(10)  # it has a connection
         with pytest.raises(CallFailed) as failed:
             await infer(connection, ASKED, 0.1)
         assert failed.value.failure.fate is Fate.LATE
         await server.ended.wait()  # the call is cancelled there
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                waiting.infer(ASKED, 0.1)
-
         with pytest.raises(CallFailed) as failed:
-            await asyncio.to_thread(wait)
+            await thread.infer(0.1)
         assert failed.value.failure.fate is Fate.LATE
 
 
 async def test_a_call_that_is_cancelled_ends_its_connection() -> None:
     server = Server()
     server.answers["/v2/models/m/infer"] = b""
-    async with connected(server, http_tensors="binary") as (connection, *_):
+    async with connected(server, http_tensors="binary") as (connection, _):
         call = asyncio.ensure_future(infer(connection, ASKED, 0))
         await server.begun.wait()
         call.cancel()
@@ -262,7 +270,7 @@ async def test_a_large_answer_that_is_compressed() -> None:
     """Nobody has asked for that. First on a connection that is there, then on a new one."""
     values = np.random.default_rng(0).integers(0, 99, 100_000, np.int32)
     server = Server()
-    async with connected(server, http_tensors="binary") as (connection, *_):
+    async with connected(server, http_tensors="binary") as (connection, _):
         assert (await infer(connection, ASKED, 10)).outputs["Y"].tolist() == [1, 2]
         server.answers["/v2/models/m/infer"] = packed_answer(values, values.tobytes())
         found = await infer(connection, ASKED, 10)
@@ -279,7 +287,7 @@ def test_calls_that_are_cancelled_while_they_connect() -> None:
 
     async def scenario() -> None:
         server = Server()
-        async with connected(server, http_tensors="binary") as (connection, *_):
+        async with connected(server, http_tensors="binary") as (connection, _):
             for ticks in range(12):
                 call = asyncio.ensure_future(infer(connection, ASKED, 0))
                 for _ in range(ticks):
@@ -292,20 +300,15 @@ def test_calls_that_are_cancelled_while_they_connect() -> None:
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
-    async with connected(Server()) as (_, clients, endpoint):
+    async with connected(Server()) as (_, thread):
         pass
-    connection = clients.connect(endpoint)
+    connection = thread.clients.connect(thread.endpoint)
     with pytest.raises(CallFailed) as failed:
         await infer(connection, ASKED, 10)
     assert failed.value.failure.fate is Fate.UNSENT
     await connection.close()
-
-    def wait() -> None:
-        with clients.visit(endpoint) as waiting:
-            waiting.describe(10)
-
     with pytest.raises(CallFailed, match="Connection refused") as failed:
-        await asyncio.to_thread(wait)
+        await thread.describe()
     assert failed.value.failure.fate is Fate.UNSENT
 
 
@@ -315,14 +318,9 @@ async def test_a_port_of_another_protocol() -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.close()
 
-    async with connected(HangsUp()) as (_, clients, endpoint):
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                waiting.describe(10)
-
+    async with connected(HangsUp()) as (_, thread):
         with pytest.raises(CallFailed, match="is this its port for HTTP") as failed:
-            await asyncio.to_thread(wait)
+            await thread.describe()
         assert failed.value.failure.fate is Fate.UNCERTAIN
 
 
@@ -340,7 +338,7 @@ async def test_a_port_of_another_protocol() -> None:
 async def test_readiness(answer: tuple[int, bytes], ready: bool) -> None:
     server = Server()
     server.answers["/v2/models/m/ready"] = answer
-    async with connected(server) as (connection, *_):
+    async with connected(server) as (connection, _):
         assert await connection.ready(10) is ready
 
 
@@ -350,15 +348,10 @@ async def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
     tensor = b'[{"name": "Y", "datatype": "FP16", "shape": [2]}]'
     metadata = b'{"name": "m", "inputs": %s, "outputs": %s}' % (tensor, tensor)
     server.answers["/v2/models/m"] = (200, metadata)
-    async with connected(server) as (connection, clients, endpoint):
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                said = waiting.describe(10)
-            assert said.config is None
-            assert said.metadata.inputs[0].datatype == "FP16"
-
-        await asyncio.to_thread(wait)
+    async with connected(server) as (connection, thread):
+        said = await thread.describe()
+        assert said.config is None
+        assert said.metadata.inputs[0].datatype == "FP16"
         await infer(connection, ASKED, 10)
     assert "inference-header-content-length" not in server.asked[-1][1]
 
@@ -367,14 +360,9 @@ async def test_a_configuration_that_is_none() -> None:
     server = Server()
     server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
     server.answers["/v2/models/m/config"] = (200, b"7")
-    async with connected(server) as (_, clients, endpoint):
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                waiting.describe(10)
-
+    async with connected(server) as (_, thread):
         with pytest.raises(CallFailed, match="makes no sense"):
-            await asyncio.to_thread(wait)
+            await thread.describe()
 
 
 async def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
@@ -439,40 +427,22 @@ async def test_tls_and_credentials(tmp_path: Path) -> None:
         "authorization_file": "token",
     }
     server = Server()
-    async with connected(server, secure(), tmp_path, **parameters) as (
-        connection,
-        clients,
-        endpoint,
-    ):
+    async with connected(server, secure(), tmp_path, **parameters) as (connection, thread):
         assert await connection.ready(10)
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                assert waiting.infer(ASKED, 10).outputs["Y"].tolist() == [1, 2]
-
-        await asyncio.to_thread(wait)
+        assert await thread.infer() == [1, 2]
     for _, headers in server.asked:
         assert headers["authorization"] == "Bearer abc"
-        assert headers["host"] == endpoint.authority
+        assert headers["host"] == thread.endpoint.authority
 
 
 @pytest.mark.parametrize("parameters", [{}, {"tls_root_cert": "root.pem", "host": "elsewhere"}])
 async def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
-    async with connected(Server(), secure(), TLS, **parameters) as (
-        connection,
-        clients,
-        endpoint,
-    ):
+    async with connected(Server(), secure(), TLS, **parameters) as (connection, thread):
         with pytest.raises(CallFailed, match="its certificate is not accepted") as failed:
             await connection.ready(10)
         assert failed.value.failure.fate is Fate.UNSENT
-
-        def wait() -> None:
-            with clients.visit(endpoint) as waiting:
-                waiting.describe(10)
-
         with pytest.raises(CallFailed, match="its certificate is not accepted"):
-            await asyncio.to_thread(wait)
+            await thread.describe()
 
 
 @pytest.mark.parametrize("name", ["tls_root_cert", "tls_cert"])
@@ -488,7 +458,7 @@ async def test_a_tensor_that_cannot_be_sent() -> None:
     request = RemoteRequest([RemoteInput("X", Datatype.BYTES, (1,), [array])], ["Y"], {})
     server = Server()
     server.answers["/v2/models/m"] = (200, b"{}")
-    async with connected(server, http_tensors="json") as (connection, *_):
+    async with connected(server, http_tensors="json") as (connection, _):
         with pytest.raises(CallFailed) as failed:
             await infer(connection, request, 10)
     assert isinstance(failed.value.failure.error, InvalidRequest)
