@@ -31,6 +31,8 @@ def scripted() -> Iterator[Scripted]:
             thread = threading.Thread(target=_serve, args=(listener, list(answers)))
             thread.start()
             stack.callback(thread.join, 10)
+            # Which wakes a thread that waits for another connection; to close it would not.
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             return stack.enter_context(Client(url, timeout=timeout))
 
@@ -39,7 +41,10 @@ def scripted() -> Iterator[Scripted]:
 
 def _serve(listener: socket.socket, answers: list[bytes]) -> None:
     while answers:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the test has ended
+            return
         with connection:
             while answers and (answers[0] == b"" or connection.recv(65536)):
                 answer = answers.pop(0)
@@ -57,27 +62,24 @@ def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None
     assert [client.fetch("/a") for _ in range(3)] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "text"),
-    [
-        (b"SSH-2.0-OpenSSH\r\n\r\n", AnswerError, "does not speak HTTP"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
-            ConnectionFailed,
-            "before it had answered",
-        ),
-        (response(b'{"error": "as it says"}', "", "400 x"), StatusError, "^as it says$"),
-        (response(b"", "", "502 x"), StatusError, "^HTTP status 502 Bad Gateway$"),
-        (
-            response(b"<h1>no\n</h1>", "", "404 x"),
-            StatusError,
-            "^HTTP status 404 Not Found: <h1>",
-        ),
-        (response(b"[" * 10**5, "", "499 x"), StatusError, r"^HTTP status 499: \[{200}\.\.\.$"),
-        (response(b"hello"), AnswerError, "no JSON: hello"),
-        (response(b"[]"), AnswerError, "the answer to SetModelTraffic is no JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "kind", "text"), [
+    (b"SSH-2.0-OpenSSH\r\n\r\n", AnswerError, "does not speak HTTP"),
+    (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        ConnectionFailed,
+        "before it had answered",
+    ),
+    (response(b'{"error": "as it says"}', "", "400 x"), StatusError, "^as it says$"),
+    (response(b"", "", "502 x"), StatusError, "^HTTP status 502 Bad Gateway$"),
+    (
+        response(b"<h1>no\n</h1>", "", "404 x"),
+        StatusError,
+        "^HTTP status 404 Not Found: <h1>",
+    ),
+    (response(b"[" * 10**5, "", "499 x"), StatusError, r"^HTTP status 499: \[{200}\.\.\.$"),
+    (response(b"hello"), AnswerError, "no JSON: hello"),
+    (response(b"[]"), AnswerError, "the answer to SetModelTraffic is no JSON object"),
+])  # fmt: skip
 def test_errors_in_words(
     scripted: Scripted, answer: bytes, kind: type[ClientError], text: str
 ) -> None:
@@ -85,16 +87,13 @@ def test_errors_in_words(
         scripted(answer, b"").document("SetModelTraffic", {}, name="m")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        response(b"{}"),
-        response(b"{}", "Inference-Header-Content-Length: x\r\n"),
-        response(b"{}", "Inference-Header-Content-Length: 99\r\n"),
-        response(b"[" * 10**5),
-        response(b'{"outputs": [{"name": "a", "datatype": "FP32", "shape": [2], "data": [1]}]}'),
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    response(b"{}"),
+    response(b"{}", "Inference-Header-Content-Length: x\r\n"),
+    response(b"{}", "Inference-Header-Content-Length: 99\r\n"),
+    response(b"[" * 10**5),
+    response(b'{"outputs": [{"name": "a", "datatype": "FP32", "shape": [2], "data": [1]}]}'),
+])  # fmt: skip
 def test_no_inference_response(scripted: Scripted, answer: bytes) -> None:
     with pytest.raises(AnswerError, match="the answer is no inference response"):
         scripted(answer).infer("m", {"a": 1})
@@ -140,15 +139,12 @@ def test_events(scripted: Scripted, head: str) -> None:
     assert client.fetch("/x") == b"kept"
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "text"),
-    [
-        (response(b'{"error": "no"}', "", "400 x"), StatusError, "^no$"),
-        (response(b'data: {"error": "no"}\n\n'), StatusError, "^no$"),
-        (response(b"data: x\n\n"), AnswerError, "an event is no JSON: x"),
-        (response(b"data: 1\n\n"), AnswerError, "an event is no JSON object: 1"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "kind", "text"), [
+    (response(b'{"error": "no"}', "", "400 x"), StatusError, "^no$"),
+    (response(b'data: {"error": "no"}\n\n'), StatusError, "^no$"),
+    (response(b"data: x\n\n"), AnswerError, "an event is no JSON: x"),
+    (response(b"data: 1\n\n"), AnswerError, "an event is no JSON object: 1"),
+])  # fmt: skip
 def test_events_that_are_errors(
     scripted: Scripted, answer: bytes, kind: type[ClientError], text: str
 ) -> None:

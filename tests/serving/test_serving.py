@@ -91,16 +91,12 @@ def test_a_repository(tmp_path: Path) -> None:
     assert "stopped; every admitted request was answered" in server.log
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "text"),
-    [
-        (uses_an_array, SourceError, "uses_an_array uses LOADED, a ndarray that has no source"),
-        (lambda x: x, SourceError, "has no source"),
-        (len, SourceError, "has no source"),
-        ("/nowhere/model.onnx", ServeError, "there is no model file /nowhere/model.onnx"),
-        ({"broken": __file__}, ServeError, "broken version 1 cannot be loaded"),
-    ],
-)
+@pytest.mark.parametrize(("given", "kind", "text"), [
+    (uses_an_array, SourceError, "uses_an_array uses LOADED, a ndarray that has no source"),
+    (lambda x: x, SourceError, "has no source"), (len, SourceError, "has no source"),
+    ("/nowhere/model.onnx", ServeError, "there is no model file /nowhere/model.onnx"),
+    ({"broken": __file__}, ServeError, "broken version 1 cannot be loaded"),
+])  # fmt: skip
 def test_models_that_cannot_be_served(given: Any, kind: type[Exception], text: str) -> None:
     before = len(psutil.Process().children(recursive=True))
     with pytest.raises(kind, match=text):
