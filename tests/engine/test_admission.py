@@ -4,7 +4,14 @@ import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
 from headrace.core.limits import Shares
-from headrace.engine.admission import Account, Admission, Held, ModelAccount
+from headrace.engine.admission import Account, Admission, ConnectionAccount, Held, ModelAccount
+
+
+def connect(admission: Admission, door: str = "http", address: str = "") -> ConnectionAccount:
+    """The account of a connection that is taken."""
+    account = admission.connect(door, address)
+    assert account is not None
+    return account
 
 
 def test_counts_go_up_and_down() -> None:
@@ -142,8 +149,7 @@ def test_messages_on_their_way_keep_it_from_being_empty() -> None:
 
 def test_unread_answers_count_against_the_limit() -> None:
     admission = Admission(0, 100)
-    account = admission.connect("http")
-    assert account is not None
+    account = connect(admission, "http")
     account.owe(95)
     assert (admission.bytes, admission.unread) == (95, 95)
     assert admission.pressed
@@ -161,9 +167,7 @@ MANY = 100 << 30
 
 def test_a_connection_has_a_share() -> None:
     admission = Admission(1000, MANY, Shares(connection=20))
-    one, other = admission.connect("grpc"), admission.connect("grpc")
-    assert one is not None
-    assert other is not None
+    one, other = connect(admission, "grpc"), connect(admission, "grpc")
     for _ in range(200):
         one.enter(1)
     with pytest.raises(Overloaded, match="connection is at its limit of 200 requests"):
@@ -187,9 +191,7 @@ def test_a_connection_has_a_share() -> None:
 
 def test_unread_answers_leave_no_room_on_their_connection() -> None:
     admission = Admission(0, MANY)
-    one, other = admission.connect("grpc"), admission.connect("grpc")
-    assert one is not None
-    assert other is not None
+    one, other = connect(admission, "grpc"), connect(admission, "grpc")
     assert one.owe(MANY // 2)
     with pytest.raises(Overloaded, match="connection is at its limit"):
         one.enter(1)
@@ -203,8 +205,7 @@ def test_unread_answers_leave_no_room_on_their_connection() -> None:
 
 def test_a_share_of_low_limits_is_no_limit() -> None:
     admission = Admission(4, 1000)
-    account = admission.connect("http")
-    assert account is not None
+    account = connect(admission, "http")
     for _ in range(4):
         account.enter(250)
     with pytest.raises(Overloaded, match="the server is at its limit of 4 requests"):
@@ -213,34 +214,28 @@ def test_a_share_of_low_limits_is_no_limit() -> None:
 
 def test_an_address_has_a_share_if_that_is_asked_for() -> None:
     admission = Admission(1000, MANY, Shares(connection=50, address=10))
-    accounts = [admission.connect("http", "192.0.2.1") for _ in range(4)]
+    accounts = [connect(admission, "http", "192.0.2.1") for _ in range(4)]
     for number in range(100):
         account = accounts[number % 4]
-        assert account is not None
         account.enter(1)
     for account in accounts:
-        assert account is not None
         with pytest.raises(Overloaded, match="address is at its limit of 100 requests"):
             account.enter(1)
-    elsewhere = admission.connect("http", "192.0.2.2")
-    assert elsewhere is not None
+    elsewhere = connect(admission, "http", "192.0.2.2")
     elsewhere.enter(1)
     elsewhere.leave(1)
     for account in accounts:
-        assert account is not None
         for _ in range(25):
             account.leave(1)
         account.close()
-    again = admission.connect("http", "192.0.2.1")
-    assert again is not None
+    again = connect(admission, "http", "192.0.2.1")
     again.enter(1)
 
 
 def test_connections_are_counted_and_capped() -> None:
     admission = Admission(0, 0, Shares(connections=2))
-    first, second = admission.connect("http"), admission.connect("grpc")
-    assert first is not None
-    assert second is not None
+    first = connect(admission, "http")
+    connect(admission, "grpc")
     assert admission.connect("grpc") is None
     assert (admission.connections, admission.refused_connections) == ({"http": 1, "grpc": 1}, 1)
     first.close()
@@ -263,8 +258,7 @@ def test_what_another_process_holds() -> None:
 
 def test_the_most_that_was_held_is_kept() -> None:
     admission = Admission(0, 0)
-    connection = admission.connect("http")
-    assert connection is not None
+    connection = connect(admission, "http")
     connection.enter(100)
     connection.leave(100)
     admission.enter(10)

@@ -35,6 +35,11 @@ def loaded(root: Path, config: str, model: bytes = IDENTITY) -> LoadedVersion:
     return load_version(opened(root, config, model), 1, OPTIONS)
 
 
+def opened_python(root: Path, options: LoadOptions = OPTIONS) -> Opened:
+    """A Python model `m` that is there, read."""
+    return open_model(read_model_directory(root / "m"), {"python": PythonBackend()}, options)
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -112,8 +117,7 @@ def test_buckets_of_a_metric_that_can_have_none(tmp_path: Path) -> None:
 def test_every_instance_is_warmed_up_also_one_that_comes_later(tmp_path: Path) -> None:
     config = f"{RECORDER_CONFIG}{sample('s', 'zero_data: true')}instance_group {{ count: 2 }}"
     write_python_model(tmp_path, "m", RECORDER, config)
-    source = read_model_directory(tmp_path / "m")
-    model = open_model(source, {"python": PythonBackend()}, OPTIONS)
+    model = opened_python(tmp_path)
     version = load_version(model, 1, OPTIONS)
     more = load_instances(model, 1, version.config, [Placement("m_0_2", None)], False, OPTIONS)
     instances = [*version.instances, *more]
@@ -130,7 +134,7 @@ def test_a_failing_sample_leaves_nothing_behind(tmp_path: Path) -> None:
     write_python_model(tmp_path, "m", RECORDER, RECORDER_CONFIG + bad)
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "rows").write_bytes(b"\0\0\x80\xbf" * 2)
-    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, OPTIONS)
+    model = opened_python(tmp_path)
     children = set(psutil.Process().children())
     with pytest.raises(LoadFailed, match=r"failed to run warmup sample 'bad': .*below zero"):
         load_version(model, 1, OPTIONS)
@@ -201,12 +205,11 @@ def test_python_models_run_here_only_if_that_is_allowed(
 ) -> None:
     write_python_model(tmp_path, "m", IDENTITY_MODEL, execution(kind))
     options = LoadOptions(cores=1, in_process_python=allowed)
-    source = read_model_directory(tmp_path / "m")
     if not told:
-        assert open_model(source, {"python": PythonBackend()}, options).warnings == ()
+        assert opened_python(tmp_path, options).warnings == ()
         return
     with pytest.raises(InvalidConfig, match=rf"m/config\.pbtxt:2: parameters.*{told}"):
-        open_model(source, {"python": PythonBackend()}, options)
+        opened_python(tmp_path, options)
 
 
 def test_an_onnx_model_has_no_process_of_its_own(tmp_path: Path) -> None:
@@ -221,8 +224,7 @@ def test_python_models_that_run_here_are_started(tmp_path: Path) -> None:
     )
     write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
     options = LoadOptions(cores=1, in_process_python=True)
-    source = read_model_directory(tmp_path / "m")
-    model = load_version(open_model(source, {"python": PythonBackend()}, options), 1, options)
+    model = load_version(opened_python(tmp_path, options), 1, options)
     assert [(item.name, str(item.kind)) for item in model.instances] == [
         ("m_0_0", "thread"), ("m_0_1", "thread")
     ]  # fmt: skip
@@ -253,7 +255,7 @@ def test_what_a_function_contradicts_is_told_with_file_line_and_field(
 ) -> None:
     write_python_model(tmp_path, "m", FUNCTION, execution(kind).strip() + "\n" + config)
     options = LoadOptions(cores=1, in_process_python=True)
-    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, options)
+    model = opened_python(tmp_path, options)
     with pytest.raises(InvalidConfig) as caught:
         load_version(model, 1, options)
     assert str(caught.value) == told
@@ -268,8 +270,7 @@ def test_what_a_completion_contradicts_is_told_in_triton_s_words(tmp_path: Path)
                 return config
     """
     write_python_model(tmp_path, "m", source, 'input {\n name: "X"\n dims: [ 2 ]\n}')
-    source_of = read_model_directory(tmp_path / "m")
-    model = open_model(source_of, {"python": PythonBackend()}, OPTIONS)
+    model = opened_python(tmp_path)
     with pytest.raises(InvalidConfig) as caught:
         load_version(model, 1, OPTIONS)
     assert str(caught.value) == (
@@ -282,7 +283,7 @@ def test_a_parameter_that_is_nearly_a_known_one_is_told(tmp_path: Path) -> None:
     names = ["execution_limit_sec", "threshold", "Max_RSS", "functions", "nice"]
     values = [f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}' for name in names]
     write_python_model(tmp_path, "m", IDENTITY_MODEL, "\n".join(values))
-    model = open_model(read_model_directory(tmp_path / "m"), {"python": PythonBackend()}, OPTIONS)
+    model = opened_python(tmp_path)
     wanted = [("Max_RSS", 4, "max_rss"), ("execution_limit_sec", 2, "execution_limit_secs"),
               ("functions", 5, "function")]  # fmt: skip
     assert model.warnings == tuple(
@@ -296,7 +297,6 @@ def test_what_such_a_model_cannot_have_is_told_with_its_line(tmp_path: Path) -> 
     config = execution("inline") + 'parameters { key: "python" value { string_value: "/x" } }\n'
     write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
     options = LoadOptions(cores=1, in_process_python=True)
-    source = read_model_directory(tmp_path / "m")
-    model = open_model(source, {"python": PythonBackend()}, options)
+    model = opened_python(tmp_path, options)
     with pytest.raises(InvalidConfig, match=r"config\.pbtxt:3: .*'python'.* for worker processes"):
         load_version(model, 1, options)

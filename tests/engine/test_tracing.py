@@ -120,6 +120,12 @@ class World:
         self.stage(door)
         return door
 
+    def accepted(self, door: Door | None = None) -> Call:
+        """The one request that the version is given."""
+        self.submit(door)
+        [call] = self.version.got
+        return call
+
     def traces(self) -> list[Trace]:
         """The finished ones; nothing more may come."""
         self._thread.close(30)
@@ -197,8 +203,7 @@ def test_a_response() -> None:
 
 def test_many_responses_and_an_end() -> None:
     world = World()
-    world.submit()
-    [call] = world.version.got
+    call = world.accepted()
     for _ in range(2):
         call.pass_response(a_response(), False)
     call.pass_end()
@@ -209,8 +214,7 @@ def test_many_responses_and_an_end() -> None:
 
 def test_an_error() -> None:
     world, door = World(), Door()
-    world.submit(door)
-    [call] = world.version.got
+    call = world.accepted(door)
     call.pass_end(error := QueueFull("full"))
     assert door.came == [error]
     [trace] = world.traces()
@@ -238,8 +242,7 @@ def test_a_client_that_goes_away() -> None:
 
 def test_tensors_are_copied() -> None:
     world = World(TraceSettings(tensors=True, rate=1))
-    world.submit()
-    [call] = world.version.got
+    call = world.accepted()
     array = np.asarray(call.inputs["INPUT0"].array)
     array += 1
     call.pass_response(a_response(), True)
@@ -260,8 +263,7 @@ def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
 
 def test_what_a_model_asks_for_has_a_parent() -> None:
     world = World()
-    world.submit()
-    [call] = world.version.got
+    call = world.accepted()
     link = call.parameters[TRACE_PARAMETER]
     world.tracing.submit_child(world.version.submit, Door(link=link))
     [_, inner] = world.version.got
@@ -301,8 +303,7 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
 
 def test_a_context_that_is_none_is_ignored() -> None:
     world = World(ON, Mode.OPENTELEMETRY)
-    world.submit(Door({"traceparent": "00-0-0-0"}))
-    [call] = world.version.got
+    call = world.accepted(Door({"traceparent": "00-0-0-0"}))
     call.pass_response(a_response(), True)
     [trace] = world.traces()
     assert trace.spans is not None
@@ -311,8 +312,7 @@ def test_a_context_that_is_none_is_ignored() -> None:
 
 def test_contexts_are_for_collectors() -> None:
     world = World()
-    world.submit(Door({"traceparent": PARENT + "00"}))
-    [call] = world.version.got
+    call = world.accepted(Door({"traceparent": PARENT + "00"}))
     assert read_link(call.parameters[TRACE_PARAMETER]) == (1, None)
     call.pass_end()
     assert len(world.traces()) == 1

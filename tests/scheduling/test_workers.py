@@ -82,13 +82,12 @@ def test_what_waits_can_be_ended() -> None:
     instance.report(NotStarted())
     bench.batcher.suspend(instance)
     queued = bench.send("b")
-    drained: list[int] = []
-    bench.batcher.when_drained(lambda: drained.append(1))
+    drained = bench.drained()
     bench.batcher.fail_waiting(ModelNotReady("none"))
     for sink in (given_back, queued):
         [error] = sink.errors
         assert isinstance(error, ModelNotReady)
-    assert drained == [1]
+    assert drained == [True]
     assert bench.statistics.failures["OTHER"] == 2
 
 
@@ -112,11 +111,10 @@ def test_what_was_given_back_and_cancelled_holds_nothing_up() -> None:
     call = bench.send("a")
     instance.report(NotStarted())
     bench.batcher.suspend(instance)
-    drained: list[int] = []
-    bench.batcher.when_drained(lambda: drained.append(1))
+    drained = bench.drained()
     assert not drained
     call.cancel()
-    assert drained == [1]
+    assert drained == [True]
     assert not call.calls
 
 

@@ -164,10 +164,15 @@ class World:
         return self.told[-1]
 
 
+def begun() -> tuple[World, Stream]:
+    """A request, and its stream to the first server."""
+    world = World()
+    return world, world.begin()
+
+
 @pytest.mark.parametrize("last", [None, 3])
 def test_responses_up_to_the_last_one(last: int | None) -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     stream.give(2)
     stream.give(last, final=True)
@@ -179,8 +184,7 @@ def test_responses_up_to_the_last_one(last: int | None) -> None:
 
 
 def test_what_becomes_of_the_stream_after_the_last_response_does_not_matter() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(None, final=True)
     stream.give(9)
     stream.refuse("too late")
@@ -190,8 +194,7 @@ def test_what_becomes_of_the_stream_after_the_last_response_does_not_matter() ->
 
 
 def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     world.attempt.hold(True)
     stream.give(None, final=True)
     assert stream.held == [True, False]
@@ -202,8 +205,7 @@ def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
 
 
 def test_a_server_that_does_not_tell_of_the_end() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     stream.end()
     assert world.told == [1, "end"]
@@ -221,8 +223,7 @@ def test_what_no_server_has_begun_goes_to_another_one() -> None:
 
 
 def test_a_refusal_is_no_response() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     world.attempt.hold(True)
     stream.refuse("Request for unknown model: 'm' is not at ready state")
     assert stream.cancelled
@@ -245,8 +246,7 @@ def test_no_server_can_be_reached() -> None:
 
 
 def test_an_error_of_the_model_is_the_end() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     stream.refuse("as asked")
     assert str(world.error) == "as asked"
@@ -258,8 +258,7 @@ def test_an_error_of_the_model_is_the_end() -> None:
 
 @pytest.mark.parametrize("failure", [lost("m"), unsent("m")])
 def test_what_has_begun_is_not_sent_again(failure: Failure) -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     stream.end(failure)
     assert world.told[0] == 1
@@ -269,8 +268,7 @@ def test_what_has_begun_is_not_sent_again(failure: Failure) -> None:
 
 
 def test_a_refusal_after_a_response_is_the_end() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     stream.refuse("Server exiting")
     assert isinstance(world.error, RemoteUnavailable)
@@ -288,8 +286,7 @@ def test_what_may_have_begun_is_not_sent_again() -> None:
 
 
 def test_a_silent_server_is_given_up() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     for _ in range(3):
         world.loop.advance(SILENCE - 1)
         stream.give(1)
@@ -301,8 +298,7 @@ def test_a_silent_server_is_given_up() -> None:
 
 
 def test_a_server_that_must_not_send_is_not_silent() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     world.attempt.hold(True)
     world.loop.advance(5 * SILENCE)
     world.attempt.hold(False)
@@ -321,8 +317,7 @@ def test_a_server_may_be_silent_for_any_time() -> None:
 
 
 def test_cancelled() -> None:
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     stream.give(1)
     world.attempt.cancel()
     world.attempt.cancel()
@@ -334,8 +329,7 @@ def test_cancelled() -> None:
 
 def test_cancelled_by_a_response() -> None:
     """As where it breaks the signature."""
-    world = World()
-    stream = world.begin()
+    world, stream = begun()
     received, world.told = world.told, []
 
     class Cancelling(list[object]):
