@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.call import Call, InferResponse, Timing
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import (
-    ExecutionFailed,
-    ModelNotReady,
-    Overloaded,
-    QueueFull,
-    ServerError,
-)
+from headrace.core.errors import ExecutionFailed, ModelNotReady, Overloaded, QueueFull, ServerError
 from headrace.core.tensors import Tensor
 from headrace.engine.chain import divide, joined
 from headrace.engine.workbench import Workbench

@@ -36,11 +36,7 @@ DECLARED = tensors("input", ("X", "FP32", "1")) + tensors("output", ("Y", "FP32"
 @pytest.fixture
 def two(tmp_path: Path) -> Gpus:
     """A machine with two GPUs."""
-    return Gpus(
-        1 << 20,
-        partial(CudaDriver, cuda_library(tmp_path, devices=2)),
-        NvmlOfTwo,
-    )
+    return Gpus(1 << 20, partial(CudaDriver, cuda_library(tmp_path, devices=2)), NvmlOfTwo)
 
 
 def opened(folder: Path, gpus: Gpus, in_process: bool = False) -> tuple[Opened, LoadOptions]:

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.errors import (
-    InvalidRequest,
-    ModelLoadFailed,
-    NotFound,
-    Overloaded,
-    Unavailable,
-)
+from headrace.core.errors import InvalidRequest, ModelLoadFailed, NotFound, Overloaded, Unavailable
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.on_request import OnRequest
 from headrace.engine.residency import ResidencyOptions

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import (
-    Call,
-    InferResponse,
-    RegionSlice,
-    Shared,
-    SharedInput,
-    Timing,
-)
+from headrace.core.call import Call, InferResponse, RegionSlice, Shared, SharedInput, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import (
     ExecutionFailed,

@@ -123,11 +123,7 @@ def test_shapes_are_relabelled_for_the_model_and_back() -> None:
 
 def test_each_request_gets_its_own_rows_and_outputs() -> None:
     joined = batch(
-        TWO,
-        {"a": rows(1, 2)},
-        {"a": rows(3)},
-        {"a": rows(4)},
-        outputs=[["z"], ["y", "z"], []],
+        TWO, {"a": rows(1, 2)}, {"a": rows(3)}, {"a": rows(4)}, outputs=[["z"], ["y", "z"], []]
     )
     assert [spec.name for spec in joined.outputs] == ["y", "z"]
     parts = split(joined, [rows(1, 2, 3, 4), rows(1, 2, 3, 4, width=3) * 10])

@@ -2,10 +2,7 @@
 
 import pytest
 
-from headrace.core.errors import (
-    QueueFull,
-    QueueTimeout,
-)
+from headrace.core.errors import QueueFull, QueueTimeout
 from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import GATHER_NS, POISON, Bench

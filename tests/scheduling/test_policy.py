@@ -96,8 +96,7 @@ def test_preferred_sizes(rows: list[int], now: int, answer: tuple[int, int | Non
 
 
 @pytest.mark.parametrize(
-    ("rows", "taken"),
-    [([1], 1), ([1, 1, 1], 2), ([3], 1), ([2, 2], 2), ([1, 1, 2, 1], 3)],
+    ("rows", "taken"), [([1], 1), ([1, 1, 1], 2), ([3], 1), ([2, 2], 2), ([1, 1, 2, 1], 3)]
 )
 def test_preferred_sizes_without_delay(rows: list[int], taken: int) -> None:
     policy = BatchPolicy(max_rows=6, preferred=frozenset({2, 4}))

@@ -7,12 +7,7 @@ import pytest
 
 from headrace.core.call import Call
 from headrace.core.errors import QueueFull
-from headrace.scheduling.policy import (
-    BatchPolicy,
-    QueuePolicy,
-    SchedulingPolicy,
-    TimeoutAction,
-)
+from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from headrace.scheduling.queue import RequestQueue
 from tests.scheduling.fakes import Bench, entered, request
 

@@ -76,8 +76,7 @@ def test_memory_behind_which_an_array_lives_on_is_given_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "kept"),
-    [(64 << 30, 128 << 20), (2 << 30, 128 << 20), (400 << 20, 25 << 20)],
+    ("memory", "kept"), [(64 << 30, 128 << 20), (2 << 30, 128 << 20), (400 << 20, 25 << 20)]
 )
 def test_less_is_kept_where_there_is_less(memory: int, kept: int) -> None:
     assert kept_bytes(memory) == kept

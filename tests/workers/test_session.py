@@ -13,14 +13,7 @@ import pytest
 
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
-    FrameReader,
-    Header,
-    Kind,
-    frame,
-    pack_batch,
-    pack_request,
-)
+from headrace.workers.frames import FrameReader, Header, Kind, frame, pack_batch, pack_request
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
     Answering,

@@ -18,45 +18,25 @@ from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionSta
 from tests.engine.metrics.fakes import FakeEngine, FakeVersion, collector
 
 COUNTERS = {
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_count",
-    "nv_inference_exec_count",
-    "nv_inference_request_duration_us",
-    "nv_inference_queue_duration_us",
-    "nv_inference_compute_input_duration_us",
-    "nv_inference_compute_infer_duration_us",
-    "nv_inference_compute_output_duration_us",
-}
+    "nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count",
+    "nv_inference_exec_count", "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us", "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us", "nv_inference_compute_output_duration_us",
+}  # fmt: skip
 GAUGES = {
-    "headrace_model_instances",
-    "headrace_stalled_instances",
-    "headrace_model_memory_bytes",
-    "nv_inference_pending_request_count",
-    "nv_model_load_duration_secs",
-    "nv_cpu_utilization",
-    "nv_cpu_memory_total_bytes",
-    "nv_cpu_memory_used_bytes",
-    "headrace_ready",
-    "headrace_admitted_requests",
-    "headrace_admitted_bytes",
-    "headrace_admitted_bytes_peak",
-    "headrace_admitted_requests_limit",
-    "headrace_admitted_bytes_limit",
-    "headrace_incoming_requests",
-    "headrace_unread_answer_bytes",
-    "headrace_connections",
-    "headrace_connections_limit",
-    "headrace_workers",
-    "headrace_workers_running",
+    "headrace_model_instances", "headrace_stalled_instances", "headrace_model_memory_bytes",
+    "nv_inference_pending_request_count", "nv_model_load_duration_secs", "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes", "headrace_ready",
+    "headrace_admitted_requests", "headrace_admitted_bytes", "headrace_admitted_bytes_peak",
+    "headrace_admitted_requests_limit", "headrace_admitted_bytes_limit",
+    "headrace_incoming_requests", "headrace_unread_answer_bytes", "headrace_connections",
+    "headrace_connections_limit", "headrace_workers", "headrace_workers_running",
     "headrace_worker_resident_bytes",
-}
+}  # fmt: skip
 HISTOGRAMS = {
-    "headrace_queue_duration_seconds",
-    "headrace_compute_duration_seconds",
-    "headrace_request_duration_seconds",
-    "headrace_batch_rows",
-}
+    "headrace_queue_duration_seconds", "headrace_compute_duration_seconds",
+    "headrace_request_duration_seconds", "headrace_batch_rows",
+}  # fmt: skip
 ONE = {"model": "m", "version": "1"}
 
 

@@ -5,11 +5,7 @@ from prometheus_client.metrics_core import Metric
 from headrace.engine.metrics import WORKER_FAMILIES, collected
 from headrace.observability.machine import resident_bytes
 from headrace.observability.series import WorkerSeries
-from headrace.observability.statistics import (
-    EndKind,
-    RecycleReason,
-    WorkerCounters,
-)
+from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
 
 ONE = {"model": "m", "version": "1"}
 

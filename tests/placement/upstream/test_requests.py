@@ -80,10 +80,7 @@ def test_a_queue_timeout_is_what_is_left_of_it() -> None:
 
 
 def test_a_call_lasts_as_long_as_anybody_waits() -> None:
-    first, last = (
-        call(request({DEADLINE_PARAMETER: 5})),
-        call(request({DEADLINE_PARAMETER: 9})),
-    )
+    first, last = (call(request({DEADLINE_PARAMETER: 5})), call(request({DEADLINE_PARAMETER: 9})))
     assert of(forwarding(), [first, last], 0).deadline == 9
     assert of(forwarding(), [last, call(request())], 0).deadline == 0
 

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.environments.interpreters import (
-    Interpreter,
-    choose,
-    own,
-    probe,
-    satisfies,
-)
+from headrace.plugins.environments.interpreters import Interpreter, choose, own, probe, satisfies
 
 
 @pytest.mark.parametrize(

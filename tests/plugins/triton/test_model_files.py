@@ -4,12 +4,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.triton.servers import (
-    remote_config,
-    remote_name,
-    remove_model,
-    write_model,
-)
+from headrace.plugins.triton.servers import remote_config, remote_name, remove_model, write_model
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 
