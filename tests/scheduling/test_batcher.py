@@ -283,8 +283,6 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
     bench.send("b", 3)
     bench.clock.advance(50)
     bench.instances[0].finish()
-    assert bench.statistics.success_count == 0  # a turn later: what is written leaves first
-    bench.clock.settle()
     counted = bench.statistics
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (2, 3, 1)
     assert (counted.queue_ns, counted.success_ns) == (100 + 0, 150 + 50)
@@ -293,6 +291,15 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
     ((rows, batch),) = counted.batches.items()
     assert (rows, batch.count) == (3, 1)
     assert (batch.compute_input_ns, batch.compute_infer_ns) == (GATHER_NS, 47)
+
+
+def test_a_lone_request_is_counted_a_turn_after_its_answer() -> None:
+    bench = Bench()
+    bench.send("a", 1)
+    bench.instances[0].finish()
+    assert bench.statistics.success_count == 0  # what the turn has written leaves first
+    bench.clock.settle()
+    assert bench.statistics.success_count == 1
 
 
 def test_failures_are_counted_by_reason_with_their_time() -> None:

@@ -6,9 +6,10 @@ within one tick of the event loop runs together: a flush is scheduled for the en
 
 Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
 Calls are answered when everything is in its new state: who is answered may submit or cancel at
-once. Only the counters come after that, a turn of the event loop later, since what a turn has
-written leaves at its end: a client that waits should not wait for those. Whatever reads them in
-answer to what comes later is scheduled behind them.
+once. Only the counters come after that. Those of a lone call come a turn of the event loop later:
+a turn's answers leave at its end, so its client would wait for the counting. After a batch of
+several they come in the same turn, since one more turn would divide the next calls into smaller
+batches. Whatever reads counters in answer to a later message is scheduled behind them.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
 A batch of several that fails is run again in halves, until the request to blame stands alone; not
@@ -492,8 +493,11 @@ class Batcher:
         ended = self._now()
         self._release(alive)
         started, gathered, computed = outcome.started, outcome.gathered, outcome.computed
-        count = self._statistics.batch_succeeded
-        self._soon(count, arrived, rows, batch.rows, started, gathered, computed, ended)
+        counts = arrived, rows, batch.rows, started, gathered, computed, ended
+        if len(alive) == 1:
+            self._soon(self._statistics.batch_succeeded, *counts)
+        else:
+            self._statistics.batch_succeeded(*counts)
 
     def _release(self, ended: Sequence[Call]) -> None:
         """Answer ended calls, or let them wait for all that came earlier."""
