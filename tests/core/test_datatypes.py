@@ -7,6 +7,7 @@ from headrace.core.datatypes import (
     BY_CONFIG_NUMBER,
     BY_NAME,
     BY_NUMPY,
+    CONFIG_NUMBERS,
     ITEM_SIZES,
     NUMPY,
     Datatype,
@@ -25,7 +26,7 @@ TABLE = [  # name, number in a configuration, bytes per element, numpy's name
 def test_datatype(name: str, number: int, size: int | None, numpy_name: str) -> None:
     datatype = BY_NAME[name]
     assert str(datatype) == name
-    assert datatype.config_number == number
+    assert CONFIG_NUMBERS[datatype] == number
     assert BY_CONFIG_NUMBER[number] is datatype
     assert ITEM_SIZES.get(datatype) == size
     assert NUMPY[datatype].name == numpy_name

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, active_count
 
@@ -19,6 +20,7 @@ from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
+from headrace.engine.chain import Compose, StageModel, StagePlugin
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion, State
 from headrace.engine.opening import LoadOptions
@@ -662,6 +664,30 @@ async def test_what_clients_are_told_is_text(world: World) -> None:
     [(_, state, reason)] = world.index()
     assert state == "READY"
     assert r"found \udcff;" in reason
+
+
+class Broken(StagePlugin):
+    """A stage with a bug, in the method of this name."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def check(self, parameters: Mapping[str, str]) -> None:
+        assert self.where != "check"
+
+    def compose(self, model: StageModel) -> Compose | None:
+        assert self.where != "compose"
+        return None
+
+
+@pytest.mark.parametrize("where", ["check", "compose"])
+async def test_a_bug_in_a_stage_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    world = World(tmp_path, options=replace(LOAD_OPTIONS, stages={"mine": Broken(where)}))
+    assert await world.replace("1") == "its stage 'mine' failed: AssertionError"
+    (record,) = (one for one in caplog.records if one.exc_info)
+    assert record.getMessage() == "plugin 'mine' failed for model m"
 
 
 async def test_a_version_that_has_gone_is_told_of(world: World) -> None:

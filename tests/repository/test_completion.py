@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from google.protobuf import text_format
 
-from headrace.core.datatypes import Datatype
+from headrace.core.datatypes import CONFIG_NUMBERS, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -183,8 +183,8 @@ def test_the_largest_batch(text: str, default: int, max_batch_size: int) -> None
 def test_what_is_declared_stays_and_is_only_completed() -> None:
     text = 'input { name: "x" dims: 3 } output { name: "y" data_type: TYPE_STRING }'
     config = completed(text, [X, TensorInfo("x2", FP32, (-1,))], [Y, TensorInfo("z", FP32, (-1,))])
-    assert [(t.name, t.data_type) for t in config.input] == [("x", FP32.config_number)]
-    assert [(t.name, t.data_type) for t in config.output] == [("y", BYTES.config_number)]
+    assert [(t.name, t.data_type) for t in config.input] == [("x", CONFIG_NUMBERS[FP32])]
+    assert [(t.name, t.data_type) for t in config.output] == [("y", CONFIG_NUMBERS[BYTES])]
     assert list(config.output[0].dims) == [1]
 
 
@@ -201,7 +201,7 @@ def test_an_input_with_a_value_of_its_own_is_only_offered_if_declared() -> None:
     config = completed("", [X, weights], [Y])
     assert (config.max_batch_size, [t.name for t in config.input]) == (4, ["x"])
     declared = completed('input { name: "w" optional: true }', [X, weights], [Y])
-    assert declared.input[0].data_type == FP32.config_number
+    assert declared.input[0].data_type == CONFIG_NUMBERS[FP32]
 
 
 def test_a_model_without_a_file_is_completed_too() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.datatypes import BY_CONFIG_NUMBER, NUMPY, Datatype
+from headrace.core.datatypes import BY_CONFIG_NUMBER, CONFIG_NUMBERS, NUMPY, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import raw_bytes
@@ -42,8 +42,8 @@ def test_signature() -> None:
 def test_every_datatype_has_its_number() -> None:
     config = ModelConfig()
     for datatype in Datatype:
-        config.input.add(name="x", data_type=datatype.config_number)
-        assert BY_CONFIG_NUMBER[datatype.config_number] is datatype
+        config.input.add(name="x", data_type=CONFIG_NUMBERS[datatype])
+        assert BY_CONFIG_NUMBER[CONFIG_NUMBERS[datatype]] is datatype
     assert [spec.datatype for spec in reading.signature(config).inputs] == list(Datatype)
 
 

@@ -26,17 +26,13 @@ class Datatype(StrEnum):
     BYTES = "BYTES"
     BF16 = "BF16"
 
-    @property
-    def config_number(self) -> int:
-        """The number of this type in the configuration's `DataType` enum."""
-        return CONFIG_NUMBERS[self]
-
 
 # The datatypes of tensors whose data are not here but in a client's shared memory. They have the
 # same names, but are equal to no `Datatype`: what keeps something for tensors of one datatype and
 # shape does not take these for those.
 Elsewhere = Enum("Elsewhere", [(d.name, d.value) for d in Datatype])  # type: ignore[misc]
 
+# In the configuration's `DataType` enum.
 CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(Datatype, start=1)}
 BY_CONFIG_NUMBER: dict[int, Datatype] = {n: datatype for datatype, n in CONFIG_NUMBERS.items()}
 BY_NAME: dict[str, Datatype] = {str(datatype): datatype for datatype in Datatype}

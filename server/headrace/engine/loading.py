@@ -31,7 +31,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
-from headrace.engine.opening import LoadOptions, Opened
+from headrace.engine.opening import LoadOptions, Opened, stage_explained
 from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
 from headrace.placement.local.gpus import Gpus
@@ -388,14 +388,8 @@ def _stages(
     model = StageModel(signature.model, version, reading.parameters(config), signature)
     found = []
     for name, plugin in options.stages.items():
-        try:
-            with opened.options_explained():
-                found.append(plugin.compose(model))
-        except RepositoryError:
-            raise
-        except Exception as error:  # a bug in somebody else's code: no other model is to notice
-            log.error("plugin '%s' failed for model %s", name, model.name, exc_info=error)
-            raise LoadFailed(f"its stage '{name}' failed: {type(error).__name__}") from error
+        with stage_explained(name, model.name), opened.options_explained():
+            found.append(plugin.compose(model))
     return tuple(stage for stage in found if stage is not None)
 
 

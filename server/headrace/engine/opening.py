@@ -4,11 +4,18 @@ As far as that goes without loading the model; it may take long on a slow file s
 loading thread.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption, LoadFailed
+from headrace.core.errors import (
+    Contradiction,
+    InvalidConfig,
+    InvalidOption,
+    LoadFailed,
+    RepositoryError,
+)
 from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import EnvironmentOptions
 from headrace.engine.chain import StagePlugin
@@ -24,6 +31,8 @@ from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.layout import DUPLICATE, ModelSource
 from headrace.repository.model_files import Digests, Origin, fingerprint, origins
 from headrace.repository.validation import OWN_PARAMETERS, misspelt, without_effect
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ def open_model(
     state = fingerprint(source)  # first, so that what changes from here on is told
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
-    refuse(file, _stage_problems(file.config, options))
+    refuse(file, _stage_problems(source.name, file.config, options))
     if not source.versions:
         named = backends.get(file.config.backend, Backend())
         number = named.version_without_files(reading.parameters(file.config))
@@ -218,13 +227,29 @@ def _no_versions(source: ModelSource) -> str:
     )
 
 
-def _stage_problems(config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
-    """Problems that stages of plugins find with their parameters."""
-    for stage in options.stages.values():
+def _stage_problems(model: str, config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
+    """Problems that stages of plugins find with their parameters; raises `LoadFailed`."""
+    for name, stage in options.stages.items():
         try:
-            stage.check(reading.parameters(config))
+            with stage_explained(name, model):
+                stage.check(reading.parameters(config))
         except InvalidOption as error:
             yield Problem(error.path, error.text)
+
+
+@contextmanager
+def stage_explained(name: str, model: str) -> Iterator[None]:
+    """Report a bug in a plugin's stage as the model's: no other model is to notice.
+
+    Raises `LoadFailed`; the traceback goes to the log.
+    """
+    try:
+        yield
+    except RepositoryError:
+        raise
+    except Exception as error:
+        log.error("plugin '%s' failed for model %s", name, model, exc_info=error)
+        raise LoadFailed(f"its stage '{name}' failed: {type(error).__name__}") from error
 
 
 def _execution_problems(
