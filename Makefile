@@ -23,7 +23,7 @@ BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-re
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow coverage check fmt bench scorecard weight path protos models docs lock clean
+.PHONY: help serve test test-slow test-whole coverage check fmt bench scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -37,6 +37,9 @@ test: $(VENV)/.dev ## run the tests, without the slow ones
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m "slow and not whole" $(BESIDE) $(ARGS)
+
+test-whole: $(VENV)/.dev ## run what the slow tests have a like case of, as before a release
+	$(BIN)/python -m pytest -m whole $(BESIDE) $(ARGS)
 
 coverage: $(VENV)/.dev ## run the tests and show which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
