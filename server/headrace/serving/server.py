@@ -71,12 +71,13 @@ class Server:
         shown = 0
         with suppress(KeyboardInterrupt):
             while self._process.poll() is None:
-                text = self.log
-                print(text[shown:], end="", flush=True)
-                shown = len(text)
+                new = os.pread(self._output.fileno(), 1 << 20, shown)
+                new = new[: new.rfind(b"\n") + 1]  # whole lines, whose text can be decoded
+                print(new.decode(errors="replace"), end="", flush=True)
+                shown += len(new)
                 time.sleep(_LOOK_SECS)
         self.stop()
-        print(self.log[shown:], end="", flush=True)
+        print(self._log.encode()[shown:].decode(errors="replace"), end="", flush=True)
 
     def stop(self) -> None:
         """End the server in good order, or at once if that takes too long."""
