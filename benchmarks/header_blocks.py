@@ -65,7 +65,7 @@ class AnswerBlocks:
 
 
 def changes_table(block: bytes) -> bool:
-    """Whether decoding this block changes the table that later blocks refer to."""
+    """True if decoding this block changes the table that later blocks refer to."""
     position = 0
     while position < len(block):
         first = block[position]

@@ -48,7 +48,7 @@ class Schedule:
         return min(int(elapsed * self.rate) + 1, self.total) if elapsed >= 0 else 0
 
     def counts(self, index: int) -> bool:
-        """Whether request `index` belongs to the measured time."""
+        """True if request `index` belongs to the measured time."""
         return self.intended(index) >= self.warm_up
 
 

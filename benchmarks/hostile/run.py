@@ -201,13 +201,13 @@ class _Watch:
 
     @property
     def alive(self) -> bool:
-        """Whether the server itself runs."""
+        """True if the server itself runs."""
         with suppress(psutil.NoSuchProcess):
             return self._processes[0].status() != psutil.STATUS_ZOMBIE
         return False
 
     def released(self) -> bool:
-        """Whether nothing is charged, and no more memory kept than is documented."""
+        """True if nothing is charged, and no more memory kept than is documented."""
         kept = KEPT * len(self._processes) + GROWTH
         return not self._charged and self._now - self._before <= kept
 

@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the claim is met; None if it was not measured."""
+        """True if the claim is met; None if it was not measured."""
         if self.measured is None:
             return None
         if self.errors:

@@ -49,5 +49,5 @@ class Peer:
     guest: bool = False
 
     def serves(self, model: str, protocol: str) -> bool:
-        """Whether it can be asked for this model in this way."""
+        """True if it can be asked for this model in this way."""
         return model in self.models and protocol in self.protocols

@@ -56,7 +56,7 @@ class Server:
                 process.send_signal(number)
 
     def alive(self) -> bool:
-        """Whether its first process lives."""
+        """True if its first process lives."""
         return self._process.poll() is None
 
     def stop(self) -> None:

@@ -106,7 +106,7 @@ def _takes_part(peer: Peer, workload: Workload) -> bool:
 
 
 def _beyond(overloaded: set[tuple[str, str, int]], peer: Peer, workload: Workload) -> bool:
-    """Whether a server could not keep up with a lower rate, so that a higher one says nothing."""
+    """True if a server could not keep up with a lower rate, so that a higher one says nothing."""
     return any(
         (peer.name, workload.protocol) == (name, protocol) and workload.rate > rate
         for name, protocol, rate in overloaded

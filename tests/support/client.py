@@ -90,24 +90,24 @@ class Client(ABC):
 
     @abstractmethod
     def carries(self, datatype: Datatype) -> bool:
-        """Whether the form in which this client sends tensors has a place for `datatype`."""
+        """True if the form in which this client sends tensors has a place for `datatype`."""
 
     @property
     def carries_bytes(self) -> bool:
-        """Whether elements of BYTES may be any bytes, not only text."""
+        """True if elements of BYTES may be any bytes, not only text."""
         return self.carries(Datatype.FP16)
 
     @abstractmethod
     def live(self) -> bool:
-        """Whether the server says that it is alive."""
+        """True if the server says that it is alive."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether the server says that it is ready."""
+        """True if the server says that it is ready."""
 
     @abstractmethod
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether the server says that it takes requests for a model."""
+        """True if the server says that it takes requests for a model."""
 
     @abstractmethod
     def server_metadata(self) -> ServerMetadataResponse:

@@ -70,7 +70,7 @@ class HttpSocket:
         return self.receive(head=method == "HEAD")
 
     def readable(self) -> bool:
-        """Whether something has come."""
+        """True if something has come."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def at_end(self) -> bool:

@@ -132,7 +132,7 @@ class Key:
     value: str
 
     def opens(self, given: Sequence[bytes]) -> bool:
-        """Whether the values of that header, in a request, are this one and no other.
+        """True if the values of that header, in a request, are this one and no other.
 
         Takes as long for a value that is nearly right as for any other of its length.
         """

@@ -59,7 +59,7 @@ class Route:
 
     @property
     def changes(self) -> bool:
-        """Whether the route changes models or settings."""
+        """True if the route changes models or settings."""
         return self.method not in _SAFE and not self.reads
 
     @property

@@ -55,12 +55,12 @@ class Address:
 
     @property
     def grpc(self) -> bool:
-        """Whether gRPC is spoken there, not HTTP."""
+        """True if gRPC is spoken there, not HTTP."""
         return self.scheme.startswith("grpc")
 
     @property
     def secure(self) -> bool:
-        """Whether it is spoken over TLS."""
+        """True if it is spoken over TLS."""
         return self.scheme.endswith("s")
 
     @property

@@ -170,11 +170,11 @@ class AsyncClient:
     # --- server and models
 
     async def live(self) -> bool:
-        """Whether the server is alive; raises `ConnectionFailed` if nothing answers."""
+        """True if the server is alive; raises `ConnectionFailed` if nothing answers."""
         return await self._holds("ServerLive", "live")
 
     async def ready(self, model: str = "", version: str = "") -> bool:
-        """Whether the server, or a model of it, takes requests."""
+        """True if the server, or a model of it, takes requests."""
         if model:
             return await self._holds("ModelReady", "ready", name=model, version=version)
         return await self._holds("ServerReady", "ready")
@@ -357,5 +357,5 @@ class AsyncModel:
         return await self._client.signature(self.name, self.version)
 
     async def ready(self) -> bool:
-        """Whether the model takes requests."""
+        """True if the model takes requests."""
         return await self._client.ready(self.name, self.version)

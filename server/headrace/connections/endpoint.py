@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def secure(self) -> bool:
-        """Whether it is spoken to over TLS."""
+        """True if it is spoken to over TLS."""
         return self.scheme in _SECURE
 
 

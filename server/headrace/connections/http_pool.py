@@ -197,7 +197,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def stale(self) -> bool:
-        """Whether the server has ended it, or sent what nobody asked for, idle as it is.
+        """True if the server has ended it, or sent what nobody asked for, idle as it is.
 
         The event loop may not have come to know of that yet.
         """

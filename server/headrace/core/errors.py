@@ -201,7 +201,7 @@ class Contradiction(LoadFailed):
 
 
 def is_fault(error: ServerError) -> bool:
-    """Whether an error is the version's own: its execution failed, or nothing can execute it.
+    """True if an error is the version's own: its execution failed, or nothing can execute it.
 
     Clients cause all others as they like, by what they send or by how much of it: requests that are
     wrong, expire in the queue, find it full, or are given up.

@@ -41,7 +41,7 @@ class Patience:
         self._seen = 0
 
     def look(self, subject: object, nbytes: int, now: float, pressed: bool = False) -> bool:
-        """Whether to go on waiting for `subject`, of which `nbytes` have moved so far.
+        """True if the peer may take longer over `subject`, of which `nbytes` have moved so far.
 
         To be called about once a second, while the peer may make progress: time in which nobody
         looked is not held against it. Another subject than last time begins anew. When the server

@@ -235,7 +235,7 @@ class Signature:
 
 
 def fits(shape: Shape, dims: Shape) -> bool:
-    """Whether `shape` agrees with `dims`, in which -1 stands for any size."""
+    """True if `shape` agrees with `dims`, in which -1 stands for any size."""
     return len(shape) == len(dims) and all(
         d in (-1, size) for size, d in zip(shape, dims, strict=True)
     )

@@ -211,7 +211,7 @@ class Admission(Account):
 
     @property
     def pressed(self) -> bool:
-        """Whether so much is held that clients without progress should go soon."""
+        """True if so much is held that clients without progress should go soon."""
         most, connections = self.max_bytes, self.shares.connections
         return bool(
             (most and self.bytes + self.elsewhere > most * _PRESSED)

@@ -357,7 +357,7 @@ class Control:
         self._uploaded[source.name] = None
 
     def _is_idle(self, name: str) -> bool:
-        """Whether nothing would be lost with what is known of a model."""
+        """True if nothing would be lost with what is known of a model."""
         model = self._models.get(name)
         if model is None:
             return True

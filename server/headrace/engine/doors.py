@@ -85,7 +85,7 @@ class Target(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """Whether it may answer more than once; False where that is not known yet."""
+        """True if it may answer more than once; False where that is not known yet."""
 
     @property
     def signature(self) -> Signature | None:
@@ -115,7 +115,7 @@ class Entrance(Protocol):
 
     @property
     def exiting(self) -> bool:
-        """Whether nothing new is admitted any more."""
+        """True if nothing new is admitted any more."""
 
     def find(self, name: str, version: str = "") -> Target:
         """The target of requests for a model; raises `ServerError` if that is known already."""
@@ -131,14 +131,14 @@ class Progress:
         self._reading = Patience(read_secs)
 
     def sends(self, patience: Patience, subject: object, nbytes: int, now: float) -> bool:
-        """Whether to wait for the rest of a message, `subject`, of which `nbytes` have come."""
+        """True if the server should wait for more of `subject`; `nbytes` of it have arrived."""
         if patience.look(subject, nbytes, now, self._account.server.pressed):
             return True
         self._account.server.give_up("unsent")
         return False
 
     def reads(self, waiting: int, kept: int, moved: int, now: float) -> bool:
-        """Whether to wait for a client that has `waiting` bytes to read, and has read `moved`.
+        """True if the server should wait for a client with `waiting` bytes unread and `moved` read.
 
         `kept` bytes of the client's wait for this side.
         """
@@ -153,7 +153,7 @@ class Progress:
         return self._account.owe(waiting, kept) or self._given_up()
 
     def idles(self, since: float, now: float, most: float) -> bool:
-        """Whether a connection without requests `since` then has been so for too long."""
+        """True if a connection without requests `since` then has been so for too long."""
         idle = now - since
         return idle > most or (idle > PRESSED_SECS and self._account.server.pressed)
 
@@ -173,7 +173,7 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether the server takes requests."""
+        """True if the server takes requests."""
         return self._look()
 
     def watch(self, callback: Callable[[], None]) -> None:

@@ -276,12 +276,12 @@ class Engine:
 
     @property
     def live(self) -> bool:
-        """Whether the server answers at all."""
+        """True if the server answers at all."""
         return True
 
     @property
     def exiting(self) -> bool:
-        """Whether shutdown has begun."""
+        """True if shutdown has begun."""
         return self.admission.exiting
 
     def begin_shutdown(self) -> None:
@@ -290,11 +290,11 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the server takes requests; see `headrace.engine.doors`."""
+        """True if the server takes requests; see `headrace.engine.doors`."""
         return self.readiness.ready
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether requests for a model are executed; raises `InvalidRequest` for a bad version."""
+        """True if requests for a model are executed; raises `InvalidRequest` for a bad version."""
         return not self.model_obstacle(name, version)
 
     def model_obstacle(self, name: str, version: str = "") -> str:
@@ -309,7 +309,7 @@ class Engine:
             return f"{error}: {reason}" if reason else str(error)
 
     def _is_known(self, name: str) -> bool:
-        """Whether any version of a model takes requests, or could."""
+        """True if any version of a model takes requests, or could."""
         model = self._models.get(name)
         if model is not None and model.newest() is not None:
             return True
@@ -416,7 +416,7 @@ class Engine:
 
     @property
     def loading(self) -> bool:
-        """Whether anything is being loaded."""
+        """True if anything is being loaded."""
         return self._lifecycle.loading
 
     def stop_loading(self) -> None:

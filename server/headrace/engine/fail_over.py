@@ -50,7 +50,7 @@ class FailOver:
 
     @property
     def incomplete(self) -> bool:
-        """Whether any backend is absent."""
+        """True if any backend is absent."""
         return bool(self._backends.absent)
 
     @property

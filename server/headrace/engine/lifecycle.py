@@ -81,11 +81,11 @@ class Loads:
         """Look after memory from now on."""
 
     def at_start(self, name: str) -> bool:
-        """Whether a model is loaded before anybody asks for it."""
+        """True if a model is loaded before anybody asks for it."""
         return True
 
     def offers(self, name: str, version: str = "") -> bool:
-        """Whether a model that is not in memory can be brought, with a version if one is named."""
+        """True if a model that is not in memory can be brought, with a version if one is named."""
         return False
 
     async def bring(self, name: str) -> None:
@@ -134,7 +134,7 @@ class Lifecycle(Loads):
 
     @property
     def loading(self) -> bool:
-        """Whether anything is being loaded, be it that nobody waits for it any more."""
+        """True if anything is being loaded, be it that nobody waits for it any more."""
         left_behind = self._threads.under_way > 0
         return left_behind or any(model.loading for model in self._models.values())
 
@@ -405,7 +405,7 @@ class Lifecycle(Loads):
         return task
 
     def _is_gone(self, version: ModelVersion) -> bool:
-        """Whether a version that was freed has none in its place."""
+        """True if a version that was freed has none in its place."""
         model = self._models.get(version.model)
         now = model.versions.get(version.number) if model is not None else None
         return now is None or not now.ready
@@ -434,7 +434,7 @@ def _close_all(results: Sequence[Result]) -> None:
 
 
 def _is_nothing(result: Result | str) -> bool:
-    """Whether it leaves a version as it is."""
+    """True if it leaves a version as it is."""
     return isinstance(result, Change) and not (result.instances or result.removed)
 
 

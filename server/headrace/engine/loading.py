@@ -606,7 +606,7 @@ def update(
 
 
 def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
-    """Whether a configuration is what the one of a version that serves was completed to.
+    """True if a configuration is what the one of a version that serves was completed to.
 
     Clients get it like that and send it back with other instance groups.
     """

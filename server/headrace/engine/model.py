@@ -136,7 +136,7 @@ class ModelVersion:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests that it takes are executed: not while all its workers are down, all its
+        """True if requests that it takes are executed: not while all its workers are down, all its
         instances are stalled, or none of its servers can be reached.
         """
         return self.ready and any(instances.healthy for instances in self._each)
@@ -211,7 +211,7 @@ class ModelVersion:
         self._memory |= {name: size for name, size in found.items() if name in self._memory}
 
     def waits_for(self, version: object) -> bool:
-        """Whether a request may have to wait until `version` has done what it does: if it is this
+        """True if a request may have to wait until `version` has done what it does: if it is this
         one, with one instance, which runs one batch at a time.
         """
         if version is not self:
@@ -235,7 +235,7 @@ class ModelVersion:
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests to finish."""
+        """True if it has requests to finish."""
         return self._batcher is not None and self._batcher.busy
 
     @property
@@ -508,7 +508,7 @@ class Model:
 
     @property
     def loaded(self) -> bool:
-        """Whether all of it that is to serve was loaded: what was added to what serves, first has
+        """True if all of it that is to serve was loaded: what was added to what serves, first has
         to serve.
         """
         if self.unloaded or (self.added and not self.loads):
@@ -583,7 +583,7 @@ class Model:
 
     @property
     def awaited(self) -> bool:
-        """Whether versions of it are on their way."""
+        """True if versions of it are on their way."""
         return self.loading is not None and not self.unloaded
 
     def _refuse_while_loading(self) -> None:
@@ -633,14 +633,14 @@ class Router(Target, Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it stands as it was found."""
+        """True if it stands as it was found."""
 
     @property
     def obstacle(self) -> str:
         """The reason why requests are not executed; "" if they are."""
 
     def waits_for(self, version: object) -> bool:
-        """Whether a request may have to wait until this version has done what it does."""
+        """True if a request may have to wait until this version has done what it does."""
 
 
 class Traffic:

@@ -31,10 +31,10 @@ class Found(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """Whether it may answer more than once."""
+        """True if it may answer more than once."""
 
     def waits_for(self, version: object) -> bool:
-        """Whether a request may have to wait until that version has done what it does."""
+        """True if a request may have to wait until that version has done what it does."""
 
     def submit(self, call: Call) -> None:
         """Check and queue a call; raises `ServerError`."""
@@ -61,7 +61,7 @@ class Models(Protocol):
         """The target of requests for a model, which may have to be loaded; raises `ServerError`."""
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether requests for a model are taken; raises `InvalidRequest`."""
+        """True if requests for a model are taken; raises `InvalidRequest`."""
 
 
 class EngineServices:

@@ -488,7 +488,7 @@ class ColdStart:
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
 
     def waits_for(self, version: object) -> bool:
-        """Whether a call may have to wait until `version` has done what it does: never.
+        """True if a call may have to wait until `version` has done what it does: never.
 
         What is not in memory does nothing.
         """

@@ -293,7 +293,7 @@ class Tracing:
 
     @property
     def takes_contexts(self) -> bool:
-        """Whether clients' traces are gone on with."""
+        """True if clients' traces are gone on with."""
         return self._config.mode is Mode.OPENTELEMETRY
 
     def begin(

@@ -300,7 +300,7 @@ class Logs:
 
 
 def _wanted(settings: LogSettings, record: logging.LogRecord) -> bool:
-    """Whether a record's level is written, as Triton's three switches ask."""
+    """True if a record's level is written, as Triton's three switches ask."""
     if record.levelno >= logging.ERROR:
         return settings.error
     if record.levelno >= logging.WARNING:

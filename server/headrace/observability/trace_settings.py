@@ -87,7 +87,7 @@ class TraceSettings:
 
     @property
     def off(self) -> bool:
-        """Whether nothing is to be recorded of a request."""
+        """True if nothing is to be recorded of a request."""
         return not (self.timestamps or self.tensors)
 
     @property
@@ -152,11 +152,11 @@ class Sampler:
 
     @property
     def spent(self) -> bool:
-        """Whether it has picked as many as it may."""
+        """True if it has picked as many as it may."""
         return self.remaining == 0
 
     def pick(self) -> bool:
-        """Whether to trace the next request."""
+        """True if the next request is to be traced."""
         if not self.rate or not self.remaining:
             return False
         self.seen += 1

@@ -37,7 +37,7 @@ class TraceContext:
 
     @property
     def sampled(self) -> bool:
-        """Whether it is recorded."""
+        """True if it is recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property

@@ -60,11 +60,11 @@ class Backend:
         return frozenset()
 
     def reads_parameter(self, name: str) -> bool:
-        """Whether a parameter of the configuration has a meaning for this backend."""
+        """True if a parameter of the configuration has a meaning for this backend."""
         return name in self.parameters
 
     def reads_everything(self, parameters: Mapping[str, str]) -> bool:
-        """Whether somebody else reads the whole configuration of a model with these parameters."""
+        """True if somebody else reads the whole configuration of a model with these parameters."""
         return False
 
     def version_without_files(self, parameters: Mapping[str, str]) -> int | None:

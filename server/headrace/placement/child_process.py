@@ -73,7 +73,7 @@ class RestartPolicy:
 
     @property
     def looping(self) -> bool:
-        """Whether it has ended so often that it is left alone for now."""
+        """True if it has ended so often that it is left alone for now."""
         return self.early >= _LOOP
 
     @property

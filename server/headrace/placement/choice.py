@@ -1,4 +1,4 @@
-"""Whether a model is cheap enough to run on the event-loop thread: measured costs, and a decision.
+"""True if a model is cheap enough to run on the event-loop thread: measured costs, and a decision.
 
 A run on the loop costs no hop to another thread and back (about 50 microseconds), but while it
 lasts nothing else is read or answered. So a model runs inline while its runs stay within a budget

@@ -75,7 +75,7 @@ def make_private() -> list[str]:
 
 
 def is_private() -> bool:
-    """Whether this process is kept from others."""
+    """True if this process is kept from others."""
     return bool(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0)
 
 

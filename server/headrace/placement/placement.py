@@ -164,7 +164,7 @@ class Placement(ABC):
     @property
     @abstractmethod
     def healthy(self) -> bool:
-        """Whether any instance executes what it is given."""
+        """True if any instance executes what it is given."""
 
     @property
     def obstacle(self) -> str:
@@ -175,7 +175,7 @@ class Placement(ABC):
     @property
     @abstractmethod
     def given_up(self) -> bool:
-        """Whether no instance is there, and none is expected to come back soon."""
+        """True if no instance is there, and none is expected to come back soon."""
 
     @abstractmethod
     def waiting_error(self) -> ServerError:

@@ -179,7 +179,7 @@ def decode_infer(
 
 
 def wants_empty_final(message: pb.ModelInferRequest) -> bool:
-    """Whether an end without a response is to be a message; after `decode_infer`."""
+    """True if an end without a response is to be a message; after `decode_infer`."""
     return EMPTY_FINAL_RESPONSE in message.parameters and bool(
         message.parameters[EMPTY_FINAL_RESPONSE].bool_param
     )
@@ -442,7 +442,7 @@ class InferMessage:
 
     @property
     def empty_final(self) -> bool:
-        """Whether an end without a response is to be a message of its own; ask after `request`."""
+        """True if an end without a response is to be a message of its own; ask after `request`."""
         if self._template is not None:
             return self._template.empty_final
         assert self._message is not None

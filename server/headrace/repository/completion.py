@@ -141,7 +141,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
 
 
 def batches(config: ModelConfig) -> bool:
-    """Whether requests to this model may run together."""
+    """True if requests to this model may run together."""
     if config.max_batch_size < 1:
         return False
     if config.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
@@ -156,7 +156,7 @@ def batches(config: ModelConfig) -> bool:
 
 
 def divides(config: ModelConfig, completed: bool) -> bool:
-    """Whether requests with more rows than a batch are divided.
+    """True if requests with more rows than a batch are divided.
 
     `completed` is whether it was this server that chose the size of a batch.
     """
@@ -166,7 +166,7 @@ def divides(config: ModelConfig, completed: bool) -> bool:
 
 
 def can_divide(config: ModelConfig) -> bool:
-    """Whether requests may be divided: rows are each for themselves, and so are answers."""
+    """True if requests may be divided: rows are each for themselves, and so are answers."""
     ordered = config.dynamic_batching.preserve_ordering or config.HasField("sequence_batching")
     return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
 
@@ -202,7 +202,7 @@ def _guess_filename(backend: BackendNames, names: list[str]) -> str:
 
 
 def _is_there(filename: str, names: list[str]) -> bool:
-    """Whether the file, or the directory that it should lie in, is among the entries."""
+    """True if the file, or the directory that it should lie in, is among the entries."""
     return filename.partition("/")[0] in names
 
 
@@ -222,7 +222,7 @@ def _any_suffix(backend: BackendNames) -> tuple[str, ...]:
 
 
 def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:
-    """Whether every tensor has a variable first dimension, not spelled out in the configuration."""
+    """True if every tensor has a variable first dimension, not spelled out in the configuration."""
     ranks = {info.name: len(info.shape) for info in infos}
     declared: list[ModelTensor] = [*config.input, *config.output]
     spelled_out = any(t.dims and len(model_dims(t)) == ranks.get(t.name, -1) for t in declared)
@@ -270,7 +270,7 @@ class GpuUse:
 
 
 def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
-    """Whether GPUs have to be looked for to know where the instances of a model are."""
+    """True if GPUs have to be looked for to know where the instances of a model are."""
     if not config.instance_group:
         return preferred
     kinds = ModelInstanceGroup

@@ -142,7 +142,7 @@ class ConfigFile:
         return f"{where}: {problem.path}: {problem.text}"
 
     def sets(self, path: str) -> bool:
-        """Whether the file itself names the field, be it with its default value."""
+        """True if the file itself names the field, be it with its default value."""
         return path in self.lines
 
 

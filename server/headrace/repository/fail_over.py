@@ -42,7 +42,7 @@ class InvalidOrder(Exception):
 
 
 def needs_files(config: ModelConfig) -> bool:
-    """Whether any entry runs the model here."""
+    """True if any entry runs the model here."""
     return any("://" not in entry for entry in _split(parameter(config, PARAMETER)))
 
 

@@ -208,13 +208,13 @@ def _elsewhere(path: Path) -> str:
 
 
 def _may_be_a_model(name: str) -> bool:
-    """Whether clients could ask for a directory's name, and it is meant for them."""
+    """True if clients could ask for a directory's name, and it is meant for them."""
     is_text = not any("\ud800" <= char <= "\udfff" for char in name)
     return is_text and not name.startswith(".") and name != _FILE_SYSTEMS_OWN
 
 
 def _is_model(path: Path, directories: Sequence[Path]) -> bool:
-    """Whether a directory that should hold models is a model itself."""
+    """True if a directory that should hold models is a model itself."""
     if any(_has_versions(directory) for directory in directories):
         return False
     versions = [one for one in directories if one.name.isdecimal() and _has_entries(one)]
@@ -222,7 +222,7 @@ def _is_model(path: Path, directories: Sequence[Path]) -> bool:
 
 
 def _has_versions(path: Path) -> bool:
-    """Whether a directory may be a model's; one that cannot be read may."""
+    """True if a directory may be a model's; one that cannot be read may."""
     try:
         return any(one.name.isdecimal() or one.name == "config.pbtxt" for one in path.iterdir())
     except OSError:

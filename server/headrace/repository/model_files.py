@@ -360,7 +360,7 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
 
 
 def _is_name(text: str) -> bool:
-    """Whether it is text, without what no path has."""
+    """True if it is text, without what no path has."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 

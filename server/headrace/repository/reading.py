@@ -54,7 +54,7 @@ def signature(config: ModelConfig) -> Signature:
 
 
 def _strict_outputs(config: ModelConfig) -> bool:
-    """Whether outputs must be as declared; those of Python models are passed on, as in Triton.
+    """True if outputs must be as declared; those of Python models are passed on, as in Triton.
 
     For models on other servers that was up to them.
     """
@@ -117,7 +117,7 @@ def load_spec(
 
 
 def pinned_inputs(config: ModelConfig) -> bool:
-    """Whether batches for a GPU may be put together in page-locked memory, as they are unless the
+    """True if batches for a GPU may be put together in page-locked memory, as they are unless the
     configuration says otherwise.
     """
     return _enabled(config.optimization, "input_pinned_memory")

@@ -94,7 +94,7 @@ class WatchedFiles:
         return changed
 
     def is_lost(self, now: float) -> bool:
-        """Whether `file` has been away for a while, at the last `look`; said once each time."""
+        """True if `file` has been away for a while, at the last `look`; said once each time."""
         if self._seen[self.file] is not None:
             self._told_gone = False
             return False
@@ -333,7 +333,7 @@ class _Watched:
         self._unclear = ""  # why it cannot be looked at
 
     def look(self, found: Fingerprint, now: float) -> bool:
-        """Whether it is to be told of, as it was found."""
+        """True if it is to be told of, as it was found."""
         self._gone_since = None
         self._unclear = ""
         if found != self._seen:
@@ -344,7 +344,7 @@ class _Watched:
         return True
 
     def miss(self, now: float) -> bool:
-        """Whether it is to be told that it is gone, since it was not found."""
+        """True if it is to be told that it is gone, since it was not found."""
         if self._gone_since is None:
             self._gone_since = now
         return now - self._gone_since >= QUIET_SECS
@@ -358,7 +358,7 @@ class _Watched:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing has to be looked at again soon."""
+        """True if nothing has to be looked at again soon."""
         return self._seen == self.told and self._gone_since is None
 
 
@@ -378,7 +378,7 @@ class FollowedRepositories:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way that has to be looked at again soon."""
+        """True if nothing is under way that has to be looked at again soon."""
         return not self._unsettled
 
     @property

@@ -109,7 +109,7 @@ class Instances:
 
     @property
     def busy(self) -> bool:
-        """Whether any has a batch under way."""
+        """True if any has a batch under way."""
         return len(self.idle) + len(self._suspended) < len(self._all)
 
     def add(self, instance: Instance) -> None:
@@ -218,7 +218,7 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is queued or under way, or about to come."""
+        """True if any request is queued or under way, or about to come."""
         waiting = self._queue.waiting or self._retries or self._open or self._expected
         return bool(waiting) or self._instances.busy
 

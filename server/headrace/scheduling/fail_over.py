@@ -34,7 +34,7 @@ LONGEST_PAUSE_SECS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether a backend can run requests, and how it has failed lately.
+    """Health of a backend: whether it can run requests, and its recent failures.
 
     `able` is whether any of its instances can run something. It gets requests from the time
     `trusted_from` on. `setbacks` came in a row, each soon after it had got requests again, and so

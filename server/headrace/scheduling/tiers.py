@@ -44,7 +44,7 @@ class _Job:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits for it."""
+        """True if anybody waits for it."""
         return not all(call.ended for call in self.batch.calls)
 
 
@@ -168,7 +168,7 @@ class _Guard:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it takes part as before, after a batch that its backend has served."""
+        """True if it takes part as before, after a batch that its backend has served."""
         tier = self.tier
         return (
             tier.rank == tier.tiers.active
@@ -250,12 +250,12 @@ class Tiers:
 
     @property
     def helped(self) -> bool:
-        """Whether another tier takes part as well."""
+        """True if another tier takes part as well."""
         return self._helper is not None
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing waits for any of them."""
+        """True if nothing waits for any of them."""
         return all(tier.hopeless for tier in self._tiers)
 
     def submit(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Which upstream gets the next call, and where a sequence goes on: decisions over values and time.
+"""Choice of the upstream for a call or a sequence: pure decisions over values and time.
 
 An upstream is reachable until a call finds no connection, or a health check says otherwise; only
 health checks make it so again. One that goes on failing while it is reachable is ejected for a time

@@ -66,7 +66,7 @@ def import_freshly(paths: Iterable[str]) -> None:
 
 
 def _is_in(folder: str, roots: Iterable[str]) -> bool:
-    """Whether it is one of `roots`, or lies beneath one."""
+    """True if it is one of `roots`, or lies beneath one."""
     return any(folder == root or folder.startswith(root.rstrip(sep) + sep) for root in roots)
 
 
@@ -87,7 +87,7 @@ def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def reads_parameters(found: Any) -> bool:
-    """Whether a model may read parameters of requests: any but those that say that they do not."""
+    """True if a model may read parameters of requests: any but those that say that they do not."""
     return getattr(found, "reads_parameters", True) is not False
 
 

@@ -207,7 +207,7 @@ class Session:
     # --- requests of clients
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether nobody waits for a request any more."""
+        """True if nobody waits for a request any more."""
         if number not in self._cancelled:
             self.poll()
         return number in self._cancelled

@@ -227,7 +227,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether the server would take requests for a model; raises `TypeError`."""
+    """True if the server would take requests for a model; raises `TypeError`."""
     name, version = text("model_name", model_name), text("model_version", model_version)
     return bool(connected().control({"op": "ready", "model": name, "version": version}))
 

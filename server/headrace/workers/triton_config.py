@@ -107,7 +107,7 @@ def get_output_config_by_name(config: Mapping[str, Any], name: str) -> dict[str,
 
 
 def using_decoupled_model_transaction_policy(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration says that the model is decoupled."""
+    """True if a configuration says that the model is decoupled."""
     return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

@@ -77,7 +77,7 @@ class InferenceResponse:
         return self._tensors
 
     def has_error(self) -> bool:
-        """Whether it is an error."""
+        """True if it is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -180,7 +180,7 @@ class Exchange(Protocol):
         """`wait_for_room` for coroutines."""
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether nobody waits for a request any more."""
+        """True if nobody waits for a request any more."""
 
 
 class Answering:
@@ -238,7 +238,7 @@ class InferenceResponseSender:
         self._send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the request any more."""
+        """True if nobody waits for the request any more."""
         return self._answering.source.is_cancelled(self._answering.number)
 
     def _send(self, response: InferenceResponse | None, flags: int) -> None:
@@ -404,7 +404,7 @@ class InferenceRequest:
         return list(self._extras.get("outputs", self._outputs))
 
     def flags(self) -> int:
-        """Whether it begins or ends a sequence."""
+        """True if it begins or ends a sequence."""
         return int(self._extras.get("flags", 0))
 
     def set_flags(self, flags: int) -> None:
@@ -428,7 +428,7 @@ class InferenceRequest:
         return InferenceTrace(str(self._extras.get("trace", "")))
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if nobody waits for it any more."""
         return self._source is not None and self._source.is_cancelled(self._number)
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -497,5 +497,5 @@ def received(
 
 
 def is_given_back(request: InferenceRequest) -> bool:
-    """Whether the model wants to be given a request again; not for models."""
+    """True if the model wants to be given a request again; not for models."""
     return request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE

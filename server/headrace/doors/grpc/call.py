@@ -51,7 +51,7 @@ class Peer(RpcContext, Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether too much waits for the client to read it; `Session.sent` tells of less."""
+        """True if too much waits for the client to read it; `Session.sent` tells of less."""
 
     def send(self, message: Message) -> None:
         """Send a message."""

@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def closes(self) -> bool:
-        """Whether the connection has to end with it."""
+        """True if the connection has to end with it."""
         return self.status != 200 and self.lines.endswith(CLOSE)
 
     @property
@@ -190,7 +190,7 @@ class Exchange(Call):
 
     @property
     def timed(self) -> bool:
-        """Whether timings are wanted in the answer."""
+        """True if timings are wanted in the answer."""
         return self._timed if self._backend else self._more
 
     @property
@@ -199,7 +199,7 @@ class Exchange(Call):
         return _BACKEND % self._backend.encode() if self._backend else b""
 
     def encodes_long(self, response: InferResponse) -> bool:
-        """Whether it takes long to encode a response, of which an output is larger than `LARGE`."""
+        """True if it takes long to encode a response, of which an output is larger than `LARGE`."""
         form = self._form
         return form is not None and (
             self.head.accept_encoding is not None

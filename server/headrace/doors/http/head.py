@@ -63,7 +63,7 @@ def told(
 
 
 def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a request with these headers, their names in lower case, may be answered."""
+    """True if a request with these headers, their names in lower case, may be answered."""
     name = key.header.encode()
     return key.opens([value for given, value in headers if given == name])
 
@@ -209,7 +209,7 @@ class _HeadReader:
 
 
 def _is_plain(reader: _HeadReader, parser: Any, names: list[bytes]) -> bool:
-    """Whether a head means the same whenever it comes."""
+    """True if a head means the same whenever it comes."""
     return (
         reader.complete
         and reader.messages == 1

@@ -55,7 +55,7 @@ class Route(Protocol):
     """A bare endpoint for some paths, in front of an application."""
 
     def claims(self, method: str, path: str) -> bool:
-        """Whether such requests are for this route."""
+        """True if such requests are for this route."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; ASGI. Never raises."""

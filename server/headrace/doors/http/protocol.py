@@ -82,13 +82,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether the application has a request of this connection that is not answered."""
+        """True if the application has a request of this connection that is not answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that came on this connection is to be answered."""
+        """True if nothing that came on this connection is to be answered."""
         return not self.answering
 
     def connection_made(self, transport: Any) -> None:
@@ -141,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def _unread_too_long(self, now: float) -> bool:
-        """Whether the connection was given up, since its client does not read."""
+        """True if the connection was given up, since its client does not read."""
         waiting = self._waiting
         if not waiting and not self._stalled:
             return False
@@ -173,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.retire()
 
     def awaited(self, since: float) -> bool:
-        """Whether the client was heard of since then, and nothing of it is to be answered."""
+        """True if the client was heard of since then, and nothing of it is to be answered."""
         return self.idle and self._touched > since and not self.transport.is_closing()
 
     def retire(self) -> None:

@@ -317,7 +317,7 @@ class LocalInstance:
 
     @property
     def released(self) -> bool:
-        """Whether the model has been released."""
+        """True if the model has been released."""
         return self._closed.is_set()
 
     async def closed(self) -> None:
@@ -415,7 +415,7 @@ class LocalInstance:
 
 
 def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
-    """Whether the BYTES inputs of these names are too much for the event loop."""
+    """True if the BYTES inputs of these names are too much for the event loop."""
     elements = nbytes = 0
     for call in batch.calls:
         inputs = call.inputs
@@ -462,7 +462,7 @@ class LocalPlacement(Placement):
 
     @property
     def healthy(self) -> bool:
-        """Whether any instance is not stalled."""
+        """True if any instance is not stalled."""
         return any(not instance.stalled for instance in self._instances)
 
     @property

@@ -308,7 +308,7 @@ class OnnxBackend(Backend):
             return self._obstacle
 
     def reads_parameter(self, name: str) -> bool:
-        """Whether a parameter of this name in a model's configuration has a meaning here."""
+        """True if a parameter of this name in a model's configuration has a meaning here."""
         return reads_parameter(name)
 
     def load(self, spec: LoadSpec) -> OnnxModel:

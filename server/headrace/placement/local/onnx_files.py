@@ -82,7 +82,7 @@ def external_files(model_file: Path) -> set[str]:
 
 
 def has_loops(model_file: Path) -> bool:
-    """Whether the values of inputs may say for how long the graph runs; raises `LoadFailed`."""
+    """True if the values of inputs may say for how long the graph runs; raises `LoadFailed`."""
     _, operators = _read(model_file)
     return not operators.isdisjoint(_LOOPS)
 

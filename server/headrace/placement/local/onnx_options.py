@@ -252,7 +252,7 @@ PREFIXES = ("session.", "optimization.", "ep.")
 
 
 def reads_parameter(name: str) -> bool:
-    """Whether this backend gives a meaning to the configuration's parameter `name`."""
+    """True if this backend gives a meaning to the configuration's parameter `name`."""
     return name in PARAMETERS or name.startswith(PREFIXES)
 
 

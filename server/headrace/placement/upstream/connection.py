@@ -85,7 +85,7 @@ class Declared:
 
     @property
     def batches(self) -> bool:
-        """Whether axis 0 of every tensor counts rows."""
+        """True if axis 0 of every tensor counts rows."""
         return self.signature is not None and self.signature.batches
 
 
@@ -169,7 +169,7 @@ class ProtocolClient(Protocol):
         """Send one run with any number of responses; only where the protocol has streams."""
 
     async def ready(self, seconds: float) -> bool:
-        """Whether the server says that the model is ready."""
+        """True if the server says that the model is ready."""
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """The model's metadata, and its configuration if the server tells it."""

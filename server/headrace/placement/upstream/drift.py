@@ -61,7 +61,7 @@ def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
 
 
 def agree(asked: Sequence[Group], reported: Sequence[Group]) -> bool:
-    """Whether a server that reports these groups has what was asked for.
+    """True if a server that reports these groups has what was asked for.
 
     What was left open, such as the GPUs, is as the server has chosen. Names do not matter.
     """

@@ -303,7 +303,7 @@ class GrpcClient(Channel):
         return stream
 
     async def ready(self, seconds: float) -> bool:
-        """Whether the model is ready there; raises `CallFailed`."""
+        """True if the model is ready there; raises `CallFailed`."""
         data, end = await self.ask(*self._readiness, seconds)
         if data is None:
             assert end is not None

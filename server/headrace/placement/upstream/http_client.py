@@ -201,7 +201,7 @@ class HttpClient:
         raise Unsupported("there are no streams over HTTP/1.1")
 
     async def ready(self, seconds: float) -> bool:
-        """Whether the model is ready there; raises `CallFailed`."""
+        """True if the model is ready there; raises `CallFailed`."""
         until = deadline_in(seconds)
         ready = await self._talk(self._rest.ready(), until)
         if ready and not self._learned:
@@ -311,7 +311,7 @@ class HttpClient:
 
 
 def takes_long(response: HttpResponse) -> bool:
-    """Whether an answer is to be unpacked on a thread."""
+    """True if an answer is to be unpacked on a thread."""
     return _ENCODING in response.headers and len(response.body) > LARGE
 
 

@@ -87,7 +87,7 @@ def _wrong(name: str, text: str) -> InvalidOption:
 
 
 def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
-    """Whether models that are asked so can share memory; raises `InvalidOption`."""
+    """True if models that are asked so can share memory; raises `InvalidOption`."""
     if protocol != V2:
         raise _wrong("shared_memory", f"is of the protocol {V2}, not {protocol}")
     for url in urls:
@@ -96,7 +96,7 @@ def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
 
 
 def _check_local(url: "Url", address: str) -> None:
-    """Whether an address of a server is that of this machine for itself; raises `InvalidOption`."""
+    """True if an address of a server is that of this machine for itself; raises `InvalidOption`."""
     if not ip_address(address.partition("%")[0]).is_loopback:
         raise _wrong(
             "shared_memory",

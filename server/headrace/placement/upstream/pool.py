@@ -87,7 +87,7 @@ class UpstreamPool(Placement):
 
     @property
     def healthy(self) -> bool:
-        """Whether any server can be reached that has the model ready."""
+        """True if any server can be reached that has the model ready."""
         return any(upstream.condition.reachable for upstream in self._upstreams)
 
     @property

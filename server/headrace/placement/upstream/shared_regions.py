@@ -89,12 +89,12 @@ class SharedRegion:
 
 
 def is_ours(name: str) -> bool:
-    """Whether it is the name of a region of this server or another one of its kind."""
+    """True if it is the name of a region of this server or another one of its kind."""
     return _NAME.fullmatch(name) is not None
 
 
 def exists(name: str) -> bool:
-    """Whether there is a region of this name, whoever has made it."""
+    """True if there is a region of this name, whoever has made it."""
     return os.path.lexists(_path(name))
 
 

@@ -117,7 +117,7 @@ def _flag(parameters: Mapping[str, str], name: str) -> bool:
 
 
 def is_managed(parameters: Mapping[str, str]) -> bool:
-    """Whether a model with these parameters is for a Triton that this server starts."""
+    """True if a model with these parameters is for a Triton that this server starts."""
     return any(parameters.get(name) for name in MANAGED_PARAMETERS)
 
 

@@ -227,7 +227,7 @@ class Upstream:
             self._changed()
 
     async def _healthy(self) -> tuple[bool, str]:
-        """Whether the server says that the model is ready, and what it says instead."""
+        """Ask the server for the model's readiness: (ready, reason if not)."""
         ready, why = False, "the model is not ready there"
         try:
             ready = await self._connection.ready(self._options.health_timeout)

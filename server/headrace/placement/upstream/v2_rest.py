@@ -63,7 +63,7 @@ class V2Rest(Rest):
         return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
 
     def learn(self) -> Conversation[None]:
-        """Whether tensors can be binary."""
+        """True if tensors can be binary."""
         binary = self.options.tensors == "binary"
         if not self.options.tensors:
             response = yield HttpRequest("GET", "/v2")

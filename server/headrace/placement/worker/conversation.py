@@ -303,12 +303,12 @@ class Conversation:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything from the model."""
+        """True if nobody waits for anything from the model."""
         return not self.under_way and all(call.ended for call in self._open.values())
 
     @property
     def open(self) -> bool:
-        """Whether the model has requests left that it answers after their batch."""
+        """True if the model has requests left that it answers after their batch."""
         return bool(self._open)
 
     @property
@@ -331,7 +331,7 @@ class Conversation:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the model executes something, and nobody waits for any of it.
+        """True if the model executes something, and nobody waits for any of it.
 
         What waits in the worker's hands behind that can go to another one.
         """

@@ -130,7 +130,7 @@ class WorkerInstance:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything from the process."""
+        """True if nobody waits for anything from the process."""
         return not self.running or self._talk.idle
 
     def resident(self) -> int:
@@ -303,7 +303,7 @@ class WorkerInstance:
 
     @property
     def willing(self) -> bool:
-        """Whether it runs, and the model does not say that it is not ready."""
+        """True if it runs, and the model does not say that it is not ready."""
         return self.running and self._willing
 
     def _ask(self) -> None:

@@ -107,7 +107,7 @@ class WorkerSet(Placement):
 
     @property
     def healthy(self) -> bool:
-        """Whether any worker runs, does not stall, and its model is ready as far as it says."""
+        """True if any worker runs, does not stall, and its model is ready as far as it says."""
         return any(worker.willing and not worker.stalled for worker in self)
 
     @property

@@ -107,7 +107,7 @@ class VersionActivity:
 
     @property
     def detoured(self) -> bool:
-        """Whether that is not the first of them."""
+        """True if that is not the first of them."""
         return bool(self.backends) and not next(iter(self.backends.values()))
 
     @property
@@ -132,7 +132,7 @@ class AnswerRate:
 
     @property
     def error(self) -> bool:
-        """Whether they were answered with an error, or their clients have gone."""
+        """True if they were answered with an error, or their clients have gone."""
         return self.status >= "4" if self.status.isdigit() else self.status != "OK"
 
 

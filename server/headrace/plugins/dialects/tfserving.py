@@ -150,7 +150,7 @@ def _foreign(number: int) -> str:
 
 
 def available(status: tf.GetModelStatusResponse) -> bool:
-    """Whether any version of those that were asked for serves."""
+    """True if any version of those that were asked for serves."""
     return any(
         version.state == tf.ModelVersionStatus.AVAILABLE for version in status.model_version_status
     )
@@ -244,7 +244,7 @@ class TfServingGrpc(GrpcMessages):
         return _MODELS + b"GetModelStatus", asked.SerializeToString()
 
     def is_ready(self, data: Buffer) -> bool:
-        """Whether any of them is available; raises `CallFailed`."""
+        """True if any of them is available; raises `CallFailed`."""
         try:
             return available(tf.GetModelStatusResponse.FromString(bytes(data)))
         except DecodeError as error:
@@ -289,7 +289,7 @@ class TfServingRest(Rest):
         return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature)
 
     def ready(self) -> Conversation[bool]:
-        """Whether a version is available."""
+        """True if a version is available."""
         response = yield HttpRequest("GET", self._path)
         if response.status == 404:
             return False

@@ -57,7 +57,7 @@ class TorchServeRest(Rest):
         return RemoteDescription(pb.ModelMetadataResponse(), None)
 
     def ready(self) -> Conversation[bool]:
-        """Whether the server has healthy workers, and the model."""
+        """True if the server has healthy workers, and the model."""
         response = yield HttpRequest("GET", "/ping")
         if response.status != 200:
             return False

@@ -125,7 +125,7 @@ def choose(requires: str) -> Interpreter:
 
 
 def satisfies(version: tuple[int, ...], requires: str) -> bool:
-    """Whether a version is one of those that a specifier such as `>=3.11,<4` means.
+    """True if a version is one of those that a specifier such as `>=3.11,<4` means.
 
     Raises `ValueError` for one that cannot be read.
     """

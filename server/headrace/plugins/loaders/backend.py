@@ -73,7 +73,7 @@ class ArtefactBackend(PythonBackend):
         return _PARAMETERS | self._format.parameters
 
     def reads_parameter(self, name: str) -> bool:
-        """Whether it is one of `parameters`: there is no model's code that reads others."""
+        """True if it is one of `parameters`: there is no model's code that reads others."""
         return name in self.parameters
 
     def load(self, spec: LoadSpec) -> LoadedModel:

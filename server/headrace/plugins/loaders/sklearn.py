@@ -23,12 +23,12 @@ from headrace.workers.elements import Array
 
 
 def takes_text(model: Any) -> bool:
-    """Whether the first thing that looks at the data is a vectoriser of texts."""
+    """True if the first thing that looks at the data is a vectoriser of texts."""
     return hasattr(_entry(model), "build_analyzer")
 
 
 def is_composed(model: Any) -> bool:
-    """Whether other estimators lie within a model."""
+    """True if other estimators lie within a model."""
     parameters = model.get_params() if hasattr(model, "get_params") else {}
     return any(hasattr(value, "fit") for value in parameters.values())
 

@@ -215,7 +215,7 @@ def verdict(rule: RollbackRule, candidate: Counts, baseline: Counts) -> str:
 
 
 def _alike(latency: float, usual: float) -> bool:
-    """Whether two latencies lie between the same bounds, where a ratio would be made up."""
+    """True if two latencies lie between the same bounds, where a ratio would be made up."""
     first, second = (bisect_left(LATENCY_BOUNDS, ms * 1e6) for ms in (latency, usual))
     return first == second
 

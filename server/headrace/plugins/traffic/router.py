@@ -244,7 +244,7 @@ class VersionRouter:
 
     @property
     def ready(self) -> bool:
-        """Whether all are ready that requests are sent to, so that nothing has to be decided."""
+        """True if all are ready that requests are sent to, so that nothing has to be decided."""
         for version in self._watched:  # noqa: SIM110 - for each request
             if not version.ready:
                 return False
@@ -258,7 +258,7 @@ class VersionRouter:
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request may be answered more than once."""
+        """True if a request may be answered more than once."""
         return self._reference.decoupled
 
     @property
@@ -267,7 +267,7 @@ class VersionRouter:
         return self._signature
 
     def waits_for(self, version: object) -> bool:
-        """Whether a request may have to wait until this version has done what it does."""
+        """True if a request may have to wait until this version has done what it does."""
         return any(route.waits_for(version) for route, _ in self._routes.values())
 
     def refresh(self) -> bool:

@@ -34,7 +34,7 @@ _RUN = "from headrace.plugins.triton.command import main; main()"
 
 
 def describes_pool(path: Path) -> bool:
-    """Whether a file is for `headrace.triton`, by what it imports; nothing of it is run."""
+    """True if a file is for `headrace.triton`, by what it imports; nothing of it is run."""
     if path.suffix != ".py":
         return False
     try:

@@ -211,7 +211,7 @@ class TritonServers:
         return placed
 
     def still_there(self) -> bool:
-        """Whether the processes have not been told to end."""
+        """True if the processes have not been told to end."""
         return not self._closed
 
     @property

@@ -43,7 +43,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- for subclasses
 
     def admit(self) -> bool:
-        """Whether to begin, once there is a socket."""
+        """True if the connection is to be started."""
         return True
 
     def unread(self) -> None:

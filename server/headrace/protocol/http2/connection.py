@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def closing(self) -> bool:
-        """Whether the socket is to be closed once what was sent is written."""
+        """True if the socket is to be closed once what was sent is written."""
         return self.streams.over
 
     def receive(self, view: memoryview, end: int, now: float) -> int:
@@ -528,7 +528,7 @@ class ServerConnection(Connection):
 
     @property
     def drained(self) -> bool:
-        """Whether the peer knows that it can open no more streams, or is no more."""
+        """True if the peer knows that it can open no more streams, or is no more."""
         return self.streams.drain_to != MAX_WINDOW or self._failed
 
     def finish_drain(self) -> None:

@@ -138,7 +138,7 @@ class Strikes:
         self._marker = -1
 
     def ping(self, now: float, calls: bool, sent: int) -> bool:
-        """Whether a PING was one too many; `sent` grows with what was sent to the peer."""
+        """True if a PING was one too many; `sent` grows with what was sent to the peer."""
         rules = self._rules
         if sent != self._marker:
             if self._marker >= 0:

@@ -288,7 +288,7 @@ class Sender:
 
     @property
     def can_pump(self) -> bool:
-        """Whether something waits that no window holds back."""
+        """True if something waits that no window holds back."""
         return bool(self._ready) and self.window > 0
 
     def take(self) -> list[Buffer]:
@@ -486,14 +486,14 @@ class Streams:
     # --- frames for streams that are not open
 
     def is_idle(self, number: int) -> bool:
-        """Whether the peer has not opened this stream; one beyond a drain may be, for all we know.
+        """True if the peer has not opened this stream; one beyond a drain may be, for all we know.
 
         Stream 0 is never opened, nor are those with even numbers.
         """
         return not number & 1 or (self.last < number <= self.drain_to)
 
     def was_reset(self, number: int) -> bool:
-        """Whether we ended this stream, perhaps before the peer knew, or ignore it in a drain."""
+        """True if we ended this stream, perhaps before the peer knew, or ignore it in a drain."""
         return number in self._reset or number > self.drain_to
 
     # --- budgets
@@ -679,7 +679,7 @@ class DataReader:
             self._sender.give_window(stream.number, increment)
 
     def _accept(self, stream: Stream, length: int, nbytes: int, flags: int) -> bool:
-        """Whether the stream may have `nbytes` of a frame of `length`; resets it if not."""
+        """True if the stream may have `nbytes` of a frame of `length`; resets it if not."""
         stream.window -= length
         if stream.window < 0:
             self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)

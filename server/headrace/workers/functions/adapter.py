@@ -119,7 +119,7 @@ class Sender(Protocol):
         """The same for coroutines."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for more."""
+        """True if nobody waits for more."""
 
 
 class StreamedRequest(Request, Protocol):

@@ -343,7 +343,7 @@ def _concatenated(pieces: Sequence[Array]) -> Array:
 
 
 def _read_only(array: Array) -> Array:
-    """Whether it was copied or not, a function finds its inputs alike."""
+    """Make an input read-only, so that a function sees copied and shared inputs alike."""
     array.flags.writeable = False
     return array
 

@@ -447,7 +447,7 @@ def _check_context(context: dict[str, Any], mode: Mode) -> None:
 
 
 def _streaming(function: Callable[..., Any], hint: Any) -> tuple[bool, bool, Any]:
-    """Whether it streams, whether it is asynchronous, and what one answer is."""
+    """Return (streams, is asynchronous, annotation of one answer) for a return annotation."""
     origin = get_origin(hint) or hint
     sync, other = origin in _STREAMS, origin in _ASYNC_STREAMS
     for yields, fits, wanted in (
@@ -526,7 +526,7 @@ def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple
 
 
 def _check_rows(value: Value, mode: Mode) -> None:
-    """Whether a value can be what `mode` makes of it; raises `SignatureError`."""
+    """True if a value can be what `mode` makes of it; raises `SignatureError`."""
     declared = value.declared
     if isinstance(declared, Columns):
         if mode is Mode.ROW:

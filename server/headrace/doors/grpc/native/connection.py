@@ -637,7 +637,7 @@ class GrpcConnection(Http2Protocol):
             self.http2.finish_drain()  # whatever the client has made of it
 
     def _reads(self, now: float) -> bool:
-        """Whether the client reads what waits for it; its calls' heads count with that."""
+        """True if the client reads what waits for it; its calls' heads count with that."""
         unread, heads = self._unread, 0
         if len(self.streams.open) > _FEW:
             heads = sum(call.head_size for call in self.streams.open.values())
