@@ -162,6 +162,17 @@ async def test_files_wait_until_they_are_taken() -> None:
     other.channel.close()
 
 
+async def test_nothing_waits_once_a_channel_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    waits: list[int] = []
+    end = End(ours, waits.append)
+    end.channel.send_parts(Kind.ANSWER, 0, 1, b"", [bytes(INLINE + 1)])
+    end.channel.close()  # in the turn in which it was sent
+    await asyncio.sleep(0)
+    assert waits == []
+    theirs.close()
+
+
 @pytest.mark.parametrize(("data", "reason"), [
     (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
     (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),

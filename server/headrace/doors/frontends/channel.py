@@ -195,7 +195,8 @@ class Channel:
         self._scheduled = False
         if self._short:
             self._queue_short()
-        if not self._blocked:
+        # Once closed, `on_waiting` would count what nobody takes any more.
+        if not (self._blocked or self.closed):
             self._write()
 
     def _write(self) -> None:
