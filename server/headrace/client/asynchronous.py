@@ -224,7 +224,8 @@ class AsyncClient:
     ) -> None:
         """Load a model, or load it again; returns when it is ready.
 
-        `config` takes the place of the model's own, `files` by path what is in its directory.
+        `config` takes the place of the model's own, `files` by path what is in its directory. A
+        load that is not done within `timeout` goes on in the server.
         """
         text = config if isinstance(config, str) else json.dumps(config)
         parameters: Document = {"config": text} if text else {}

@@ -158,17 +158,17 @@ def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> 
     """The command line for some models, which are put into a repository unless they are files."""
     files: list[str] = []
     repositories: list[str] = []
-    named: dict[str, Model] = {}
+    named: set[str] = set()
     for given in models:
-        if isinstance(given, Mapping):
-            named |= given
-        elif isinstance(given, str | os.PathLike):
+        if isinstance(given, str | os.PathLike):
             path = os.fspath(given)
             (repositories if os.path.isdir(path) else files).append(os.path.abspath(path))
-        else:
-            named[given.__name__] = given
-    for name, found in named.items():
-        _write(directory / name, found)
+            continue
+        for name in (more := given if isinstance(given, Mapping) else {given.__name__: given}):
+            if name in named:
+                raise ServeError(f"two models are called '{name}': name one by a mapping")
+            _write(directory / name, more[name])
+        named.update(more)
     if named or not files:
         repositories.append(str(directory))
     return [*files, *(f"--model-repository={path}" for path in repositories)]
