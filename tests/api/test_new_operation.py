@@ -24,7 +24,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.doors.http.test_changing_routes import ask
-from tests.engine.test_engine_loading import LOAD_OPTIONS
+from tests.engine.worlds import LOAD_OPTIONS
 
 ECHO = Operation(
     "Echo",

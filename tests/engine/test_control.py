@@ -11,16 +11,14 @@ import pytest
 
 from headrace.core.errors import ModelLoadFailed, NotFound, Overloaded, Unavailable
 from headrace.core.model_spec import LoadParameters
-from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlMode, ControlOptions, LoadOverrides
-from headrace.engine.engine import Engine
-from headrace.engine.opening import LoadOptions
 from headrace.protocol.documents import to_json
 from headrace.repository.layout import Catalogue
-from tests.engine.test_engine_loading import CONFIG, Constants, ask, until
+from tests.engine import worlds
+from tests.engine.worlds import CONFIG, ask, until
 
 
-class World:
+class World(worlds.World):
     """An engine with a repository, of which nothing is loaded yet."""
 
     def __init__(
@@ -29,27 +27,12 @@ class World:
         mode: ControlMode = ControlMode.EXPLICIT,
         overrides: LoadOverrides = LoadOverrides.FILES,
     ) -> None:
-        self.root = root
-        self.backend = Constants()
-        self.engine = Engine(
-            "server",
-            "0",
-            {"constant": self.backend},
-            LoadOptions(cores=1),
-            Admission(0, 0),
-            strict_readiness=True,
-            control=ControlOptions(mode, Catalogue((root,)), overrides, max_new_models=5),
-        )
+        control = ControlOptions(mode, Catalogue((root,)), overrides, max_new_models=5)
+        super().__init__(root, strict_readiness=True, control=control)
 
     @property
     def control(self) -> Control:
         return self.engine.control
-
-    def write(self, name: str, text: str, version: int = 1) -> None:
-        folder = self.root / name / str(version)
-        folder.mkdir(parents=True, exist_ok=True)
-        (self.root / name / "config.pbtxt").write_text(CONFIG.format("inline"))
-        (folder / "model.constant").write_text(text)
 
     async def ask(self, name: str) -> float:
         return await ask(self.engine.find_version(name))
@@ -122,7 +105,7 @@ async def test_many_who_ask_for_the_same_share_a_load(world: World) -> None:
 
 
 async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
-    world: World, tmp_path: Path
+    world: World,
 ) -> None:
     def size() -> int:
         return world.engine.model_config("m").max_batch_size
@@ -133,7 +116,7 @@ async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
     assert (size(), world.backend.begun) == (2, ["1"])
     with pytest.raises(ModelLoadFailed, match="must not be negative"):
         await world.control.load("m", LoadParameters('{"max_batch_size": -1}'))
-    (tmp_path / "m" / "1" / "model.constant").write_text("nonsense")
+    world.write("m", "nonsense")
     with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
         await world.control.load("m", LoadParameters('{"max_batch_size": 3}'))
     with pytest.raises(ModelLoadFailed, match="'nonsense' is no"):
@@ -156,15 +139,14 @@ async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
 
 @pytest.mark.parametrize("whole", [False, True])
 async def test_a_configuration_of_a_request_changes_instances_in_place(
-    world: World, tmp_path: Path, whole: bool
+    world: World, whole: bool
 ) -> None:
     """Clients send the file's own configuration, or what they were told it was completed to."""
-    world.write("m", "1")
     text = CONFIG.format("thread")
     if not whole:
         text += ' input { name: "X" data_type: TYPE_FP32 dims: 1 }'
         text += ' output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]'
-    (tmp_path / "m" / "config.pbtxt").write_text(text)
+    world.write("m", "1", config=text)
     await world.control.load("m")
     version = world.engine.find("m")
     told: dict[str, Any] = {
@@ -281,17 +263,14 @@ async def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) 
         LoadOverrides.FILES: LoadParameters(config, {"1/model.constant": b"2"}),
         LoadOverrides.CODE: LoadParameters(code),
     }
-    world = World(tmp_path, overrides=allowed)
-    await world.engine.load_all([])
-    world.write("m", "1")
-    for level, parameters in asked.items():
-        if level <= allowed:
-            await world.control.load("m", parameters)
-            continue
-        # One step after the other, where a request asks for more than one.
-        needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
-        with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
-            await world.control.load("m", parameters)
-    assert await world.ask("m") == (2 if allowed is LoadOverrides.FILES else 1)
-    await world.engine.unload_all()
-    world.control.close()
+    async with serving(World(tmp_path, overrides=allowed)) as world:
+        world.write("m", "1")
+        for level, parameters in asked.items():
+            if level <= allowed:
+                await world.control.load("m", parameters)
+                continue
+            # One step after the other, where a request asks for more than one.
+            needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
+            with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
+                await world.control.load("m", parameters)
+        assert await world.ask("m") == (2 if allowed is LoadOverrides.FILES else 1)

@@ -1,132 +1,56 @@
-"""Models that are loaded beside what serves, and take its place: with a backend that obeys the
-test.
-"""
+"""Models that are loaded beside what serves, and take its place."""
 
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, active_count
+from threading import active_count
 
-import numpy as np
 import pytest
 
-from headrace.core.call import Call
-from headrace.core.datatypes import Datatype
-from headrace.core.errors import LoadFailed, ModelNotReady, NotFound
-from headrace.core.model_spec import LoadSpec, TensorInfo
-from headrace.core.tensors import Array, Tensor
-from headrace.engine.admission import Admission
+from headrace.core.errors import ModelNotReady, NotFound
 from headrace.engine.chain import Compose, StageModel, StagePlugin
-from headrace.engine.engine import Engine
-from headrace.engine.model import ModelVersion, State
+from headrace.engine.model import State
 from headrace.engine.opening import LoadOptions
-from headrace.placement.backend import Backend
-from headrace.placement.local.instances import LoadedModel
 from headrace.repository.layout import ModelSource, read_model_directory
 from headrace.repository.model_files import write_manifest
-
-FP32 = Datatype.FP32
-LOAD_OPTIONS = LoadOptions(cores=1)
-CONFIG = 'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{}" }} }}'
+from tests.engine import worlds
+from tests.engine.worlds import CONFIG, INLINE, LOAD_OPTIONS, ask, until
 
 
-class Constant(LoadedModel):
-    """A model that answers every row with one number, as soon as `go` is set."""
-
-    inputs: Sequence[TensorInfo] = (TensorInfo("X", FP32, (-1, 1)),)
-    outputs: Sequence[TensorInfo] = (TensorInfo("Y", FP32, (-1, 1)),)
-
-    def __init__(self, number: float, go: Event) -> None:
-        self.number = number
-        self.go = go
-        self.closed = False
-
-    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
-        assert not self.closed
-        assert self.go.wait(30)
-        return [np.full_like(inputs["X"], self.number)]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Constants(Backend):
-    """A backend whose files hold a number. `loaded` are its models, in order.
-
-    A load begins with an entry in `begun` and waits for `load`.
-    """
-
-    platform = "constant"
-    default_filename = "model.constant"
-    filenames: tuple[str, ...] = ("model.constant",)
-    suffixes: tuple[str, ...] = (".constant",)
-
-    def __init__(self) -> None:
-        self.loaded: list[Constant] = []
-        self.begun: list[str] = []
-        self.load_now, self.run_now = Event(), Event()
-        self.load_now.set()
-        self.run_now.set()
-
-    def reads_parameter(self, name: str) -> bool:
-        return True
-
-    def load(self, spec: LoadSpec) -> Constant:
-        text = spec.path.read_text()
-        self.begun.append(text)
-        assert self.load_now.wait(30)
-        try:
-            model = Constant(float(text), self.run_now)
-        except ValueError:
-            raise LoadFailed(f"{text!r} is no number") from None
-        self.loaded.append(model)
-        return model
-
-
-class World:
-    """An engine with one model, `m`, whose versions are files below `root`."""
+class World(worlds.World):
+    """An engine with one model, `m`, whose versions are in `folder`."""
 
     def __init__(
         self, root: Path, execution: str = "inline", options: LoadOptions = LOAD_OPTIONS
     ) -> None:
-        self.backend = Constants()
-        self.root = root / "m"
-        self.engine = Engine(
-            "server", "0", {"constant": self.backend}, options, Admission(0, 0),
-            strict_readiness=True,
-        )  # fmt: skip
-        self.root.mkdir()
+        super().__init__(root, options, strict_readiness=True)
+        self.folder = root / "m"
+        self.folder.mkdir()
         self.configure(CONFIG.format(execution))
 
     def configure(self, text: str) -> None:
-        (self.root / "config.pbtxt").write_text(text)
+        (self.folder / "config.pbtxt").write_text(text)
 
-    def write(self, text: str, version: int = 1) -> ModelSource:
+    def change(self, text: str, version: int = 1) -> ModelSource:
         """Change a version's file; the model as it is then."""
-        folder = self.root / str(version)
-        folder.mkdir(exist_ok=True)
-        (folder / "model.constant").write_text(text)
-        return self.source()
-
-    def source(self) -> ModelSource:
-        return read_model_directory(self.root)
+        return self.write("m", text, version)
 
     async def replace(self, text: str, version: int = 1) -> str:
         """Change a file and load it; why that did not work out."""
-        return await self.engine.load(self.write(text, version))
+        return await self.engine.load(self.change(text, version))
 
     def reload(self) -> "asyncio.Future[str]":
         """Load the model as it is now; why that did not work out."""
-        return self.engine.load(self.source())
+        return self.engine.load(self.source("m"))
 
     async def begin(self, text: str, version: int = 1) -> "asyncio.Future[str]":
         """Begin a load that goes on once `load_now` is set."""
         self.backend.load_now.clear()
-        loading, begun = self.engine.load(self.write(text, version)), len(self.backend.begun)
+        loading, begun = self.engine.load(self.change(text, version)), len(self.backend.begun)
         await until(lambda: len(self.backend.begun) == begun + 1)
         return loading
 
@@ -144,25 +68,11 @@ class World:
         return [(m.version, m.state, m.reason) for m in self.engine.index().models]
 
 
-async def ask(version: ModelVersion) -> float:
-    """What a version answers."""
-    tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-    response = await version.infer(Call("m", "", "", {"X": tensor}))
-    await asyncio.sleep(0)  # the counters follow a turn later
-    return float(np.asarray(response.outputs[0].array)[0, 0])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - of threads, too
-            await asyncio.sleep(0)
-
-
 @asynccontextmanager
 async def serving(world: World) -> AsyncIterator[World]:
     """The model is loaded, and unloaded in the end, with nothing left of it."""
     threads = active_count()
-    await world.engine.load_all([world.source()])
+    await world.engine.load_all([world.source("m")])
     yield world
     await world.engine.unload_all()
     assert not world.engine.unloading()
@@ -175,7 +85,7 @@ async def serving(world: World) -> AsyncIterator[World]:
 async def threaded(tmp_path: Path, execution: str = "thread") -> AsyncIterator[World]:
     """A model that serves 1, on a thread of its own."""
     world = World(tmp_path, execution)
-    world.write("1")
+    world.change("1")
     async with serving(world):
         yield world
 
@@ -187,14 +97,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_a_new_one_takes_the_place_of_the_old_one(world: World) -> None:
-    assert await world.ask() == 1
-    assert await world.replace("2") == ""
-    assert await world.ask() == 2
-    assert await world.ask("1") == 2
-    assert world.index() == [("1", "READY", "")]
-
-
 async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
     replaced = await world.begin("2")
     assert await world.ask() == 1
@@ -202,7 +104,10 @@ async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
     assert world.index() == [("1", "READY", "")]
     world.backend.load_now.set()
     assert await replaced == ""
-    assert await world.ask() == 2
+    assert [await world.ask(), await world.ask("1")] == [2, 2]
+    assert world.index() == [("1", "READY", "")]
+    (version,) = [v for v in world.engine.versions() if v.ready]
+    assert version.statistics.success_count == 3  # counters go on
 
 
 async def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None:
@@ -235,7 +140,7 @@ async def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
     assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
     assert world.engine.ready
     assert await world.ask() == 1
-    world.configure(CONFIG.format("inline"))
+    world.configure(INLINE)
     assert await world.replace("3") == ""
     assert world.index() == [("1", "READY", "")]
     assert await world.ask() == 3
@@ -247,7 +152,7 @@ async def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
 
 async def test_the_last_of_several_changes_wins(world: World) -> None:
     waiting = [await world.begin("2")]
-    waiting += [world.engine.load(world.write(str(number))) for number in range(3, 50)]
+    waiting += [world.engine.load(world.change(str(number))) for number in range(3, 50)]
     world.backend.load_now.set()
     assert await asyncio.gather(*waiting) == [""] * 48
     # What was being loaded is not served; in between nothing was loaded at all.
@@ -258,7 +163,7 @@ async def test_the_last_of_several_changes_wins(world: World) -> None:
 
 async def test_a_change_to_something_broken_wins_as_well(world: World) -> None:
     first = await world.begin("2")
-    second = world.engine.load(world.write("nonsense"))
+    second = world.engine.load(world.change("nonsense"))
     world.backend.load_now.set()
     assert "is no number" in await first
     assert "is no number" in await second
@@ -271,16 +176,6 @@ async def test_to_give_up_waiting_gives_up_nothing_else(world: World) -> None:
     world.backend.load_now.set()
     await until(lambda: not world.engine.loading)
     assert await world.ask() == 2
-
-
-async def test_counters_go_on(world: World) -> None:
-    await world.ask()
-    await world.replace("2")
-    await world.ask()
-    (version,) = [v for v in world.engine.versions() if v.ready]
-    assert version.statistics.success_count == 2
-    (document,) = world.engine.model_statistics("m").model_stats
-    assert document.inference_count == 2
 
 
 async def test_versions_come_and_go(world: World) -> None:
@@ -304,7 +199,7 @@ async def test_an_old_version_stays_if_a_newer_one_cannot_be_loaded(world: World
 
 async def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.write("nonsense")
+    world.change("nonsense")
     async with serving(world):
         readiness = [world.engine.ready]
         with pytest.raises(NotFound):
@@ -333,7 +228,7 @@ async def test_nothing_is_loaded_once_the_engine_stops(world: World) -> None:
 async def test_the_engine_stops_between_two_steps_of_a_load(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = world.engine.load(world.write("2", version=2))
+    loaded = world.engine.load(world.change("2", version=2))
     await until(lambda: ("2", "LOADING", "") in world.index())
     world.engine.stop_loading()
     assert await loaded == "the server is shutting down"
@@ -423,7 +318,7 @@ async def test_the_last_of_loads_and_unloads_wins(world: World) -> None:
     unloads, loads = [], []
     for number in range(3, 9):
         unloads.append(world.engine.unload("m"))
-        loads.append(world.engine.load(world.write(str(number))))
+        loads.append(world.engine.load(world.change(str(number))))
     world.backend.load_now.set()
     assert await asyncio.gather(first, *loads) == [""] * 7
     await asyncio.gather(*unloads)
@@ -434,7 +329,7 @@ async def test_the_last_of_loads_and_unloads_wins(world: World) -> None:
 async def test_to_unload_what_failed_or_is_unknown_is_no_error(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.configure("max_batch_size: -1")
-    world.write("1")
+    world.change("1")
     async with serving(world):
         readiness = [world.engine.ready]
         await world.engine.unload("nobody")
@@ -450,7 +345,7 @@ async def test_a_load_that_fails_after_an_unload_says_why(tmp_path: Path) -> Non
     async with threaded(tmp_path) as world:
         [begun] = await world.asked()
         unloaded = world.engine.unload("m")
-        source = world.source()
+        source = world.source("m")
         world.configure("max_batch_size: -1")
         problem = await world.engine.load(source)
         assert world.index() == [("1", "UNAVAILABLE", problem)]
@@ -462,7 +357,7 @@ async def test_a_load_that_fails_after_an_unload_says_why(tmp_path: Path) -> Non
 
 async def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
     world = World(tmp_path, options=LoadOptions(cores=1, retries=2))
-    world.write("nonsense")
+    world.change("nonsense")
     async with serving(world):
         assert world.backend.begun == ["nonsense"] * 3
         assert world.index() == [("1", "UNAVAILABLE", "'nonsense' is no number")]
@@ -472,11 +367,11 @@ async def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 async def test_so_many_models_are_loaded_at_once(tmp_path: Path) -> None:
     world = World(tmp_path, options=LoadOptions(cores=1, threads=2))
-    world.write("1")
+    world.change("1")
     others = []
     for number in ("2", "3", "4"):
         folder = tmp_path / f"m{number}"
-        shutil.copytree(world.root, folder)
+        shutil.copytree(world.folder, folder)
         (folder / "1" / "model.constant").write_text(number)
         others.append(read_model_directory(folder))
     async with serving(world):
@@ -494,7 +389,7 @@ async def test_so_many_models_are_loaded_at_once(tmp_path: Path) -> None:
 async def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
     options = LoadOptions(cores=1, limit_secs=0.05, retries=3, threads=1)
     world = World(tmp_path, options=options)
-    world.write("1")
+    world.change("1")
     async with serving(world):
         world.backend.load_now.clear()
         problem = await world.replace("2")
@@ -525,21 +420,21 @@ async def test_what_has_not_changed_is_not_loaded_again(world: World) -> None:
     (model,) = world.engine.models()
     assert (model.loads, model.failed_loads) == (1, 0)
     assert await world.replace("nonsense") != ""
-    (world.root / "1").rename(world.root / ".away")
+    (world.folder / "1").rename(world.folder / ".away")
     assert "no version directory" in await world.reload()
-    (world.root / ".away").rename(world.root / "1")
+    (world.folder / ".away").rename(world.folder / "1")
     assert await world.replace("1") == ""  # written anew, it is another file
 
 
 async def test_a_policy_that_no_version_fits(world: World) -> None:
-    world.configure(CONFIG.format("inline") + "\nversion_policy { specific { versions: 7 } }")
+    world.configure(INLINE + "\nversion_policy { specific { versions: 7 } }")
     problem = await world.reload()
     assert "at least one version must be available under the version policy of" in problem
     assert await world.ask() == 1
 
 
 async def test_only_the_versions_that_have_changed_are_loaded(world: World) -> None:
-    both = CONFIG.format("inline") + "\nversion_policy { all {} }"
+    both = INLINE + "\nversion_policy { all {} }"
     world.configure(both)
     first = world.engine.find("m", "1")
     assert await world.replace("2", version=2) == ""
@@ -547,7 +442,7 @@ async def test_only_the_versions_that_have_changed_are_loaded(world: World) -> N
     assert world.engine.model_config("m", "1").version_policy.HasField("all")
     assert await world.replace("3", version=2) == ""
     assert world.backend.begun == ["1", "2", "3"]
-    world.configure(CONFIG.format("inline"))
+    world.configure(INLINE)
     second = world.engine.find("m", "2")
     assert await world.reload() == ""
     assert world.engine.find("m") is second
@@ -559,10 +454,10 @@ async def test_only_the_versions_that_have_changed_are_loaded(world: World) -> N
 
 
 async def test_a_broken_version_keeps_all_others_as_they_were(world: World) -> None:
-    world.configure(CONFIG.format("inline") + "\nversion_policy { all {} }")
+    world.configure(INLINE + "\nversion_policy { all {} }")
     assert await world.replace("2", version=2) == ""
-    world.write("10")
-    world.write("3", version=3)
+    world.change("10")
+    world.change("3", version=3)
     problem = await world.replace("nonsense", version=2)
     assert "is no number" in problem
     assert [await world.ask("1"), await world.ask("2")] == [1, 2]
@@ -609,7 +504,7 @@ async def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) 
         world.backend.load_now.clear()
         loading = world.reload()
         await until(lambda: len(world.backend.begun) == 2)
-        (world.root / "1" / "model.constant").write_text("nonsense")
+        (world.folder / "1" / "model.constant").write_text("nonsense")
         again = world.reload()
         world.backend.load_now.set()
         assert "is no number" in await loading
@@ -622,13 +517,13 @@ async def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) 
 async def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(world: World) -> None:
     """A broken version that all servers see must not take all of them out of service."""
     world.backend.load_now.clear()
-    loading = world.engine.load(world.write("nonsense", version=2))
+    loading = world.engine.load(world.change("nonsense", version=2))
     await until(lambda: ("2", "LOADING", "") in world.index())
     readiness = [world.engine.ready]
     world.backend.load_now.set()
     await loading
     readiness.append(world.engine.ready)
-    other = world.root.with_name("other")
+    other = world.folder.with_name("other")
     (other / "1").mkdir(parents=True)
     (other / "1" / "model.constant").write_text("nonsense")
     await world.engine.load(read_model_directory(other), added=True)
@@ -640,7 +535,7 @@ async def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(worl
 
 async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World) -> None:
     old = world.engine.find("m")
-    write_manifest(world.root)
+    write_manifest(world.folder)
     assert await world.reload() == ""
     # What it holds is known from now on, and so it does not matter which files hold it.
     known = world.engine.find("m")
@@ -650,16 +545,16 @@ async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World
     problem = await world.replace("2")
     assert problem.endswith("1/model.constant does not hold what it is to hold")
     assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
-    write_manifest(world.root)
+    write_manifest(world.folder)
     assert await world.reload() == ""
     assert await world.ask() == 2
     assert world.backend.begun == ["1", "1", "2"]
 
 
 async def test_what_clients_are_told_is_text(world: World) -> None:
-    source = world.write("1")
-    (world.root / "1" / "model.constant").unlink()
-    os.close(os.open(os.fsencode(world.root) + b"/1/\xff", os.O_CREAT))
+    source = world.change("1")
+    (world.folder / "1" / "model.constant").unlink()
+    os.close(os.open(os.fsencode(world.folder) + b"/1/\xff", os.O_CREAT))
     assert await world.engine.load(source)
     [(_, state, reason)] = world.index()
     assert state == "READY"
@@ -691,7 +586,7 @@ async def test_a_bug_in_a_stage_names_it(
 
 
 async def test_a_version_that_has_gone_is_told_of(world: World) -> None:
-    source = world.write("1")
-    shutil.rmtree(world.root / "1")
+    source = world.change("1")
+    shutil.rmtree(world.folder / "1")
     problem = "its version 1 cannot be read: No such file or directory"
     assert await world.engine.load(source) == problem

@@ -21,7 +21,7 @@ from headrace.placement.backend import Backend
 from headrace.placement.upstream.backend import RemoteBackend
 from headrace.repository.config import parse_config
 from headrace.repository.layout import ModelSource, read_model_directory
-from tests.engine.test_engine_loading import LOAD_OPTIONS, Constants
+from tests.engine.worlds import LOAD_OPTIONS, Constants
 from tests.scheduling.fakes import Bench
 
 

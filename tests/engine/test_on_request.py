@@ -1,83 +1,84 @@
-"""Models that are loaded when somebody asks for them, with a backend that obeys the test."""
+"""Models that are loaded when somebody asks for them, and that operators or files change."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import time
 
-import numpy as np
 import pytest
 
-from headrace.core.call import Call, InferResponse
-from headrace.core.errors import NotFound, ServerError, ServerExiting, Unavailable
-from headrace.core.tensors import Tensor
-from headrace.engine.admission import Admission
+from headrace.core.errors import (
+    InvalidRequest,
+    ModelLoadFailed,
+    NotFound,
+    Overloaded,
+    ServerExiting,
+    Unavailable,
+)
+from headrace.core.model_spec import LoadParameters
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
-from headrace.engine.engine import Engine
+from headrace.engine.doors import FutureCall
 from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions
 from headrace.engine.residency import ResidencyOptions
 from headrace.observability.machine import GrowthMeter
 from headrace.repository.layout import Catalogue, scan
-from tests.engine.test_engine_loading import CONFIG, FP32, Constants, until
+from tests.engine import worlds
+from tests.engine.worlds import INLINE, number, question, until
 
 MIB = 1 << 20
 # A model whose files are small counts for as much before it is measured, and these never are.
 ROOM_FOR_TWO = ResidencyOptions(budget=2 * MIB, minimum_secs=0)
+ROOM_FOR_ONE = ResidencyOptions(budget=MIB, minimum_secs=0)
 
 
-class Answer(Call):
-    """One request."""
-
-    def __init__(self, name: str, version: str, inputs: dict[str, Tensor]) -> None:
-        super().__init__(name, version, "", inputs)
-        self.future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        self.future.set_result(float(np.asarray(response.outputs[0].array)[0, 0]))
-
-    def finish(self) -> None:
-        raise AssertionError("a request without a response")
-
-    def fail(self, error: ServerError) -> None:
-        self.future.set_exception(error)
-
-
-class World:
-    """An engine with models that answer with the number in their file."""
+class World(worlds.World):
+    """An engine with models that answer with the number in their file: 0, 1, and so on."""
 
     def __init__(self, root: Path, options: ResidencyOptions, *names: str) -> None:
-        self.root = root
-        self.backend = Constants()
-        for number, name in enumerate(names):
-            self.write(name, str(number))
         self.ahead = 0.0
-        control = ControlOptions(
-            ControlMode.EXPLICIT, Catalogue((root,)), LoadOverrides.FILES, max_new_models=2
-        )
-        options_of_loads = LoadOptions(cores=1, meter=GrowthMeter(lambda: 0))
-        self.engine = Engine(
-            "server", "0", {"constant": self.backend}, options_of_loads, Admission(0, 0),
+        super().__init__(
+            root,
+            LoadOptions(cores=1, meter=GrowthMeter(lambda: 0)),
             residency=replace(options, clock=lambda: time() + self.ahead),
-            control=control,
-        )  # fmt: skip
+            control=ControlOptions(
+                ControlMode.EXPLICIT, Catalogue((root,)), LoadOverrides.FILES, max_new_models=2
+            ),
+        )
+        for text, name in enumerate(names):
+            self.write(name, str(text))
 
-    def write(self, name: str, text: str, version: int = 1) -> None:
-        folder = self.root / name / str(version)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.constant").write_text(text)
-        (folder.parent / "config.pbtxt").write_text(CONFIG.format("inline"))
+    def send(self, name: str, version: str = "") -> FutureCall:
+        call = FutureCall(question(name))
+        self.engine.find(name, version).submit(call)
+        return call
 
-    def ask(self, name: str, version: str = "") -> "asyncio.Future[float]":
-        answer = Answer(name, version, {"X": Tensor("X", FP32, np.zeros((1, 1), np.float32))})
-        self.engine.find(name, version).submit(answer)
-        return answer.future
+    def ask(self, name: str, version: str = "") -> "asyncio.Task[float]":
+        """The answer to a request, which is queued, or refused, at once."""
+
+        async def answer() -> float:
+            return number(await call.future)
+
+        call = self.send(name, version)
+        return asyncio.ensure_future(answer())
+
+    async def ask_each(self, names: str) -> None:
+        """Ask these models, a second after one another."""
+        for name in names:
+            self.ahead += 1
+            await self.ask(name)
 
     @property
     def in_memory(self) -> set[str]:
         return {version.model for version in self.engine.versions() if version.ready}
+
+    @property
+    def on_request(self) -> OnRequest:
+        assert isinstance(self.engine.loads, OnRequest)
+        return self.engine.loads
 
 
 @asynccontextmanager
@@ -88,43 +89,48 @@ async def serving(world: World) -> AsyncIterator[World]:
     world.engine.control.close()
 
 
+def files(content: object) -> LoadParameters:
+    """A model that answers with that, as a request brings it along."""
+    return LoadParameters(
+        '{"backend": "constant", "max_batch_size": 4}', {"1/model.constant": str(content).encode()}
+    )
+
+
 async def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a", "b")) as world:
         assert world.in_memory == set()
         assert world.engine.ready
         assert world.engine.model_ready("b")
-        assert await world.ask("b") == 1
+        answers = [world.ask("b") for _ in range(5)]  # all wait for the same load
+        assert await asyncio.gather(*answers) == [1] * 5
+        assert len(world.backend.loaded) == 1
         assert world.in_memory == {"b"}
         assert await world.ask("b", "1") == 1
         with pytest.raises(NotFound, match="version 2 is not found"):
             world.ask("a", "2")
         with pytest.raises(NotFound, match="unknown model"):
             world.ask("c")
-
-
-async def test_all_who_ask_meanwhile_wait_for_the_same_load(tmp_path: Path) -> None:
-    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
-        answers = [world.ask("a") for _ in range(5)]
-        assert await asyncio.gather(*answers) == [0] * 5
-        assert len(world.backend.loaded) == 1
+        for version in ("x", "-1", "1" * 5_000, "²"):
+            with pytest.raises(InvalidRequest, match="version string"):
+                world.ask("a", version)
 
 
 async def test_the_one_that_was_not_asked_for_the_longest_goes(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
-        for name in "abc":
-            world.ahead += 1
-            await world.ask(name)
+        await world.ask_each("abc")
         assert world.in_memory == {"b", "c"}
-        assert isinstance(world.engine.loads, OnRequest)
-        assert world.engine.loads.evictions == 1
+        assert world.on_request.evictions == 1
+        world.write("d", "4")
+        assert await world.engine.load(world.source("d")) == ""  # there is room made for it
+        assert world.in_memory == {"c", "d"}
 
 
 async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path) -> None:
     options = ResidencyOptions(2 * MIB, minimum_secs=0, pinned=frozenset("a"))
     async with serving(World(tmp_path, options, "a", "b", "c")) as world:
         assert world.in_memory == {"a"}
-        for name, number in (("b", 1), ("c", 2), ("b", 1)):
-            assert await world.ask(name) == number
+        for name, answer in (("b", 1), ("c", 2), ("b", 1)):
+            assert await world.ask(name) == answer
             assert world.in_memory == {"a", name}
 
 
@@ -136,15 +142,21 @@ async def test_a_model_stays_for_a_while(tmp_path: Path) -> None:
             await world.ask("b")
         assert world.in_memory == {"a"}
         world.ahead = 51
-        assert isinstance(world.engine.loads, OnRequest)
-        await world.engine.loads.bring("b", patient=True)
+        await world.on_request.bring("b", patient=True)
         assert world.in_memory == {"b"}
 
 
-async def test_a_model_that_never_fits(tmp_path: Path) -> None:
-    async with serving(World(tmp_path, ResidencyOptions(MIB - 1), "a")) as world:
-        with pytest.raises(Unavailable, match=r"more than the 1048575 bytes .*budget"):
+async def test_a_model_that_does_not_fit_until_it_is_smaller(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+        (large := tmp_path / "a" / "1" / "large").write_bytes(bytes(MIB + 1))
+        with pytest.raises(Unavailable, match=r"needs about .* more than the 1048576 bytes .*budg"):
             await world.ask("a")
+        large.unlink()
+        assert await world.ask("a") == 0
+        await world.ask("b")
+        large.write_bytes(bytes(MIB + 1))
+        with pytest.raises(ModelLoadFailed, match="load failed for model 'a': it needs about"):
+            await world.engine.control.load("a")
 
 
 async def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(
@@ -152,10 +164,9 @@ async def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(
 ) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         world.write("a", "what")
-        with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
-            await world.ask("a")
-        with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
-            await world.ask("a")
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="could not be loaded: 'what' is no number"):
+                await world.ask("a")
         assert len(world.backend.begun) == 1
         assert not world.engine.model_ready("a")
         assert world.engine.ready
@@ -165,47 +176,168 @@ async def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(
         assert world.engine.model_ready("a")
 
 
-async def test_idle_models_go(tmp_path: Path) -> None:
-    options = ResidencyOptions(idle_secs=100)
-    async with serving(World(tmp_path, options, "a", "b")) as world:
+async def test_idle_models_go_unless_they_are_loaded_again(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(idle_secs=100), "a", "b")) as world:
         await asyncio.gather(world.ask("a"), world.ask("b"))
         world.ahead = 101
         await until(lambda: not world.in_memory)
-        assert await world.ask("a") == 0
+        await asyncio.gather(world.ask("a"), world.ask("b"))
+        world.write("a", "7")
+        world.backend.load_now.clear()
+        loading = world.engine.load(world.source("a"))
+        await until(lambda: len(world.backend.begun) == 5)
+        world.ahead = 202
+        await until(lambda: world.in_memory == {"a"})
+        world.backend.load_now.set()
+        assert await loading == ""
+        assert await world.ask("a") == 7
 
 
 async def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
         await world.ask("a")
-        answer = Answer("b", "", {})
-        world.engine.find("b").submit(answer)
-        answer.cancel()
+        call = world.send("b")
+        call.cancel()
         world.ahead = 51
         await asyncio.sleep(0)
-        assert not answer.future.done()
+        assert not call.future.done()
         assert await world.ask("a") == 0
         assert world.in_memory == {"a"}
 
 
 async def test_unloaded_by_the_operator_it_stays_unloaded(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
-        await world.ask("a")
+        await world.engine.unload("a")
+        (model,) = world.engine.index().models
+        assert (model.name, model.state, model.reason) == ("a", "UNAVAILABLE", "unloaded")
+        world.engine.follow(world.source("a"), False)
+        (model,) = world.engine.index().models
+        assert (model.name, model.state, model.reason) == ("a", "", "")
+        assert await world.ask("a") == 0
         await world.engine.unload("a")
         with pytest.raises(NotFound, match="no available versions"):
             world.ask("a")
         assert not world.engine.model_ready("a")
-        assert await world.engine.load(scan([tmp_path])[0]) == ""
+        assert await world.engine.load(world.source("a")) == ""
         assert await world.ask("a") == 0
 
 
 async def test_who_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
-    world = World(tmp_path, ResidencyOptions(), "a")
-    async with serving(world):
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         world.backend.load_now.clear()
         answer = world.ask("a")
-        await until(lambda: bool(world.backend.begun))
+        await until(lambda: world.backend.begun)
         world.engine.stop_loading()
         with pytest.raises(ServerExiting):
             await answer
         world.backend.load_now.set()
+
+
+async def test_a_version_that_is_not_served_loads_nothing_again(tmp_path: Path) -> None:
+    world = World(tmp_path, ResidencyOptions(), "a")
+    world.write("a", "no number", 3, f"{INLINE}\nversion_policy {{ all {{}} }}")
+    async with serving(world):
+        assert await world.ask("a") == 0
+        begun = len(world.backend.begun)
+        with pytest.raises(Unavailable, match="version 3 is not at ready state"):
+            world.ask("a", "3")
+        assert len(world.backend.begun) == begun
+        await world.engine.unload("a")
+        assert await world.engine.load(world.source("a")) == "'no number' is no number"
+        assert await world.ask("a") == 0
+
+
+async def test_one_that_is_unloaded_while_it_waits_for_room_does_not_come(tmp_path: Path) -> None:
+    options = replace(ROOM_FOR_ONE, minimum_secs=50)
+    async with serving(World(tmp_path, options, "a", "b")) as world:
+        await world.ask("a")
+        answer = world.ask("b")
+        await asyncio.sleep(0.05)
+        await world.engine.unload("b")
+        with pytest.raises(Unavailable, match="'b' could not be loaded: it was unloaded"):
+            await answer
+        world.ahead = 51
+        await world.engine.unload("a")
+        await asyncio.sleep(0.3)
+        assert world.in_memory == set()
+        assert world.backend.begun == ["0"]
+
+
+async def test_a_change_outlives_its_model(tmp_path: Path) -> None:
+    """One that has changed in memory is loaded as it is now when it comes back."""
+    async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
+        await world.ask("a")
+        world.engine.follow(world.write("a", "no number", version=2), False)
+        await until(lambda: not world.engine.loading)
+        assert await world.ask("a") == 0
+        world.write("a", "2", version=2)
+        await world.ask_each("bc")
+        assert "a" not in world.in_memory
+        assert await world.ask("a") == 2
+
+
+async def test_a_version_that_took_the_place_of_another_unnoticed(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+        await world.ask_each("ab")
+        (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
+        assert await world.ask("a") == 0
+        assert await world.ask("a", "2") == 0
+
+
+async def test_files_that_are_replaced_while_they_are_loaded(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        world.write("a", "half")
+        world.backend.load_now.clear()
+        answer = world.ask("a")
+        await until(lambda: world.backend.begun == ["half"])
+        world.write("a", "5")
+        world.backend.load_now.set()
+        assert await answer == 5
+        assert world.engine.model_ready("a")
+
+
+async def test_what_could_not_be_loaded_for_an_operator_is_not_what_comes(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        good = world.source("a")
+        problem = await world.engine.load(replace(good, problem="not like this"))
+        assert "not like this" in problem
+        assert await world.ask("a") == 0
+
+
+async def test_what_a_request_has_brought_along_comes_back(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
+        control = world.engine.control
+        await control.load("a", LoadParameters('{"max_batch_size": 3}'))
+        assert await world.ask("b") == 1
+        assert world.in_memory == {"b"}
+        assert await world.ask("a") == 0
+        assert world.engine.model_config("a").max_batch_size == 3
+        for answer in (5, 6):
+            await control.load(f"new{answer}", files(answer))
+        assert world.in_memory == {"new6"}
+        assert await world.ask("new5") == 5
+        with pytest.raises(Overloaded, match="2 models are loaded from files"):
+            await control.load("new7", files(7))
+        with pytest.raises(ModelLoadFailed, match="'x' is no number"):
+            await control.load("new6", files("x"))
+        assert await world.ask("new6") == 6
+        await control.unload("new5")
+        with pytest.raises(ModelLoadFailed, match="'x' is no number"):
+            await control.load("new8", files("x"))
+        with pytest.raises(NotFound, match="'new8' has no available versions"):
+            world.ask("new8")
+        await control.load("new7", files(7))
+        assert await world.ask("new7") == 7
+
+
+async def test_names_that_nobody_knows_leave_nothing_behind(tmp_path: Path) -> None:
+    async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
+        tracemalloc.start()
+        for name in range(1_000):
+            await world.engine.unload(f"{name:01000}")
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken < 500_000
+        with pytest.raises(NotFound):
+            world.ask("0")

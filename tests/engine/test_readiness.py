@@ -7,35 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.admission import Admission
-from headrace.engine.engine import Engine
 from headrace.engine.residency import ResidencyOptions
-from headrace.repository.layout import ModelSource, read_model_directory
-from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants, until
+from tests.engine import worlds
+from tests.engine.worlds import until
 
 _LATE = 3  # turns of the loop, after which a change must have been told
 
 
-class World:
+class World(worlds.World):
     """An engine, and what was announced of it; `changes` is what it was, one after the other."""
 
     def __init__(self, root: Path, on_request: bool, strict: bool) -> None:
-        self.root = root
-        self.backend = Constants()
-        self.admission = Admission(0, 0)
-        self.engine = Engine(
-            "server", "0", {"constant": self.backend}, LOAD_OPTIONS, self.admission, strict,
-            residency=ResidencyOptions(budget=0) if on_request else None,
-        )  # fmt: skip
+        residency = ResidencyOptions(budget=0) if on_request else None
+        super().__init__(root, strict_readiness=strict, residency=residency)
         self.changes = [self.engine.ready]
         self.engine.readiness.watch(lambda: self.changes.append(self.engine.ready))
-
-    def write(self, name: str, text: str, version: int = 1) -> ModelSource:
-        folder = self.root / name
-        (folder / str(version)).mkdir(parents=True, exist_ok=True)
-        (folder / "config.pbtxt").write_text(CONFIG.format("inline"))
-        (folder / str(version) / "model.constant").write_text(text)
-        return read_model_directory(folder)
 
     async def check(self) -> None:
         """Fail if it is other than was announced for longer than may be."""
@@ -119,7 +105,8 @@ async def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> 
         assert world.changes == [False]
 
 
-async def test_doors_and_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drains", [True, False])
+async def test_doors_and_the_end(tmp_path: Path, drains: bool) -> None:
     async with checked(tmp_path) as world:
         await world.engine.load_all([world.write("a", "1")])
         await until(lambda: world.changes == [False, True])
@@ -127,17 +114,9 @@ async def test_doors_and_the_end(tmp_path: Path) -> None:
         await until(lambda: world.changes == [False, True, False])
         world.engine.readiness.set_reachable(True)
         await until(lambda: world.changes[-1])
-        world.engine.begin_shutdown()
+        (world.engine.begin_shutdown if drains else world.admission.close)()
         await until(lambda: not world.changes[-1])
         world.admission.close()
-
-
-async def test_a_server_that_exits_at_once(tmp_path: Path) -> None:
-    async with checked(tmp_path) as world:
-        await world.engine.load_all([])
-        await until(lambda: world.changes == [False, True])
-        world.admission.close()
-        await until(lambda: not world.changes[-1])
 
 
 @pytest.mark.parametrize("name", ["good", "bad"])

@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 
 from headrace.core.call import Call, InferResponse, Submit, Timing
-from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.core.tensors import Array, Tensor
-from headrace.engine.admission import Admission
-from headrace.engine.engine import Engine
 from headrace.engine.trace_writers import Item, TraceThread
 from headrace.engine.tracing import Tracing
 from headrace.observability.trace_settings import TRACE_PARAMETER, Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace, read_link
-from headrace.repository.layout import read_model_directory
-from tests.engine.test_engine_loading import CONFIG, LOAD_OPTIONS, Constants
+from tests.engine import worlds
+from tests.engine.worlds import question
 
 ON = TraceSettings(timestamps=True, rate=1)
 PARENT = f"00-{7:032x}-{9:016x}-"
@@ -59,9 +55,7 @@ class Door(Call):
 
     def __init__(self, headers: dict[str, str] | None = None, link: object = None) -> None:
         parameters = {} if link is None else {TRACE_PARAMETER: str(link)}
-        values: Array = np.ones((1, 2), np.float32)
-        inputs = {"INPUT0": Tensor("INPUT0", Datatype.FP32, values)}
-        super().__init__("m", "", "an id", inputs, (), {**parameters})
+        super().__init__("m", "", "an id", question().inputs, (), {**parameters})
         self.headers = headers or {}
         self.came: list[Any] = []
 
@@ -143,32 +137,25 @@ def names(trace: Trace) -> list[str]:
 def test_what_is_not_traced_has_no_stage() -> None:
     for settings in (TraceSettings(), TraceSettings(True, rate=0), TraceSettings(True, count=0)):
         assert not World(settings).traced()
-
-
-def test_a_change_is_seen_by_the_next_request() -> None:
-    world = World(TraceSettings(rate=1))
-    assert not world.traced()
-    world.tracing.change("m", {"trace_level": ["TIMESTAMPS"]})
-    assert world.traced()
-    world.tracing.change("m", {"trace_level": []})
-    assert not world.traced()
-
-
-def test_changes_are_told() -> None:
-    world, told = World(TraceSettings(timestamps=True, rate=1, count=1)), list[int]()
-    world.tracing.changed = lambda: told.append(1)
-    world.submit()
-    assert len(told) == 1
-    world.tracing.change("m", {"trace_level": []})
-    assert len(told) == 2
-
-
-def test_what_no_client_asks_for_is_no_trace_of_its_own() -> None:
-    world, call = World(), Inner()
+    world, call = World(), Inner()  # what no client asks for
     world.stage(call)
     assert world.version.got == [call]
     assert call.stages is None
     assert world.traces() == []
+
+
+def test_a_change_is_told_and_seen_by_the_next_request() -> None:
+    world, told = World(TraceSettings(rate=1, count=1)), list[int]()
+    world.tracing.changed = lambda: told.append(1)
+    assert not world.traced()
+    world.tracing.change("m", {"trace_level": ["TIMESTAMPS"]})
+    assert world.traced()
+    assert len(told) == 1
+    world.submit()
+    assert len(told) == 2
+    world.tracing.change("m", {"trace_level": []})
+    assert not world.traced()
+    assert len(told) == 3
 
 
 def test_a_count_that_is_reached_ends_it() -> None:
@@ -184,7 +171,7 @@ def test_a_count_that_is_reached_ends_it() -> None:
     assert trace.last
 
 
-def test_a_response() -> None:
+def test_one_response_or_many_and_an_end() -> None:
     world, door = World(), Door()
     ticket = world.submit(door)
     [call] = world.version.got
@@ -192,63 +179,46 @@ def test_a_response() -> None:
     ticket.hold(True)
     assert door.came == [response]
     assert world.version.held == [True]
-    [trace] = world.traces()
-    assert (trace.number, trace.model, trace.version, trace.request_id) == (1, "m", 3, "an id")
-    assert names(trace) == [
-        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "INFER_RESPONSE_COMPLETE",
-        "HTTP_SEND_START", "HTTP_SEND_END", "REQUEST_END",
-    ]  # fmt: skip
-    assert not trace.error
-
-
-def test_many_responses_and_an_end() -> None:
-    world = World()
-    call = world.accepted()
+    many = world.submit()
     for _ in range(2):
-        call.pass_response(a_response(), False)
-    call.pass_end()
-    [trace] = world.traces()
-    assert names(trace).count("INFER_RESPONSE_COMPLETE") == 2
-    assert names(trace)[-1] == "REQUEST_END"
+        many.pass_response(a_response(), False)
+    many.pass_end()
+    first, second = world.traces()
+    assert (first.number, first.model, first.version, first.request_id) == (1, "m", 3, "an id")
+    times = ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "INFER_RESPONSE_COMPLETE",
+             "HTTP_SEND_START", "HTTP_SEND_END", "REQUEST_END"]  # fmt: skip
+    assert names(first) == times
+    assert not first.error
+    assert names(second).count("INFER_RESPONSE_COMPLETE") == 2
+    assert names(second)[-1] == "REQUEST_END"
 
 
-def test_an_error() -> None:
+def test_an_error_a_refusal_and_a_client_that_goes_away() -> None:
     world, door = World(), Door()
-    call = world.accepted(door)
-    call.pass_end(error := QueueFull("full"))
+    world.accepted(door).pass_end(error := QueueFull("full"))
     assert door.came == [error]
-    [trace] = world.traces()
-    assert (trace.error, names(trace)[-1]) == ("full", "REQUEST_END")
-
-
-def test_a_refusal() -> None:
-    world = World()
     world.version.error = InvalidRequest("no such input")
     with pytest.raises(InvalidRequest):
         world.submit()
-    [trace] = world.traces()
-    assert (trace.error, names(trace)[-1]) == ("no such input", "REQUEST_END")
-
-
-def test_a_client_that_goes_away() -> None:
-    world = World()
+    world.version.error = None
     ticket = world.submit()
     ticket.cancel()
     ticket.cancel()
     assert world.version.cancelled == 1
-    [trace] = world.traces()
-    assert trace.error == "the client went away"
+    traces = world.traces()
+    assert [trace.error for trace in traces] == ["full", "no such input", "the client went away"]
+    assert {names(trace)[-1] for trace in traces} == {"REQUEST_END"}
 
 
 def test_tensors_are_copied() -> None:
     world = World(TraceSettings(tensors=True, rate=1))
     call = world.accepted()
-    array = np.asarray(call.inputs["INPUT0"].array)
+    array = np.asarray(call.inputs["X"].array)
     array += 1
     call.pass_response(a_response(), True)
     [trace] = world.traces()
     [(_, tensor)] = trace.tensors
-    assert tensor.array.tolist() == [[1, 1]]
+    assert tensor.array.tolist() == [[0]]
 
 
 def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
@@ -301,16 +271,13 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
     assert links[3].trace_id not in (0, 7)
 
 
-def test_a_context_that_is_none_is_ignored() -> None:
+def test_contexts_that_are_none_or_for_no_collector_are_ignored() -> None:
     world = World(ON, Mode.OPENTELEMETRY)
     call = world.accepted(Door({"traceparent": "00-0-0-0"}))
     call.pass_response(a_response(), True)
     [trace] = world.traces()
     assert trace.spans is not None
     assert trace.spans.parent is None
-
-
-def test_contexts_are_for_collectors() -> None:
     world = World()
     call = world.accepted(Door({"traceparent": PARENT + "00"}))
     assert read_link(call.parameters[TRACE_PARAMETER]) == (1, None)
@@ -320,10 +287,9 @@ def test_contexts_are_for_collectors() -> None:
 
 def test_settings_of_models_that_there_are_not() -> None:
     tracing = World().tracing
-    with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
-        tracing.document("nope")
-    with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
-        tracing.change("nope", {})
+    for ask in (tracing.document, lambda name: tracing.change(name, {})):
+        with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
+            ask("nope")
 
 
 async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
@@ -331,23 +297,15 @@ async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -
     kept = Kept()
     thread = TraceThread(kept)
     tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)
-    engine = Engine(
-        "server", "0", {"constant": Constants()}, LOAD_OPTIONS, Admission(0, 0),
-        tracing=tracing,
-    )  # fmt: skip
-    root = tmp_path / "m"
-    (root / "1").mkdir(parents=True)
-    (root / "config.pbtxt").write_text(CONFIG.format("inline"))
-    (root / "1" / "model.constant").write_text("1")
-    await engine.load_all([read_model_directory(root)])
+    world = worlds.World(tmp_path, tracing=tracing)
+    engine = world.engine
+    await engine.load_all([world.write("m", "1")])
     version = engine.find("m")
     assert version.direct is not None
     tracing.change("m", {"trace_level": ["TIMESTAMPS"], "trace_count": ["1"]})
     assert engine.find("m") is version
     assert [version.direct] == [None]
-    tensor = Tensor("X", Datatype.FP32, np.zeros((1, 1), np.float32))
     call = Door()
-    call.inputs = {"X": tensor}
     version.submit(call)  # which is the one that is traced
     assert version.direct is not None
     assert call.stages is not None

@@ -14,7 +14,7 @@ from headrace.doors.http.protocol import GONE
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from tests.doors.http.test_changing_routes import application, ask
-from tests.engine.test_engine_loading import LOAD_OPTIONS
+from tests.engine.worlds import LOAD_OPTIONS
 
 
 def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None:

@@ -11,7 +11,7 @@ from headrace.api.header_rules import HeaderRules
 from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from tests.engine.test_engine_loading import LOAD_OPTIONS
+from tests.engine.worlds import LOAD_OPTIONS
 
 READING = {"/v2/repository/index", "/v2/repository/{repository}/index"}
 SAFE = {"GET", "HEAD", "OPTIONS"}

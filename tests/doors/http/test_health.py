@@ -12,7 +12,7 @@ from headrace.doors.http.app import create_app
 from headrace.doors.http.routes import HealthRoute
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from tests.engine.test_engine_loading import LOAD_OPTIONS
+from tests.engine.worlds import LOAD_OPTIONS
 
 RULES = HeaderRules(restricted=["health:x-key=right"])
 KEY = (b"x-key", b"right")

@@ -1,32 +1,33 @@
 """Requests that name no version, divided between the versions of a model that come and go."""
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from headrace.core.call import Call, InferResponse
+from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.tensors import Array, Tensor
+from headrace.core.tensors import Array, elsewhere
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.doors import FutureCall, Target
-from headrace.engine.engine import Engine
 from headrace.engine.metrics import collected
 from headrace.engine.model import Model, ModelVersion
 from headrace.plugins.traffic.control import TrafficControl, TrafficStage
 from headrace.plugins.traffic.model import ModelTraffic
 from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
 from headrace.plugins.traffic.rules import Shadow
-from headrace.repository.layout import read_model_directory
-from tests.engine.test_engine_loading import FP32, LOAD_OPTIONS, Constants, ask, until
+from headrace.repository.layout import ModelSource
+from tests.engine import worlds
+from tests.engine.worlds import CONFIG, LOAD_OPTIONS, ask, number, question, until
 
 SPLIT = {"split": {"1": 90, "2": 10}}
 
@@ -46,51 +47,47 @@ class DoorCall(FutureCall):
         self.target = target
 
 
-class World:
+class World(worlds.World):
     """An engine with one model, `m`, of which version N answers N, unless a file says otherwise."""
 
-    def __init__(self, root: Path, admission: Admission, allowed: bool) -> None:
-        self.backend = Constants()
-        self.root = root / "m"
-        self.admission = admission
+    def __init__(self, root: Path, admission: Admission | None, allowed: bool) -> None:
         options = replace(LOAD_OPTIONS, stages={"traffic": TrafficStage()})
-        self.engine = Engine(
-            "server", "0", {"constant": self.backend}, options, admission,
-            traffic=partial(TrafficControl, allowed=allowed),
-        )  # fmt: skip
-        self.root.mkdir()
+        traffic = partial(TrafficControl, allowed=allowed)
+        super().__init__(root, options, admission, traffic=traffic)
 
-    def write(self, rules: object, versions: str = "123", execution: str = "inline") -> None:
+    def configure(
+        self, rules: object, versions: str = "123", execution: str = "inline"
+    ) -> ModelSource:
         """Have the configuration say so, and have these versions."""
         text = json.dumps(rules) if rules is not None else ""
-        (self.root / "config.pbtxt").write_text(
-            "max_batch_size: 4\nversion_policy { all {} }\n"
-            f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}\n'
-            + (f"parameters {{ key: 'traffic' value {{ string_value: '{text}' }} }}" * bool(text))
-        )
-        for number in "1234":
-            file = self.root / number / "model.constant"
-            if number in versions and not file.exists():
-                file.parent.mkdir(exist_ok=True)
-                file.write_text(number)
-            elif number not in versions and file.exists():
-                file.unlink()
-                file.parent.rmdir()
+        config = f"{CONFIG.format(execution)}\nversion_policy {{ all {{}} }}\n"
+        if text:
+            config += f"parameters {{ key: 'traffic' value {{ string_value: '{text}' }} }}"
+        for name in "1234":
+            folder = self.root / "m" / name
+            if name in versions and not folder.exists():
+                self.write("m", name, int(name))
+            elif name not in versions and folder.exists():
+                shutil.rmtree(folder)
+        (self.root / "m" / "config.pbtxt").write_text(config)
+        return self.source("m")
 
-    async def load(self) -> str:
-        return await self.engine.load(read_model_directory(self.root))
+    async def change(self, rules: object, versions: str = "123") -> str:
+        """Load what the configuration says and the versions that there are; why that failed."""
+        return await self.engine.load(self.configure(rules, versions))
 
     async def ask(self, parameters: dict[str, Any] | None = None, **headers: str) -> int:
         """Which version answers."""
-        sink = self.send(parameters, **headers)
+        sink = self.send(parameters, 0, **headers)
         response: InferResponse = await sink.future
         assert sink.target is None or sink.target.name == response.model_version
-        assert np.asarray(response.outputs[0].array)[0, 0] == int(response.model_version)
+        assert number(response) == int(response.model_version)
         return int(response.model_version)
 
-    def send(self, parameters: dict[str, Any] | None = None, **headers: str) -> DoorCall:
-        tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        asked = Call("m", "", "", {"X": tensor}, (), parameters or {}, nbytes=4)
+    def send(
+        self, parameters: dict[str, Any] | None = None, sequence: int = 0, **headers: str
+    ) -> DoorCall:
+        asked = question(parameters=parameters or {}, sequence_id=sequence)
         call = DoorCall(asked, headers)
         self.engine.find("m").submit(call)
         return call
@@ -124,9 +121,8 @@ async def serving(
     admission: Admission | None = None,
     allowed: bool = True,
 ) -> AsyncIterator[World]:
-    world = World(tmp_path, admission or Admission(0, 0), allowed)
-    world.write(rules, versions, execution)
-    await world.engine.load_all([read_model_directory(world.root)])
+    world = World(tmp_path, admission, allowed)
+    await world.engine.load_all([world.configure(rules, versions, execution)])
     yield world
     await world.engine.unload_all()
 
@@ -177,11 +173,15 @@ async def test_metrics(world: World) -> None:
 
 
 async def test_a_named_version_is_never_another(world: World) -> None:
-    for number in "123":
-        found = world.engine.find("m", number)
+    for name in "123":
+        found = world.engine.find("m", name)
         assert isinstance(found, ModelVersion)
-        assert await ask(found) == float(number)
+        assert await ask(found) == float(name)
     assert not any(ledger.routed for ledger in world.series.ledgers.versions.values())
+    # Documents are of the highest.
+    assert list(world.engine.model_metadata("m").versions) == ["1", "2", "3"]
+    assert world.engine.find_version("m").name == "3"
+    assert world.engine.model_ready("m")
 
 
 async def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) -> None:
@@ -191,23 +191,14 @@ async def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) ->
         assert not any(sources for _, sources in world.traffic.metrics())
 
 
-async def test_documents_are_of_the_highest_version(world: World) -> None:
-    assert list(world.engine.model_metadata("m").versions) == ["1", "2", "3"]
-    assert world.engine.find_version("m").name == "3"
-    assert world.engine.model_ready("m")
-
-
 async def test_versions_come_and_go(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, versions="1") as world:
         assert await world.count(10) == {1: 10}
-        world.write(SPLIT, "12")
-        assert await world.load() == ""
+        assert await world.change(SPLIT, "12") == ""
         assert set(await world.count()) == {1, 2}
-        world.write(SPLIT, "23")
-        assert await world.load() == ""
+        assert await world.change(SPLIT, "23") == ""
         assert await world.count(10) == {2: 10}
-        world.write(SPLIT, "34")
-        assert await world.load() == ""
+        assert await world.change(SPLIT, "34") == ""
         assert await world.count(10) == {4: 10}  # as for a model without rules
         document = world.engine.traffic.document("m")
         assert {v.version: (v.share, v.reason) for v in document.versions} == {
@@ -217,8 +208,8 @@ async def test_versions_come_and_go(tmp_path: Path) -> None:
 
 async def test_rules_of_a_configuration_are_checked_before_it_is_loaded(world: World) -> None:
     loaded = len(world.backend.loaded)
-    world.write({"split": {"1": 0}})
-    assert "parameters['traffic']: split: at least one weight" in await world.load()
+    problem = await world.change({"split": {"1": 0}})
+    assert "parameters['traffic']: split: at least one weight" in problem
     assert len(world.backend.loaded) == loaded
     assert set(await world.count()) == {1, 2}
 
@@ -228,25 +219,22 @@ async def test_a_model_that_is_away_keeps_its_rules(world: World) -> None:
     await world.engine.unload("m")
     with pytest.raises(NotFound):
         world.engine.find("m")
-    assert await world.load() == ""
+    assert await world.engine.load(world.source("m")) == ""
     assert await world.count(10) == {2: 10}
 
 
 async def test_rules_of_a_call_stay_until_the_configuration_has_others(world: World) -> None:
     loaded = len(world.backend.loaded)
     world.engine.traffic.set("m", {"split": {"2": 1}})
-    world.write(SPLIT, "1234")
-    assert await world.load() == ""
+    assert await world.change(SPLIT, "1234") == ""
     assert await world.count(10) == {2: 10}
-    world.write({"split": {"3": 1}}, "1234")
-    assert await world.load() == ""
+    assert await world.change({"split": {"3": 1}}, "1234") == ""
     assert await world.count(10) == {3: 10}
     assert len(world.backend.loaded) == loaded + 1  # rules alone do not load a version again
     world.engine.traffic.set("m", {"split": {"4": 1}})
     world.engine.traffic.reset("m")
     assert await world.count(10) == {3: 10}
-    world.write(None, "1234")
-    assert await world.load() == ""
+    assert await world.change(None, "1234") == ""
     assert await world.count(10) == {4: 10}
     assert world.engine.find("m") is world.engine.find_version("m", "4")
 
@@ -274,11 +262,9 @@ async def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> No
         with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given more"):
             world.engine.traffic.roll_back("m", "")
         assert await world.count(10) == {2: 10}
-        world.write(SPLIT, "12")
-        assert await world.load() == ""
+        assert await world.change(SPLIT, "12") == ""
         world.engine.traffic.promote("m", "2")
-        world.write(SPLIT, "23")
-        assert await world.load() == ""
+        assert await world.change(SPLIT, "23") == ""
         with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given all"):
             world.engine.traffic.roll_back("m", "")
         assert await world.count(10) == {2: 10}
@@ -324,13 +310,10 @@ async def test_calls_that_make_no_sense(
 async def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, allowed=False) as world:
         traffic = world.engine.traffic
-        acts: list[Callable[[], None]] = [
-            lambda: traffic.set("m", SPLIT), lambda: traffic.reset("m"),
-            lambda: traffic.promote("m", "2"), lambda: traffic.roll_back("m", ""),
-        ]  # fmt: skip
-        for act in acts:
+        for act, *given in ((traffic.set, SPLIT), (traffic.reset,), (traffic.promote, "2"),
+                            (traffic.roll_back, "")):  # fmt: skip
             with pytest.raises(Unavailable, match="--allow-traffic-control allows it"):
-                act()
+                act("m", *given)
         assert world.engine.traffic.document("m").source == "config"
         with pytest.raises(NotFound, match="'nope' is not found"):
             world.engine.traffic.document("nope")
@@ -350,31 +333,23 @@ async def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
         assert world.engine.traffic.headers == {"m": "user"}
 
 
-async def test_keys_from_parameters(tmp_path: Path) -> None:
-    async with serving(
-        tmp_path, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "user"}}
-    ) as world:
-        chosen = [await world.ask({"user": n}) for n in range(30)]
+@pytest.mark.parametrize("key", ["user", "sequence_id"])
+async def test_keys_from_parameters_and_sequences(tmp_path: Path, key: str) -> None:
+    rules = {"split": {"1": 50, "2": 50}, "sticky": {"parameter": key}}
+
+    async def answers(world: World, numbers: Iterable[int], kind: type) -> list[int]:
+        if key == "user":
+            return [await world.ask({"user": kind(n)}) for n in numbers]
+        sent = [world.send(sequence=n) for n in numbers]
+        return [int((await call.future).model_version) for call in sent]
+
+    async with serving(tmp_path, rules) as world:
+        chosen = await answers(world, range(1, 30), int)
         assert set(chosen) == {1, 2}
-        assert [await world.ask({"user": str(n)}) for n in range(30)] == chosen
+        assert await answers(world, range(1, 30), str) == chosen
+        if key == "sequence_id":
+            assert set(await answers(world, [0] * 20, int)) == {1, 2}  # which is none
         assert world.engine.traffic.headers == {}
-
-
-async def test_sequences_stay_together(tmp_path: Path) -> None:
-    async def answer(world: World, sequence: int) -> str:
-        tensor = Tensor("X", FP32, np.zeros((1, 1), np.float32))
-        request = Call("m", "", "", {"X": tensor}, sequence_id=sequence)
-        call = DoorCall(request, {})
-        world.engine.find("m").submit(call)
-        return str((await call.future).model_version)
-
-    async with serving(
-        tmp_path, {"split": {"1": 50, "2": 50}, "sticky": {"parameter": "sequence_id"}}
-    ) as world:
-        chosen = [await answer(world, n) for n in range(1, 30)]
-        assert set(chosen) == {"1", "2"}
-        assert [await answer(world, n) for n in range(1, 30)] == chosen
-        assert len({await answer(world, 0) for _ in range(20)}) == 2  # which is none
 
 
 async def test_what_wants_a_header_is_told_of_it(world: World) -> None:
@@ -468,7 +443,6 @@ async def test_a_shadow_alone_leaves_the_highest_other_version(tmp_path: Path) -
 
 async def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW) as world:
-        array = np.ones((1, 1), np.float32)
         seen: list[Array] = []
         [third] = [model for model in world.backend.loaded if model.number == 3]
         infer = third.infer
@@ -478,7 +452,9 @@ async def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
             return infer(inputs, outputs)
 
         third.infer = spy  # type: ignore[method-assign]
-        call = DoorCall(Call("m", "", "", {"X": Tensor("X", FP32, array)}), {})
+        asked = question()
+        array = cast(Array, asked.inputs["X"].array)
+        call = DoorCall(asked, {})
         world.engine.find("m").submit(call)
         await call.future
         await until(lambda: world.shadow.success == 1)
@@ -493,13 +469,13 @@ async def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None
         copies = ShadowCopies(
             world.engine.find_version("m", "3"), Shadow(3), world.shadow, world.admission
         )
-        copies.copy(Call("m", "", "", {"X": Tensor("X", FP32, np.empty((1, 1), "V0"))}))
+        copies.copy(Call("m", "", "", {"X": elsewhere("X", Datatype.FP32, (1, 1))}))
         assert world.shadow.dropped == 1
 
 
 async def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
-        models = {name: Model(read_model_directory(world.root)) for name in ("a", "b")}
+        models = {name: Model(world.source("m")) for name in ("a", "b")}
         for name, model in models.items():
             model.name = name
         traffic = TrafficControl(models, world.admission, lambda: None, True)

@@ -1,0 +1,133 @@
+"""An engine with a backend that obeys the test: models whose files hold the number they answer."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from headrace.core.call import Call, InferResponse
+from headrace.core.datatypes import Datatype
+from headrace.core.errors import LoadFailed
+from headrace.core.model_spec import LoadSpec, TensorInfo
+from headrace.core.tensors import Array, Tensor
+from headrace.engine.admission import Admission
+from headrace.engine.engine import Engine
+from headrace.engine.model import ModelVersion
+from headrace.engine.opening import LoadOptions
+from headrace.placement.backend import Backend
+from headrace.placement.local.instances import LoadedModel
+from headrace.repository.layout import ModelSource, read_model_directory
+
+LOAD_OPTIONS = LoadOptions(cores=1)
+CONFIG = 'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{}" }} }}'
+INLINE = CONFIG.format("inline")
+
+
+class Constant(LoadedModel):
+    """A model that answers every row with one number, as soon as `go` is set."""
+
+    inputs: Sequence[TensorInfo] = (TensorInfo("X", Datatype.FP32, (-1, 1)),)
+    outputs: Sequence[TensorInfo] = (TensorInfo("Y", Datatype.FP32, (-1, 1)),)
+
+    def __init__(self, number: float, go: Event) -> None:
+        self.number = number
+        self.go = go
+        self.closed = False
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        assert not self.closed
+        assert self.go.wait(30)
+        return [np.full_like(inputs["X"], self.number)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Constants(Backend):
+    """A backend whose files hold a number. `loaded` are its models, in order.
+
+    A load begins with an entry in `begun` and waits for `load_now`.
+    """
+
+    platform = "constant"
+    default_filename = "model.constant"
+    filenames: tuple[str, ...] = ("model.constant",)
+    suffixes: tuple[str, ...] = (".constant",)
+
+    def __init__(self) -> None:
+        self.loaded: list[Constant] = []
+        self.begun: list[str] = []
+        self.load_now, self.run_now = Event(), Event()
+        self.load_now.set()
+        self.run_now.set()
+
+    def reads_parameter(self, name: str) -> bool:
+        return True
+
+    def load(self, spec: LoadSpec) -> Constant:
+        text = spec.path.read_text()
+        self.begun.append(text)
+        assert self.load_now.wait(30)
+        try:
+            model = Constant(float(text), self.run_now)
+        except ValueError:
+            raise LoadFailed(f"{text!r} is no number") from None
+        self.loaded.append(model)
+        return model
+
+
+class World:
+    """An engine with the repository `root`; `engine` are arguments of `Engine`."""
+
+    def __init__(
+        self,
+        root: Path,
+        options: LoadOptions = LOAD_OPTIONS,
+        admission: Admission | None = None,
+        **engine: Any,
+    ) -> None:
+        self.root = root
+        self.backend = Constants()
+        self.admission = admission or Admission(0, 0)
+        self.engine = Engine(
+            "server", "0", {"constant": self.backend}, options, self.admission, **engine
+        )
+
+    def write(self, name: str, text: str, version: int = 1, config: str = "") -> ModelSource:
+        """Change a version's file, and the configuration if one is given or there is none."""
+        folder = self.root / name / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.constant").write_text(text)
+        if config or not (folder.parent / "config.pbtxt").exists():
+            (folder.parent / "config.pbtxt").write_text(config or INLINE)
+        return self.source(name)
+
+    def source(self, name: str) -> ModelSource:
+        return read_model_directory(self.root / name)
+
+
+def question(model: str = "m", **more: Any) -> Call:
+    """A request for one number."""
+    tensor = Tensor("X", Datatype.FP32, np.zeros((1, 1), np.float32))
+    return Call(model, "", "", {"X": tensor}, nbytes=4, **more)
+
+
+def number(response: InferResponse) -> float:
+    """What a `Constant` has answered."""
+    return float(np.asarray(response.outputs[0].array)[0, 0])
+
+
+async def ask(version: ModelVersion) -> float:
+    """What a version answers."""
+    response = await version.infer(question())
+    await asyncio.sleep(0)  # the counters follow a turn later
+    return number(response)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - of threads, too
+            await asyncio.sleep(0)
