@@ -41,6 +41,7 @@ def test_a_server_says_by_which_limits_it_goes(
     with ServerProcess(onnx_examples(tmp_path), options=options, program=IN_400_MIB) as server:
         with Scraper(server.metrics) as scraper:
             assert scraper.now().value("headrace_admitted_bytes_limit") == admitted
+        assert server.stop() == 0
         lines = [line for line in server.log.splitlines(True) if "limits by" in line]
         assert len(lines) == bool(said)
         assert not said or f"limits by 400 MiB of memory: {said}" in lines[0]

@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read(client: Client, server: ServerProcess) -> No
     told = reason(client, "broken")
     assert told.startswith("ValueError: model.ubj cannot be loaded as an XGBoost model: ")
     assert "/" not in told
-    assert "XGBoostError" in server.log
+    server.await_logged("XGBoostError")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
@@ -176,5 +176,5 @@ def test_a_library_that_is_missing(client: Client) -> None:
 
 
 def test_a_parameter_that_nothing_reads_is_reported(server: ServerProcess) -> None:
-    assert "parameters['DISABLE_CUDNN'] has no effect on this server" in server.log
+    server.await_logged("parameters['DISABLE_CUDNN'] has no effect on this server")
     assert "parameters['trust_model_code'] has no effect" not in server.log

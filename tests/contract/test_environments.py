@@ -104,14 +104,15 @@ def test_an_environment_that_cannot_be_built(caller: Client, server: ServerProce
     assert bad.state == "UNAVAILABLE"
     assert bad.reason == "the model's environment cannot be built; the server's log says why"
     why = "failed to load bad version 1: its environment could not be built: uv failed"
-    assert why in server.log
-    assert "Because there is no version of flavour==9.9" in server.log
+    server.await_logged(why)
+    server.await_logged("Because there is no version of flavour==9.9")
     assert "Traceback" not in server.log
     assert "secret" not in server.log
     assert "token" not in server.log
 
 
 def test_what_is_built_is_told_once(server: ServerProcess, folder: Path) -> None:
+    server.await_logged("built the environment of one in")
     assert server.log.count("building the environment of one: 1 package and what it needs") == 1
     assert server.log.count("built the environment of one in") == 1
     # Of three that were built, and of what has failed there is nothing left.

@@ -370,6 +370,7 @@ def test_an_unknown_uvicorn_gets_the_plain_route(tmp_path: Path, small_repositor
         body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [5]}]}
         answer = ask(server.http, "POST", "/v2/models/identity/infer", json.dumps(body).encode())
         assert answer.document["outputs"][0]["data"] == [5.0]
+        assert server.stop() == 0
         assert server.log.count("was not tested with uvicorn 99.1.0") == 1
 
 

@@ -88,7 +88,7 @@ def test_where_a_model_runs(
     assert (properties["instance_kind"], properties["instances"]) == (kind, "2")
     on_loop = int(kind == "inline")
     assert ask(asked, kind, 5) == [number, in_process.pid, on_loop, 5]
-    assert f"triton: {number} sees a request" in in_process.log
+    in_process.await_logged(f"triton: {number} sees a request")
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread"])

@@ -136,8 +136,8 @@ def test_clients_see_neither_the_servers_paths_nor_what_libraries_say(client: Cl
 
 
 def test_the_log_says_why(started: ServerProcess) -> None:
-    assert "failed to load broken version 1: " in started.log
-    assert "/hollow/1/model.onnx failed:No graph was found in the protobuf." in started.log
+    started.await_logged("failed to load broken version 1: ")
+    started.await_logged("/hollow/1/model.onnx failed:No graph was found in the protobuf.")
 
 
 def test_health_of_a_server_that_is_ready_without_some_models(started: ServerProcess) -> None:

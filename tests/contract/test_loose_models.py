@@ -180,4 +180,5 @@ def test_a_model_whose_outputs_must_be_as_declared(client: Client) -> None:
 def test_the_log_tells_once_of_each_output(client: Client, server: ServerProcess) -> None:
     for _ in range(2):
         client.infer("other", kinds(1))
+    server.await_logged("model 'other' gave output 'OTHER' ")
     assert len(re.findall("model 'other' gave output 'OTHER' .* as it is", server.log)) == 1

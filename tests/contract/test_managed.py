@@ -120,7 +120,7 @@ def test_a_model_is_where_its_instances_are(caller: Client, pool: ThreadPoolExec
 
 def test_a_gpu_that_there_is_not(caller: Client, server: ServerProcess) -> None:
     assert not caller.model_ready("third")
-    assert "config.pbtxt:8: instance_group[0].gpus: there is no GPU 2" in server.log
+    server.await_logged("config.pbtxt:8: instance_group[0].gpus: there is no GPU 2")
 
 
 def test_the_processes_have_metrics(caller: Client, server: ServerProcess) -> None:

@@ -278,8 +278,8 @@ def test_a_model_that_does_wrong(client: Client, step: str, says: str) -> None:
 def test_a_traceback_is_in_the_log(server: ServerProcess, client: Client) -> None:
     with pytest.raises(ExecutionFailed):
         tell(client, "raise")
-    assert "in answer" in server.log
-    assert "py_telling/1/model.py" in server.log
+    server.await_logged("in answer")
+    server.await_logged("py_telling/1/model.py")
 
 
 def test_the_innocent_are_not_punished(client: Client) -> None:

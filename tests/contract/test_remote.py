@@ -254,6 +254,7 @@ def test_a_model_that_asks_for_second_calls_is_served_with_single_ones(
         found, labels = scraper.now(), {"model": "hedged", "endpoint": endpoint}
     for name in ("hedges", "hedge_wins"):
         assert found.value(f"headrace_endpoint_{name}_total", **labels) == 0
+    front.await_logged("parameters['hedge_after']: ")
     [told] = [line for line in front.log.splitlines() if "hedge_" in line]
     assert "hedged/config.pbtxt:6: parameters['hedge_after']: has no effect any more" in told
 
@@ -291,6 +292,7 @@ def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
         assert list(pool.map(ask, range(64))) == [[[4.0]]] * 64
         found = scraper.now()
     assert found.value("headrace_endpoint_requests_total", **labels) == 64
+    front.await_logged("'transparent' passes no")
     [told] = [line for line in front.log.splitlines() if "'transparent'" in line]
     assert "transparent/config.pbtxt:6: parameters['forward']: 'transparent' passes no" in told
 

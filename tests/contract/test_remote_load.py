@@ -105,7 +105,7 @@ def test_differences_are_told(
     client.load("drifts")  # with other instances than asked for; it serves
     assert client.infer("drifts", {"INPUT0": ROW})["OUTPUT0"].tolist() == [[3, 6]]
     assert counts(client, "drifts") == [3]  # as it was asked for
-    assert "instance_group: 3 x CPU asked for, 2 x CPU there" in front.log
+    front.await_logged("instance_group: 3 x CPU asked for, 2 x CPU there")
     name, labels = "headrace_endpoint_differences", {"model": "drifts", "version": "1"}
     with Scraper(front.metrics) as scraper:
         assert scraper.now().value(name, **labels) == 1

@@ -282,7 +282,7 @@ def test_a_bad_version_loses_its_requests(
     [reason] = [m.reason for m in caller.index().models if (m.name, m.version) == ("bad", "2")]
     assert reason == second.reason
     assert reason.startswith("rolled back: ")
-    assert "version 2 is rolled back" in server.log
+    server.await_logged("version 2 is rolled back")
 
 
 def test_requests_that_expire_are_not_the_fault_of_a_version(

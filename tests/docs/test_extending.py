@@ -108,8 +108,8 @@ def test_a_parameter_that_the_stage_refuses_is_told_with_its_line(server: Server
 def test_a_plugin_that_is_broken_is_named_and_takes_nothing_else_down(
     server: ServerProcess,
 ) -> None:
-    assert "plugin left out: backend 'broken' (headrace_examples.missing:Backend)" in server.log
-    assert "ModuleNotFoundError: No module named 'headrace_examples.missing'" in server.log
+    server.await_logged("plugin left out: backend 'broken' (headrace_examples.missing:Backend)")
+    server.await_logged("ModuleNotFoundError: No module named 'headrace_examples.missing'")
 
 
 def test_the_command_is_one_of_headrace(server: ServerProcess, packages: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_build_ends_with_the_server_and_is_made_up_for(
         await until(alive, lambda found: not found)
         (folder / "stall").unlink()
         with ServerProcess(repository, options=given) as server:
-            assert "built the environment of told" in server.log
+            server.await_logged("built the environment of told")
 
     asyncio.run(scenario())
 

@@ -160,7 +160,9 @@ async def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
     async with AsyncExitStack() as stack:
         for connection in await connect(stack, server):
             assert (await connection.post(INFER[MODEL], busy_json(1))).status == 200
-    assert server.log.count("its requests are cancelled, and it is started again") == 1
+    told = "its requests are cancelled, and it is started again"
+    server.await_logged(told)
+    assert server.log.count(told) == 1
 
 
 async def test_batches_form_across_front_ends(fronted: Busy) -> None:

@@ -282,7 +282,7 @@ async def test_more_connections_than_there_are_descriptors(
         )
         assert found["headrace_refused_connections_total"] == 0
         assert (await post(server.http, INFER, SMALL)).status == 200
-        assert "cannot accept 1 connection: Too many open files" in server.log
+        server.await_logged("cannot accept 1 connection: Too many open files")
 
 
 async def test_idle_connections_over_grpc_end(echo: Path) -> None:

@@ -139,10 +139,6 @@ def until_reason(client: Client, name: str, version: str, told: str) -> None:
     until(lambda: told in index(client, name)[version][1], f"the reason of {name}")
 
 
-def until_logged(server: ServerProcess, told: str) -> None:
-    until(lambda: told in server.log, told)
-
-
 @pytest.mark.parametrize("server", [
     [], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends"),
 ], indirect=True)  # fmt: skip
@@ -171,7 +167,7 @@ def test_a_repository_that_changes_in_every_way(
             told = BROKEN[name][1]
             until_reason(client, name, "2", told)
             assert index(client, name)["2"][0] == "READY"
-            assert told in server.log
+            server.await_logged(told)
         with Scraper(server.metrics) as metrics:
             for name in NAMES:
                 labels = {"model": name, "outcome": "failure"}
@@ -185,14 +181,14 @@ def test_a_repository_that_changes_in_every_way(
             (repository.root / name / "config.pbtxt").write_text(config)
         for name in NAMES:
             told = f"{name} version 1 goes on with 3 instances"
-            until_logged(server, told)
+            server.await_logged(told)
             assert client.model_config(name).instance_group[0].count == 3
         shutil.copytree(repository.root / "code", repository.root / "code2")  # a new model
         until(lambda: client.model_ready("code2"), "the new model")
         away = repository.root.rename(repository.root.with_name("away"))  # it is not there
-        until_logged(server, "cannot be read")
+        server.await_logged("cannot be read")
         away.rename(repository.root)
-        until_logged(server, "is back")
+        server.await_logged("is back")
         shutil.rmtree(repository.root / "code2")
         until(lambda: not client.model_ready("code2"), "the model to go")
         with pytest.raises(NotFound):
@@ -201,7 +197,7 @@ def test_a_repository_that_changes_in_every_way(
             (repository.root / name / "config.pbtxt").unlink()
         for name in NAMES:
             told = f"{name} version 1 goes on with 1 instance\n"
-            until_logged(server, told)
+            server.await_logged(told)
     assert callers.failures == []
     assert callers.answers > 0
 

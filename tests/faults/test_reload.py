@@ -162,10 +162,10 @@ def test_a_broken_file_leaves_the_old_one_serving(served: Served, name: str) -> 
         served.await_number(name, number + 1)
     assert callers.failures == []
     assert served.reason(name) == ""
-    assert f"failed to load {name} version 1: " in served.server.log
-    assert f"{name} version 1 goes on as it was loaded before" in served.server.log
+    served.server.await_logged(f"failed to load {name} version 1: ")
+    served.server.await_logged(f"{name} version 1 goes on as it was loaded before")
     if name == "code":
-        assert "    def f(:\n" in served.server.log
+        served.server.await_logged("    def f(:\n")
     with Scraper(served.server.metrics) as metrics:
         assert metrics.now().value("headrace_model_loads_total", model=name, outcome="failure") > 0
 
@@ -205,7 +205,7 @@ def test_a_file_that_the_model_imports(served: Served) -> None:
     served.await_number("code", number + 1)
     beside.write_text(f"NUMBER = {number + 2}")
     served.await_number("code", number + 2)
-    assert "beside.py has changed: loading model code again" in served.server.log
+    served.server.await_logged("beside.py has changed: loading model code again")
     assert not beside.with_name("__pycache__").exists()
     away = beside.rename(beside.with_name("away"))
     until(lambda: "ModuleNotFoundError" in served.reason("code"), "the reason in the index")

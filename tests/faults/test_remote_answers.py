@@ -243,7 +243,7 @@ def test_an_answer_without_end(front: ServerProcess, upstream: Upstream, kind: s
     response = ask(front, "batched")
     assert response.status_code == 502, response.text
     assert "the server of model 'batched'" in response.json()["error"]
-    assert f"127.0.0.1:{upstream.port}" in front.log
+    front.await_logged(f"127.0.0.1:{upstream.port}")
     if upstream.again:
         assert upstream.hung_up.wait(30)
     assert resident(front) - before < _GROWTH

@@ -211,7 +211,7 @@ def test_a_run_that_nobody_waits_for_is_ended(server: ServerProcess, protocol: s
     leave(server, protocol, "busy_left", lambda: True)
     with client_of(server, protocol) as client:
         assert answers(client, "busy_left")
-    assert server.log.count("the run of busy_left_0_0 is ended") == before + 1
+    eventually(lambda: server.log.count("the run of busy_left_0_0 is ended") == before + 1)
     ended = counted(server, "headrace_ended_runs_total", "busy_left", reason="abandoned")
     assert asyncio.run(ended) == before + 1
 

@@ -206,11 +206,11 @@ def test_workers_are_recycled_without_losing_a_request(chaos: Chaos) -> None:
         assert sum(caller.result() for caller in callers) >= 50
     assert chaos.ready("counted")
     eventually(lambda: len(chaos.workers()) == WORKERS)
-    log = chaos.server.log
     why = r"it has had \d+ requests, max_requests is \d+$"
-    found = re.search(rf"worker (\d+) of (counted\w*) is going to be replaced: {why}", log, re.M)
-    assert found is not None, log
-    assert re.search(rf"worker \d+ of {found[2]} takes over from worker {found[1]}$", log, re.M)
+    replaced = rf"worker (\d+) of (counted\w*) is going to be replaced: {why}"
+    found = re.search(replaced, chaos.server.log, re.MULTILINE)
+    assert found is not None, chaos.server.log
+    chaos.server.await_logged(f" of {found[2]} takes over from worker {found[1]}\n")
     for reason in ("exit", "signal", "hang"):
         assert chaos.counted("headrace_worker_ends_total", "counted", reason=reason) == 0
 

@@ -419,7 +419,7 @@ def test_what_a_worker_has_started_ends_with_it(server: ServerProcess) -> None:
 def test_what_a_model_prints_is_in_the_log(server: ServerProcess) -> None:
     answer(server, "print 100000")
     eventually(lambda: server.log.count("x" * 1000) >= 1)
-    assert f"{'x' * 100}" in server.log
+    server.await_logged(f"{'x' * 100}")
 
 
 def test_what_a_worker_has_of_its_server(server: ServerProcess) -> None:
@@ -435,7 +435,7 @@ def test_a_forked_process_that_comes_back_is_none_of_the_servers(server: ServerP
             assert answer(server, f"after {number}") == f"after {number}"
     assert answer(server, "pid") == pid
     eventually(lambda: not psutil.Process(int(pid)).children(recursive=True) or _zombies(int(pid)))
-    assert "a process that the model has forked came back from it, and is ended" in server.log
+    server.await_logged("a process that the model has forked came back from it, and is ended")
 
 
 def _zombies(pid: int) -> bool:

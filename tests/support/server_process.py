@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
+from tests.support.scrape import until
+
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
@@ -95,6 +97,10 @@ class ServerProcess:
         # file.
         size = os.fstat(self._errors.fileno()).st_size
         return os.pread(self._errors.fileno(), size, 0).decode()
+
+    def await_logged(self, text: str) -> None:
+        """Wait until `text` is in the log: a thread of the server writes it, after the answer."""
+        until(lambda: text in self.log, f"{text!r} in the log")
 
     def __enter__(self) -> Self:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
