@@ -7,12 +7,11 @@ of its own is written down here, under the names of the messages that it stands 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from google.protobuf.descriptor import Descriptor
 
 from headrace import __version__
-from headrace.api.operations import OPERATIONS, Operation, Route, parameters
+from headrace.api.operations import NAMED, OPERATIONS, Operation, Route, parameters
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import ModelVersion
@@ -185,7 +184,7 @@ def _model(version: LoadedVersion) -> dict[str, Schema]:
     example = _example(version, signature, flat)
     content = _json(asked | ({} if example is None else {"examples": [example]}))
     answer = {"text/event-stream": {"schema": _TEXT}} if flat else _json(given)
-    path = f"/v2/models/{quote(version.model, safe='')}/{'generate_stream' if flat else 'infer'}"
+    path = NAMED["GenerateStream" if flat else "ModelInfer"].routes[0].filled(name=version.model)
     described = {
         "tags": ["models"],
         "summary": f"Run {version.model}",

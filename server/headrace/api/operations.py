@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -66,6 +67,11 @@ class Route:
     def forms(self) -> list[str]:
         """The paths of the route, from the shortest to the one with all parts."""
         return _forms(self.path)
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The parameters in a path, empty ones left out; None for the path of another route."""
+        found = _pattern(self.path).fullmatch(path)
+        return found and {name: text for name, text in found.groupdict().items() if text}
 
     def status(self, document: Mapping[str, object]) -> int:
         """The status of an answer with this document."""
@@ -131,6 +137,16 @@ def _forms(path: str) -> list[str]:
         return [path]
     inner, _, tail = rest.rpartition("]")
     return [head + tail, *(head + form + tail for form in _forms(inner))]
+
+
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    """The paths of a route's forms; versions are numbers."""
+    path = path.replace("[", "(?:").replace("]", ")?")
+    values = {"version": "[0-9]+"}
+    return re.compile(
+        _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{values.get(found[1], '[^/]+')})", path)
+    )
 
 
 _C = Category
@@ -238,6 +254,9 @@ OPERATIONS: tuple[Operation, ...] = (
                 response="ServerReflectionResponse", in_door=True)
       for service in REFLECTION),
 )  # fmt: skip
+
+
+NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
 def by_procedure(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Operation]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.api.operations import NAMED
 from headrace.protocol.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
 # What zlib is to do for each level of compression.
 LEVELS = {"none": 0, "low": 1, "medium": 3, "high": 6}
 # The procedures whose answers are compressed by level.
-INFERENCE = frozenset(
-    f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelStreamInfer")
-)
+INFERENCE = frozenset(NAMED[name].procedure for name in ("ModelInfer", "ModelStreamInfer"))
 
 
 @dataclass(frozen=True, slots=True)

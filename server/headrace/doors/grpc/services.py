@@ -15,6 +15,7 @@ from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import (
     HEALTH,
     INFERENCE,
+    NAMED,
     OPERATIONS,
     REFLECTION,
     TRAFFIC,
@@ -33,6 +34,7 @@ from headrace.protocol.pb import POOL, health_pb2, reflection_pb2
 from headrace.protocol.pb import reflection_v1alpha_pb2 as reflection_v1alpha_pb2  # into the pool
 
 _NOT_FOUND = 5
+_INFER, _STREAM = (NAMED[name].procedure for name in ("ModelInfer", "ModelStreamInfer"))
 _SERVICES = (INFERENCE, TRAFFIC, HEALTH, *REFLECTION)
 
 
@@ -50,13 +52,9 @@ def all_handlers(
     """
     admission, pattern = entrance.admission, rules.pattern()
     check, watch = health_handlers(readiness, admission)
-    direct: dict[str, Direct] = {
-        f"/{INFERENCE}/ModelInfer": InferenceService(entrance, max_request_bytes, pattern)
-    }
+    direct: dict[str, Direct] = {_INFER: InferenceService(entrance, max_request_bytes, pattern)}
     sessions: dict[str, Open] = {
-        f"/{INFERENCE}/ModelStreamInfer": stream_opener(
-            streams, max_request_bytes, pattern=pattern
-        ),
+        _STREAM: stream_opener(streams, max_request_bytes, pattern=pattern),
         f"/{HEALTH}/Watch": watch,
     }
     for service in REFLECTION:

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.header_rules import HeaderRules
-from headrace.api.operations import Category
+from headrace.api.operations import NAMED, Category
 from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.signature import Signature
@@ -312,7 +311,7 @@ class GenerateExchange(Exchange):
 class GenerateRoute(PostRoute):
     """The routes of generate requests."""
 
-    ends = MappingProxyType({"/generate": "generate", "/generate_stream": "generate_stream"})
+    operations = ("Generate", "GenerateStream")
 
     async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         """`PostRoute.post`."""
@@ -320,7 +319,7 @@ class GenerateRoute(PostRoute):
         responses = exchange.responses
         try:
             if await self._submit(exchange, responses, receive, send):
-                streams = scope[OPERATION] == "generate_stream"
+                streams = scope[OPERATION] == NAMED["GenerateStream"].counted
                 give = self._stream if streams else self._answer
                 await _watched(give(exchange, responses, send), responses, receive)
         finally:

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import httptools
 
 from headrace.api.header_rules import HeaderPattern, Key
+from headrace.api.operations import NAMED
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.doors.http.protocol import without_upgrade
 from headrace.engine.doors import Entrance
@@ -74,26 +75,14 @@ def check_key(key: Key | None, headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise Restricted(f"This API is restricted, expecting header '{key.header}'")
 
 
-def model_target(path: str, suffix: str) -> tuple[str, str] | None:
-    """Model name and version (or "") of a model's path with this end; None for any other path."""
-    if not path.startswith("/v2/models/") or not path.endswith(suffix):
-        return None
-    parts = path[len("/v2/models/") : -len(suffix)].split("/")
-    if len(parts) == 1 and parts[0]:
-        return parts[0], ""
-    if len(parts) == 3 and parts[0] and parts[1] == "versions" and parts[2].isdigit():
-        return parts[0], parts[2]
-    return None
-
-
 def head_of(
     entrance: Entrance,
     path: str,
-    target: tuple[str, str],
+    parts: Mapping[str, str],
     headers: Sequence[tuple[bytes, bytes]],
     told: tuple[Mapping[str, str], str] = ({}, ""),
 ) -> Head:
-    """The head of a request to a model and version; raises `InvalidRequest`."""
+    """The head of a request to the model, and version, in a path; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
     if b"transfer-encoding" not in values:
@@ -104,7 +93,8 @@ def head_of(
     return Head(
         entrance,
         path,
-        *target,
+        parts["name"],
+        parts.get("version", ""),
         length,
         values.get(b"inference-header-content-length"),
         values.get(b"content-encoding"),
@@ -129,6 +119,7 @@ def unquoted(raw_path: bytes) -> str:
     return unquote(path) if "%" in path else path
 
 
+_INFER = NAMED["ModelInfer"].routes[0]
 _START = b"POST /v2/models/"
 _KNOWN_HEADS = 1024
 _KNOWN_HEAD_SIZE = 4096
@@ -175,9 +166,10 @@ class Heads:
         if self._key is not None and not opens(self._key, headers):
             return None
         try:
-            target = model_target(path, "/infer")
+            if (parts := _INFER.match(path)) is None:
+                return None
             models = told(self._pattern, reader.headers)
-            return target and head_of(self._engine, path, target, headers, models)
+            return head_of(self._engine, path, parts, headers, models)
         except InvalidRequest:  # which the plain route tells
             return None
 

@@ -6,14 +6,14 @@ what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from types import MappingProxyType
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.header_rules import HeaderPattern, Key
+from headrace.api.operations import NAMED
 from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.doors.http.exchange import (
     CLOSE,
@@ -21,11 +21,11 @@ from headrace.doors.http.exchange import (
     Answer,
     Exchange,
 )
-from headrace.doors.http.head import Head, check_key, head_of, model_target, told
+from headrace.doors.http.head import Head, check_key, head_of, told
 from headrace.doors.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
-from headrace.observability.statistics import INFER, OTHER, Answers
+from headrace.observability.statistics import OTHER, Answers
 from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import error_body
 
@@ -62,12 +62,9 @@ class Route(Protocol):
 
 
 class PostRoute:
-    """Inference by POST on the paths `/v2/models/{name}[/versions/{digits}]END`.
+    """The routes of some operations of inference, all of them by POST."""
 
-    `ends` has the labels of requests in the metrics by the path's end.
-    """
-
-    ends: Mapping[str, str]
+    operations: Sequence[str]  # their names
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class PostRoute:
         """`Route.handle`."""
         found = self._found(scope["path"])
         assert found is not None, "a route that does not claim the path. This is a bug."
-        target, scope[OPERATION] = found
+        parts, scope[OPERATION] = found
         headers = scope["headers"]
         try:
             check_key(self._key, headers)
@@ -99,7 +96,7 @@ class PostRoute:
                 await send_answer(send, Answer(405, JSON, [error_body(text)]))
                 return
             models = told(self._pattern, scope.get(NAMES) or headers)
-            head = head_of(self._engine, scope["path"], target, headers, models)
+            head = head_of(self._engine, scope["path"], parts, headers, models)
         except (Restricted, InvalidRequest) as error:
             lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")
             await send_answer(
@@ -117,18 +114,19 @@ class PostRoute:
         """Answer one request. Never raises."""
         raise NotImplementedError
 
-    def _found(self, path: str) -> tuple[tuple[str, str], str] | None:
-        """Model and version of a path, and its label; None for a path of no route."""
-        for end, label in self.ends.items():
-            if (target := model_target(path, end)) is not None:
-                return target, label
+    def _found(self, path: str) -> tuple[Mapping[str, str], str] | None:
+        """The parameters in a path, and its requests' label; None for a path of no route."""
+        for operation in map(NAMED.__getitem__, self.operations):
+            for route in operation.routes:
+                if (parts := route.match(path)) is not None:
+                    return parts, operation.counted
         return None
 
 
 class InferRoute(PostRoute):
     """The route of infer requests."""
 
-    ends = MappingProxyType({"/infer": INFER})
+    operations = ("ModelInfer",)
 
     async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         """`PostRoute.post`."""

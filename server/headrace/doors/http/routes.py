@@ -9,7 +9,6 @@ meanwhile; those that come until it is there wait for the same build.
 import asyncio
 import gc
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import HeaderRules, Key
-from headrace.api.operations import OPERATIONS, Category, Operation, parameters
+from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.core.errors import ServerError
 from headrace.doors.http.exchange import JSON, Answer
 from headrace.doors.http.head import check_key
@@ -29,8 +28,6 @@ from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.protocol.v2_json import error_body
 
 log = logging.getLogger(__name__)
-
-_FORMS = {"name": "[^/]+", "version": "[0-9]+"}  # of parameters in paths
 
 
 class HealthRoute:
@@ -50,16 +47,17 @@ class HealthRoute:
         self._engine = engine
         self._key = key
         self._probes = [
-            (_pattern(form), route, operation, handlers[operation.name])
+            (route, operation, handlers[operation.name])
             for operation in operations
             for route in operation.routes
-            for form in route.forms
             if operation.category is Category.HEALTH and route.method == "GET"
         ]
 
     def claims(self, method: str, path: str) -> bool:
         """`Route.claims`."""
-        return method in ("GET", "HEAD") and any(p.fullmatch(path) for p, *_ in self._probes)
+        return method in ("GET", "HEAD") and any(
+            route.match(path) is not None for route, *_ in self._probes
+        )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`Route.handle`."""
@@ -75,19 +73,11 @@ class HealthRoute:
         await send_answer(send, Answer(status, JSON, [body]))
 
     async def _answer(self, path: str) -> tuple[int, bytes]:
-        for pattern, route, operation, handler in self._probes:
-            if (found := pattern.fullmatch(path)) is not None:
-                parts = found.groupdict()
+        for route, operation, handler in self._probes:
+            if (parts := route.match(path)) is not None:
                 document = await answer_json(self._engine, operation, handler, parts, {})
                 return route.status(document), orjson.dumps(document)
         raise AssertionError("a route that does not claim the path. This is a bug.")
-
-
-def _pattern(form: str) -> re.Pattern[str]:
-    """The paths of a form of a route."""
-    for name in parameters(form):
-        form = form.replace(f"{{{name}}}", f"(?P<{name}>{_FORMS[name]})")
-    return re.compile(form)
 
 
 class LateApp:
