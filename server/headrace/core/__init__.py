@@ -1,1 +1,1 @@
-"""The vocabulary that every other package speaks. Values only; nothing here does I/O."""
+"""Value types shared by every other package; no I/O."""

@@ -1,6 +1,6 @@
-"""Blocks of memory into which long messages are read, a few of which are kept for the next ones.
+"""Reusable memory blocks into which large messages are read.
 
-The system clears each page that it hands out, which takes longer than to copy a message into it.
+The system zeroes every page it hands out, which takes longer than copying a message into it.
 """
 
 from sys import getrefcount
@@ -12,12 +12,12 @@ import numpy as np
 from headrace.core.tensors import Array
 from headrace.workers.allocation import kept_bytes, memory_limit
 
-_LEAST, _LARGEST = 1 << 20, 32 << 20  # bytes of a block that is worth keeping
-_SHARE = 0.75  # of what a process may keep; the rest is its heap's
+_LEAST, _LARGEST = 1 << 20, 32 << 20  # sizes in bytes of blocks worth keeping
+_SHARE = 0.75  # of the memory that a process may keep free; the heap gets the rest
 
 
 def _references_of_one() -> int:
-    """How many references an array counts that only a variable refers to."""
+    """The reference count that numpy sees for an array held by one variable only."""
     whole = np.empty(1, np.uint8)
     return getrefcount(whole)
 
@@ -26,38 +26,38 @@ _ALONE = _references_of_one()
 
 
 class Blocks:
-    """At most `kept` bytes of blocks that are used again, in use or not. For any thread."""
+    """A pool of reusable blocks, at most `kept` bytes in total, in use or free. Thread-safe."""
 
     def __init__(self, kept: int) -> None:
         self._kept = self._most = kept
-        self._free: dict[int, Array] = {}  # by identity, so that one can be put back by any thread
-        self._owned = 0  # bytes of all of them
+        self._free: dict[int, Array] = {}  # by identity, so that any thread can return one
+        self._owned = 0  # bytes of all blocks, free or in use
         self._lock = Lock()
 
     def block(self, nbytes: int) -> memoryview:
-        """`nbytes` of memory, to be written to before they are read.
+        """Return `nbytes` of uninitialised memory.
 
-        Not written to from end to end as a bytearray is: a message that is announced takes nothing
-        before it comes. A long one is used again once no view of it is left. Those in use count,
-        too: they take memory also where a message was announced and does not come.
+        The memory is not zeroed, as a bytearray would be: a message that is announced but never
+        sent costs nothing. A large block is reused once no view of it is left. Blocks in use count
+        against the limit, too: they take memory even if an announced message never arrives.
         """
         if not _LEAST <= nbytes <= _LARGEST or (whole := self._take(nbytes)) is None:
             return np.empty(nbytes, np.uint8).data
-        # By a memoryview: numpy would take `whole` for the owner of what `np.ndarray` makes of a
-        # view of its slice, and the block would be used again under that array.
+        # A memoryview, because numpy would record `whole` as the base of an `np.ndarray` made from
+        # a view of its slice, and the block would be reused while that array is alive.
         part = np.frombuffer(whole.data, np.uint8, nbytes)
         finalize(part, self._free.__setitem__, id(whole), whole)
         return part.data
 
     def spare(self, nbytes: int) -> None:
-        """Keep so much less than otherwise."""
+        """Lower the limit by `nbytes`."""
         self._most = self._kept - nbytes
         if self._free and self._owned > self._most:
             with self._lock:
                 self._make_room(0)
 
     def _take(self, nbytes: int) -> Array | None:
-        """One that is free, or a new one in the place of those that are; None if all are in use."""
+        """Return a free block, or replace free blocks by a new one; None if all are in use."""
         with self._lock:
             for key in [
                 key for key, one in self._free.copy().items() if nbytes <= one.nbytes <= 2 * nbytes
@@ -65,7 +65,7 @@ class Blocks:
                 whole = self._free.pop(key)
                 if getrefcount(whole) == _ALONE:
                     return whole
-                self._owned -= whole.nbytes  # something refers to it past its view: it stays theirs
+                self._owned -= whole.nbytes  # still in use otherwise
             if not self._make_room(nbytes):
                 return None
             whole = np.empty(nbytes, np.uint8)

@@ -1,7 +1,7 @@
-"""BYTES tensors as they travel: the binary form of their elements, and a shape.
+"""BYTES tensors in wire format: their elements in binary form, and a shape.
 
-An object of Python takes a hundred times what a short element does on the wire. So elements become
-objects where a model or a text needs them, and nowhere before.
+A Python object takes a hundred times as much as a short element on the wire, so elements become
+objects only where a model or a text needs them.
 """
 
 import math
@@ -25,10 +25,10 @@ COPIED = 4096  # bytes up to which a copy costs less than a view
 
 
 class BytesArray:
-    """An undecoded array of BYTES elements, which cannot be changed.
+    """An immutable array of undecoded BYTES elements.
 
-    To whoever asks for its shape or rows it is like an array of objects, which `np.asarray` makes
-    of it. `data` is the elements in row-major order, each with its length before it.
+    Its shape and rows read like those of an array of objects, and `np.asarray` converts it to one.
+    `data` is the elements in row-major order, each preceded by its length.
     """
 
     __slots__ = ("_starts", "data", "shape", "size")
@@ -36,7 +36,7 @@ class BytesArray:
     dtype = np.dtype(object)
 
     def __init__(self, data: bytes | memoryview, shape: Sequence[int]) -> None:
-        """`data` must have the elements that `shape` asks for: whoever has received it checks."""
+        """Wrap `data`, whose element count the caller has checked against `shape`."""
         self.data = data
         self.shape = tuple(shape)
         self.size = math.prod(shape)
@@ -44,19 +44,18 @@ class BytesArray:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements and their lengths."""
+        """The size of the elements and their lengths in bytes."""
         return len(self.data)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "BytesArray":
-        """Some rows, one after the other; a view if they are large."""
+        """A contiguous range of rows; a view if it is large."""
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"rows one after the other, got a step of {step}")
@@ -82,26 +81,26 @@ class BytesArray:
         return BytesArray(self.data, (self.size,))
 
     def pieces(self) -> Iterable[list[bytes]]:
-        """The elements as `bytes`, some at a time, between which other threads get their turn."""
+        """Yield the elements as `bytes` in small lists, letting other threads run in between."""
         return pieces(self.data, self.size)
 
     def tolist(self) -> Any:
-        """The elements as `bytes`, in lists as the shape says."""
+        """The elements as `bytes`, in lists nested like the shape."""
         return split(self.data, self.size) if self.ndim == 1 else np.asarray(self).tolist()
 
     def tobytes(self) -> bytes:
-        """The elements in row-major order, each with its length before it."""
+        """The elements in row-major order, each preceded by its length."""
         return bytes(self.data)
 
     def copy(self) -> "BytesArray":
-        """An array that nothing else refers to the memory of."""
+        """Copy the array into memory of its own."""
         return BytesArray(bytes(self.data), self.shape)
 
 
 def bytes_array(
     elements: Sequence[bytes], shape: Sequence[int]
 ) -> "BytesArray | np.ndarray[Any, np.dtype[Any]]":
-    """An array of these elements; undecoded, unless they are so few that it does not matter."""
+    """An array of these elements; undecoded unless there are only a few of them."""
     if len(elements) > FEW:
         return BytesArray(join(elements), shape)
     return object_array([elements], shape)
@@ -110,9 +109,9 @@ def bytes_array(
 def checked_bytes_array(
     name: str, shape: Sequence[int], count: int, raw: bytes | memoryview
 ) -> BytesArray:
-    """View `raw`, which a client or server has sent, as `count` elements, without making objects.
+    """View `raw`, received from a client or server, as `count` elements without decoding them.
 
-    A pure function, for any thread. Raises `InvalidRequest` where the lengths do not fit.
+    Pure, callable from any thread. Raises `InvalidRequest` if the lengths do not fit.
     """
     size = len(raw)
     if count * 4 > size:
@@ -128,7 +127,7 @@ def checked_bytes_array(
 
 
 def _misfit(name: str, count: int, raw: bytes | memoryview, whole: int, end: int) -> str:
-    """The error of a tensor of which so many elements, that end there, are whole."""
+    """The error text for a tensor with `whole` complete elements, the last ending at `end`."""
     left = len(raw) - end
     if whole == count:
         return (

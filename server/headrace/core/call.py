@@ -1,7 +1,7 @@
-"""One inference request on its way, what it brings along, and its response.
+"""One inference request on its way through the server, and its response.
 
-`Call` is a request from its door to its answer; `Stages` are what its answers pass; `InferResponse`
-is an answer. Doors, streams and models that ask others derive their own calls.
+`Call` is a request from its door to its answer, `Stages` are the stages that its responses pass,
+`InferResponse` is one response. Doors, streams and model-to-model calls derive their own calls.
 """
 
 import logging
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 Parameter = str | int | float | bool
 
-MAX_TENSORS = 4096  # inputs, or named outputs, of a request; no model comes near
-# Of a request, and of each of its tensors. A parameter is an option with a name, of which clients
-# set a handful; each costs some microseconds to look at.
+MAX_TENSORS = 4096  # inputs, or named outputs, of a request; far more than any model has
+# Per request, and per tensor. Parameters are named options, of which clients set a handful; each
+# costs a few microseconds to check.
 MAX_PARAMETERS = 1024
 
 
-# What a call is made with.
+# The constructor's arguments.
 ASKED = (
     "model_name", "model_version", "id", "inputs", "outputs", "parameters", "priority", "timeout",
     "sequence_id", "sequence_start", "sequence_end", "classes", "nbytes", "shared", "raw",
@@ -34,23 +34,23 @@ ASKED = (
 
 
 class Owner(Protocol):
-    """Holder of a call for now: a stage, the scheduler, or an execution."""
+    """The current holder of a call: a stage, the scheduler, or an execution."""
 
     def cancel(self, call: "Call") -> None:
-        """Nobody waits for a call any more."""
+        """Stop working on a call: the client no longer waits for it."""
 
     def hold(self, call: "Call", held: bool) -> None:
-        """Pause the responses to a call, or go on; `call.held` says so to whoever has it next."""
+        """Pause or resume the responses to a call; `call.held` has the state for later owners."""
 
 
 class Nobody:
-    """The owner of calls that are not under way yet."""
+    """Owner of calls that have not been submitted yet."""
 
     def cancel(self, call: "Call") -> None:
-        """There is nothing to call off."""
+        """Do nothing: no work has begun."""
 
     def hold(self, call: "Call", held: bool) -> None:
-        """Keep it for who has the call next."""
+        """Do nothing: the next owner reads `call.held`."""
         call.held = held
 
 
@@ -59,7 +59,7 @@ NOBODY = Nobody()
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """`byte_size` bytes of a shared memory region, from `offset` in it on."""
+    """`byte_size` bytes of a shared memory region, starting at `offset`."""
 
     region: str
     offset: int
@@ -68,7 +68,7 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True)
 class SharedInput:
-    """An input whose data are in shared memory."""
+    """An input whose data is in shared memory."""
 
     datatype: Datatype
     shape: tuple[int, ...]
@@ -76,48 +76,48 @@ class SharedInput:
 
 
 class Shared(NamedTuple):
-    """The tensors of a request that are in shared memory: inputs, and places for outputs."""
+    """The tensors of a request in shared memory: inputs, and destinations of outputs."""
 
     inputs: Mapping[str, SharedInput] = {}
     outputs: Mapping[str, RegionSlice] = {}
 
 
 class Raw(Enum):
-    """The form of a raw body, which is a model's only input and not decoded yet."""
+    """The form of a raw body: an undecoded request body that is a model's only input."""
 
     INFER = "what `headrace.protocol.v2_json.decode_raw` reads"
     GENERATE = "what `headrace.protocol.generate.decode_generate` reads"
 
 
 class Call:
-    """One inference request on its way, from its door to its answer, and the way back.
+    """One inference request, from its door to its answer, and the way back.
 
-    It is what was asked, decoded but not yet checked against a model's signature, the entry of the
-    model's queue, what its door cancels, and where its responses go: whoever answers or awaits
-    derives its own. Owned by the event-loop thread.
+    A call is the decoded request, not yet checked against a model's signature; it is also the
+    entry in the model's queue, the handle by which its door cancels, and the receiver of the
+    responses. Doors and other callers derive their own. Owned by the event-loop thread.
 
     `model_version` is empty for "the version that the server's policy picks". `outputs` names the
     wanted outputs; empty means all. `timeout` is in microseconds and bounds the wait in the queue;
     0 means none. `priority` 0 means the model's default level. `nbytes` is the size of the request
     as received, which admission counts. `parameters` holds what is not reserved by the protocol.
 
-    `classes` says of which outputs only the so many highest classes are wanted. It is not None
-    wherever something is asked that is not a model's to do, `shared` too: one look tells. The
-    inputs in shared memory are not among `inputs`. A `raw` call has its body as its one input,
-    under no name; what knows the signature makes a request of it.
+    `classes` names the outputs of which only the highest classes are wanted, and how many. It is
+    not None whenever a stage has to act on the request, for `shared` too, so that one check
+    suffices. Inputs in shared memory are not among `inputs`. A `raw` call has its undecoded body
+    as its only input, without a name; the stage that knows the signature decodes it.
 
-    From `Batcher.submit` on, which sets the rest, it is queued, then started, then ended; `cancel`
-    ends it from either of the first two. `rows` is set before. `arrived`, `began` and `deadline`
-    are nanoseconds of the scheduler's clock. `key` is what it has in common with those that it may
-    share a batch with. `outcome` is there from its end until it is answered, which may be later
-    where answers keep the order of calls; `cancel` takes it back until then. An execution that can
-    be told about single calls has put itself into `execution`, with `run_number`, which it knows
-    the call by, and when it began. `held` is None until the model has been asked to pause. `first`
-    is its first row in a batch that has been computed.
+    From `Batcher.submit` on, which sets the remaining fields, a call is queued, then started, then
+    ended; `cancel` ends it from either of the first two states. `rows` is set before. `arrived`,
+    `began` and `deadline` are nanoseconds of the scheduler's clock. `key` is equal for calls that
+    may share a batch. `outcome` is set from the call's end until it is answered, which may be
+    later where answers keep the order of calls; `cancel` clears it until then. An execution that
+    supports messages about single calls sets `execution`, and `run_number` as the call's id in it.
+    `held` is None until the model has been asked to pause. `first` is the call's first row in a
+    computed batch.
 
-    The way back, `respond` to `refuse`, is called on the event-loop thread and must not wait or
-    raise. Who has a call answers it by `pass_response`, `pass_end` and `pass_refusal`, or looks
-    itself whether there are `stages`. After `cancel` nothing comes any more.
+    The methods from `respond` to `refuse` deliver to the client: they run on the event-loop
+    thread and must not block or raise. The owner of a call answers it by `pass_response`,
+    `pass_end` and `pass_refusal`, or checks `stages` itself. After `cancel` nothing is delivered.
     """
 
     __slots__ = (
@@ -143,9 +143,9 @@ class Call:
     outcome: "InferResponse | Computed | Exception | None"
     first: int
 
-    # The door that it came through, `HTTP` or `GRPC`; "" for calls that no client has made.
+    # The door that the call came through, `HTTP` or `GRPC`; "" for internal calls.
     door = ""
-    # Why a model that may answer any number of times is refused; "" where it is not.
+    # Reason why a model that may answer any number of times is refused; "" if it is not.
     refusal = ""
 
     def __init__(
@@ -185,18 +185,18 @@ class Call:
         self.stages = self.held = None
         self.started = self.ended = False
 
-    # For a door that has the call already: either it knows what is asked at once, or it begins the
-    # call, and takes what is asked once that is known.
+    # For a door that creates its call early: the request is either known at once, or taken over
+    # when it has been decoded.
     ask = __init__
 
     def begin(self) -> None:
-        """Begin the call before what is asked is known."""
+        """Start the call before its request has been decoded."""
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
 
     def take(self, asked: "Call") -> None:
-        """Ask what another call does; its size stays what its door has counted."""
+        """Take over the request of `asked`; `nbytes` stays as counted by the door."""
         self.model_name = asked.model_name
         self.model_version = asked.model_version
         self.id = asked.id
@@ -213,94 +213,94 @@ class Call:
         self.raw = asked.raw
 
     def like(self, **changes: Any) -> "Call":
-        """Another call that asks the same, but for `changes`; it goes nowhere."""
+        """Return a detached call with the same request, but for `changes`."""
         return Call(**{name: getattr(self, name) for name in ASKED} | changes)
 
-    # --- for whoever has made it
+    # --- for the caller
 
     def cancel(self) -> None:
-        """Drop the call; a run that has begun goes on, but its answer goes nowhere."""
+        """Cancel the call; a batch that has begun goes on, but its answer is dropped."""
         owner, self.owner = self.owner, NOBODY
         owner.cancel(self)
         if self.stages is not None:
             self.stages.cancel(self)
 
     def hold(self, held: bool) -> None:
-        """Pause the model's further responses, or let them go on."""
+        """Pause the model's further responses, or resume them."""
         self.owner.hold(self, held)
 
-    # --- what is known of the client; for calls of none there are answers, too
+    # --- about the client; defaults for calls without one
 
     @property
     def begun_ns(self) -> int:
-        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        """Arrival of the first byte, in nanoseconds of the monotonic clock; 0 if not measured."""
         return 0
 
     def header(self, name: str) -> str:
-        """The value of a header of the client, by its name in lower case; "" without one."""
+        """The value of a request header, by its lower-case name; "" if there is none."""
         return ""
 
     def remaining(self) -> float:
-        """Seconds that the client still waits; 0 if it does not say."""
+        """Seconds until the client's deadline; 0 if it has set none."""
         return 0.0
 
     # --- the way back
 
     def routed(self, target: Any) -> None:
-        """Take which `Target` serves the call, now that it is decided."""
+        """Note the `Target` that the call is routed to."""
 
     def answered_by(self, backend: str) -> None:
-        """Take which backend answers, just before it does, of a model that has several.
+        """Note the backend that is about to run the call, for a model with several.
 
-        The last one counts.
+        Called again for each further attempt; the last one counts.
         """
 
     def respond(self, response: "InferResponse", final: bool) -> None:
-        """Take a response; after the one with `final` nothing more comes."""
+        """Deliver a response; `final` marks the last one."""
         raise NotImplementedError
 
     def respond_from(self, batch: "Computed") -> None:
-        """Take the only response, which is the call's part of `batch`."""
+        """Deliver the only response, which is the call's part of `batch`."""
         self.respond(batch.response(self), True)
 
     def finish(self) -> None:
-        """Take the end of the call, which gets no response, or no further one.
+        """End the call without a response, or without a further one.
 
-        An error, where one response is promised.
+        Fails the call where exactly one response is promised.
         """
         self.fail(ExecutionFailed("the model has ended the request without a response"))
 
     def fail(self, error: ServerError) -> None:
-        """Take the error that ends the call."""
+        """End the call with an error."""
         raise NotImplementedError
 
     def refuse(self, error: ServerError) -> None:
-        """Take what `Target.submit` would have raised; nothing else comes."""
+        """Refuse the call with an error that `Target.submit` would have raised; nothing follows."""
         self.fail(error)
 
-    # --- for whoever has it
+    # --- for the owner
 
     def pass_response(self, response: "InferResponse", final: bool) -> None:
-        """Answer with a response, by way of the stages."""
+        """Deliver a response through the stages."""
         if self.stages is None:
             self.respond(response, final)
         else:
             self.stages.respond(self, response, final)
 
     def pass_routed(self, target: Any) -> None:
-        """Pass on which `Target` serves the call, to the stages too."""
+        """Report the `Target` of the call, to the stages too."""
         self.routed(target)
         if self.stages is not None:
             self.stages.routed(target)
 
     def pass_backend(self, backend: str) -> None:
-        """Pass on which backend answers, to the stages too."""
+        """Report the backend of the call, to the stages too."""
         self.answered_by(backend)
         if self.stages is not None:
             self.stages.answered_by(backend)
 
     def pass_end(self, error: ServerError | None = None) -> None:
-        """End the call, with an error or without a further response, by way of the stages."""
+        """End the call through the stages, with an error or without a further response."""
         if self.stages is not None:
             self.stages.end(self, error, False)
         elif error is None:
@@ -309,14 +309,14 @@ class Call:
             self.fail(error)
 
     def pass_refusal(self, error: ServerError) -> None:
-        """Refuse the call, by way of the stages."""
+        """Refuse the call through the stages."""
         if self.stages is None:
             self.refuse(error)
         else:
             self.stages.end(self, error, True)
 
     def enter(self, stage: "Stage", submit: "Submit") -> None:
-        """`submit` the call with a stage on its way back; if that raises, the stage is told."""
+        """Submit the call with `stage` on its way back; if that raises, the stage is told."""
         stages = self.stages = self.stages or Stages()
         stages.add(stage)
         try:
@@ -328,15 +328,15 @@ class Call:
             raise
 
 
-# A stage of a chain, or the scheduler at its end: passes a call on, keeps it, or ends it. Raises
-# `ServerError`, with which the call has ended.
+# One step of a chain, or the scheduler at its end: passes a call on, holds it, or ends it. Raises
+# `ServerError`, which ends the call.
 Submit = Callable[[Call], None]
-# Called by a stage that has changed a response, with the error if there was one.
+# Called by a stage when it has transformed a response, with the error if it failed.
 Done = Callable[[Exception | None], None]
 
 
 class Stage:
-    """The part of a chain's stage that changes or watches the answers to one call."""
+    """The part of a chain's stage that transforms or observes the responses to one call."""
 
     __slots__ = ()
 
@@ -347,37 +347,37 @@ class Stage:
         final: bool,
         done: "Done",
     ) -> Owner | None:
-        """Change a response before it is passed on; raises `ServerError`, which ends the call.
+        """Transform a response before it is passed on; raises `ServerError`, which ends the call.
 
-        What takes long is done by who is given back; at its end `done` is called, with the error
-        if there was one. Whatever else comes for the call waits until then.
+        Slow work goes on in the returned owner, which calls `done` at its end, with the error if
+        it failed. Further responses to the call wait until then.
         """
         return None
 
     def passed(self, call: Call, response: "InferResponse", final: bool) -> None:
-        """A response has been passed on."""
+        """Observe a response that has been passed on."""
 
     def routed(self, target: Any) -> None:
-        """Take which `Target` serves the call, now that it is decided."""
+        """Observe the `Target` that the call is routed to."""
 
     def answered_by(self, backend: str) -> None:
-        """A backend is about to answer, of a model that has several."""
+        """Observe the backend that is about to answer, for a model with several."""
 
     def ended(self, call: Call, error: ServerError | None) -> None:
-        """The call has ended with an error, or without a further response."""
+        """Observe the end of the call: an error, or no further response."""
 
     def cancelled(self, call: Call) -> None:
-        """Nobody waits for the call any more."""
+        """Observe the cancellation of the call."""
 
     def over(self, call: Call) -> None:
-        """Nothing more comes for the call, whichever way it has ended; told last."""
+        """Observe the end of the call, however it ended; the last method called."""
 
 
 class Stages:
-    """The stages that answers to one call pass, from the last added on.
+    """The stages that responses to one call pass, beginning with the one added last.
 
-    Invariant: while a stage works on a response, what comes after it waits in `_behind`. Once the
-    call has ended or was cancelled, nothing is passed on any more.
+    Invariant: while a stage transforms a response, later ones wait in `_behind`. Once the call
+    has ended or was cancelled, nothing is passed on.
     """
 
     __slots__ = ("_behind", "_over", "_stages", "_work")
@@ -389,32 +389,29 @@ class Stages:
         self._over = False
 
     def add(self, stage: Stage) -> None:
-        """Add a stage, which answers pass first."""
+        """Add a stage; responses pass it first."""
         self._stages = (stage, *self._stages)
 
     def remove(self, stage: Stage) -> None:
-        """Remove a stage."""
         self._stages = tuple(one for one in self._stages if one is not stage)
 
     def routed(self, target: Any) -> None:
-        """Pass on which `Target` serves the call."""
         for stage in self._stages:
             stage.routed(target)
 
     def answered_by(self, backend: str) -> None:
-        """Pass on which backend answers."""
         for stage in self._stages:
             stage.answered_by(backend)
 
     def respond(self, call: Call, response: "InferResponse", final: bool) -> None:
-        """Pass a response on, or have it wait."""
+        """Pass a response on, or queue it behind the one being transformed."""
         if self._work is not None:
             self._behind.append(partial(self.respond, call, response, final))
         elif not self._over:
             self._pass_on(call, response, final, 0)
 
     def end(self, call: Call, error: ServerError | None, refused: bool) -> None:
-        """Pass on the end of a call, or have it wait."""
+        """Pass on the end of a call, or queue it behind the response being transformed."""
         if self._work is not None:
             self._behind.append(partial(self.end, call, error, refused))
             return
@@ -434,7 +431,7 @@ class Stages:
             self._close(call)
 
     def cancel(self, call: Call) -> None:
-        """Pass nothing on any more."""
+        """Drop everything that has not been passed on."""
         if self._over:
             return
         self._over = True
@@ -445,7 +442,7 @@ class Stages:
         self._close(call)
 
     def _pass_on(self, call: Call, response: "InferResponse", final: bool, at: int) -> None:
-        """Pass a response on that the stages before `at` have seen."""
+        """Pass on a response, starting at stage `at`."""
         for place, stage in enumerate(self._stages[at:], at + 1):
             done = partial(self._go_on, call, response, final, place)
             try:
@@ -467,7 +464,7 @@ class Stages:
     def _go_on(
         self, call: Call, response: "InferResponse", final: bool, at: int, error: Exception | None
     ) -> None:
-        """A stage has done what it does to a response."""
+        """Continue after a stage has transformed a response."""
         self._work = None
         if self._over:
             return
@@ -482,7 +479,7 @@ class Stages:
             self._behind.popleft()()
 
     def _give_up(self, call: Call, error: ServerError, final: bool) -> None:
-        """End the call with an error, whatever more its model has for it."""
+        """End the call with an error and drop later responses of its model."""
         self._behind.clear()
         if not final:
             call.owner.cancel(call)
@@ -500,9 +497,9 @@ def _bug() -> ServerError:
 
 
 class Timing(NamedTuple):
-    """Where a request's time went: nanoseconds in the queue and in execution, rows of its batch.
+    """Times of a request in nanoseconds, queued and executing, and the rows of its batch.
 
-    `gather_ns` is the part of the execution in which inputs were put together.
+    `gather_ns` is the part of the execution spent on assembling inputs.
     """
 
     queue_ns: int
@@ -513,7 +510,7 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class InferResponse:
-    """One response; `model_version` is the version that computed it."""
+    """One response of a model; `model_version` is the version that computed it."""
 
     model_name: str
     model_version: str
@@ -524,7 +521,7 @@ class InferResponse:
 
 
 class Computed(Protocol):
-    """A batch that has been computed; see `headrace.scheduling.batch.Batch`."""
+    """A computed batch; implemented by `headrace.scheduling.batch.Batch`."""
 
     calls: list[Call]
     rows: int
@@ -536,4 +533,4 @@ class Computed(Protocol):
     raws: Any
 
     def response(self, call: Call) -> InferResponse:
-        """The response to one of its calls."""
+        """The response to one call of the batch."""

@@ -1,4 +1,4 @@
-"""The protocol's tensor element types, and their names in numpy and in a model's configuration."""
+"""Tensor datatypes and their names in the protocol, in numpy and in model configurations."""
 
 from enum import Enum, StrEnum
 
@@ -9,7 +9,7 @@ from headrace.workers.elements import DTYPES
 
 
 class Datatype(StrEnum):
-    """An element type under its protocol name, in the order of the enum that configurations use."""
+    """A datatype under its protocol name, in the order of the configuration's enum."""
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -27,9 +27,8 @@ class Datatype(StrEnum):
     BF16 = "BF16"
 
 
-# The datatypes of tensors whose data are not here but in a client's shared memory. They have the
-# same names, but are equal to no `Datatype`: what keeps something for tensors of one datatype and
-# shape does not take these for those.
+# Datatypes of tensors whose data is in a client's shared memory. They have the same names but are
+# equal to no `Datatype`, so that caches keyed by datatype and shape never confuse the two.
 Elsewhere = Enum("Elsewhere", [(d.name, d.value) for d in Datatype])  # type: ignore[misc]
 
 # In the configuration's `DataType` enum.
@@ -37,7 +36,7 @@ CONFIG_NUMBERS: dict[Datatype, int] = {datatype: n for n, datatype in enumerate(
 BY_CONFIG_NUMBER: dict[int, Datatype] = {n: datatype for datatype, n in CONFIG_NUMBERS.items()}
 BY_NAME: dict[str, Datatype] = {str(datatype): datatype for datatype in Datatype}
 
-# BYTES elements are `bytes` objects where they are in an array of numpy: their lengths differ.
+# BYTES elements are `bytes` objects in a numpy array, since their lengths differ.
 NUMPY: dict[Datatype, np.dtype] = {Datatype(name): dtype for name, dtype in DTYPES.items()} | {
     Datatype.BF16: np.dtype(ml_dtypes.bfloat16)
 }

@@ -1,38 +1,38 @@
-"""Errors, as one tree. Doors know the status of a leaf from `headrace.protocol.status`.
+"""Errors, as one tree. `headrace.protocol.status` maps each leaf to its status on the wire.
 
 ServerError ─┬─ InvalidRequest       the client broke the protocol or the model's signature
              │   ├─ PayloadTooLarge  a body, a decompressed body or a message is over the limit
-             │   └─ ModelLoadFailed  a model could not be loaded as was asked
+             │   └─ ModelLoadFailed  a model could not be loaded as requested
              ├─ NotFound             no such model, version or route
              ├─ Unavailable          not now; the same request may succeed later
              │   ├─ ModelNotReady    the version is known, but it does not serve at present
              │   ├─ QueueFull        the model's queue is at its limit
-             │   ├─ QueueTimeout     it waited in the queue for longer than its policy allows
+             │   ├─ QueueTimeout     queued for longer than the model's policy allows
              │   ├─ Overloaded       the whole server is at its limit of admitted requests or bytes
              │   └─ ServerExiting    the server is shutting down
              ├─ Unsupported          understood, but this server or model does not do it
              │   └─ UnsupportedEncoding  a compression that is not offered
-             ├─ Restricted           only those who send a certain header may ask for this
+             ├─ Restricted           the operation requires a certain request header
              ├─ Cancelled            the client went away or its deadline passed
-             ├─ Quarantined          workers have died of the same input before: it is not run again
-             ├─ AlreadyExists        a model's own answer: what it was to make is there
-             ├─ Unknown              a model's own answer: an error of no known kind
-             └─ ExecutionFailed      the backend raised, or gave something that breaks the signature
-                 ├─ WorkerDied       the worker process that had begun it is no more
-                 ├─ ExecutionTimeout  it took longer than its model may, and was ended
-                 ├─ RemoteUnavailable  the server that had it says so, of the model or of itself
-                 ├─ RemoteLost       the connection to the server that had it is no more
-                 ├─ RemoteTimeout    the server that had it has not answered in time
-                 └─ RemoteBroken     its answer breaks the protocol or is too large
+             ├─ Quarantined          workers have died of the same input before: refused
+             ├─ AlreadyExists        raised by a model: the object to be created exists
+             ├─ Unknown              raised by a model: an error of unknown kind
+             └─ ExecutionFailed      the backend failed, or its outputs break the signature
+                 ├─ WorkerDied       the worker process died while executing it
+                 ├─ ExecutionTimeout  it exceeded the model's execution limit
+                 ├─ RemoteUnavailable  the upstream reports that it, or the model, is unavailable
+                 ├─ RemoteLost       the connection to the upstream was lost
+                 ├─ RemoteTimeout    the upstream has not answered in time
+                 └─ RemoteBroken     the upstream's answer is malformed or too large
 
 RepositoryError ─┬─ InvalidConfig    a model's configuration is wrong; names file, line and field
-                 ├─ InvalidOption    the same as a backend tells it, which knows the field only
-                 └─ LoadFailed       a model's files could not be turned into something that runs
-                     └─ Contradiction  a model says of itself other things than its configuration
+                 ├─ InvalidOption    the same, raised by a backend, which knows the field only
+                 └─ LoadFailed       a model's files could not be loaded
+                     └─ Contradiction  a model's own declaration differs from its configuration
 
 A `ServerError` reaches a client: its text says what was wrong and what was expected, never
-internals. A `RepositoryError` reaches whoever operates the server, by start-up output and log; what
-of it may reach clients, by the repository index, is its `public` text.
+internals. A `RepositoryError` reaches the operator, by start-up output and log; clients see only
+its `public` text, by the repository index.
 """
 
 from collections.abc import Sequence
@@ -41,18 +41,18 @@ from typing import Self
 
 
 class ServerError(Exception):
-    """Base of everything that a request can be answered with instead of a response.
+    """Base of every error that a request can be answered with.
 
-    `retry_after` is after how many seconds the same request may succeed, where that is known better
-    than by the class. `spent` is where the time of a request went that was queued: nanoseconds in
-    the queue and in execution, and the rows of its batch.
+    `retry_after` is the number of seconds after which a retry may succeed, where more precise than
+    the class's. `spent` is the time of a queued request: nanoseconds in the queue and in
+    execution, and the rows of its batch.
     """
 
     retry_after = 0
     spent: tuple[int, int, int] | None = None
 
     def of_request(self, queue_ns: int, compute_ns: int, batch_rows: int) -> Self:
-        """This error with the time of one request: a copy if it has that of another already."""
+        """Attach the times of one request; returns a copy if the error has those of another one."""
         error = self if self.spent is None else copy(self)
         error.spent = queue_ns, compute_ns, batch_rows
         return error
@@ -67,7 +67,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class ModelLoadFailed(InvalidRequest):
-    """A model could not be loaded as was asked; what served before goes on."""
+    """A model could not be loaded as requested; the versions that served go on serving."""
 
 
 class NotFound(ServerError):
@@ -75,7 +75,7 @@ class NotFound(ServerError):
 
 
 class Unavailable(ServerError):
-    """The request was refused for now; nothing of it was executed."""
+    """The request was refused for now and not executed."""
 
     def __init__(self, text: str = "", retry_after: int = 0) -> None:
         super().__init__(text)
@@ -87,7 +87,7 @@ class ModelNotReady(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """The model's queue holds as many requests as its policy allows."""
+    """The model's queue is full."""
 
 
 class QueueTimeout(Unavailable):
@@ -95,78 +95,78 @@ class QueueTimeout(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """The server has admitted as many requests or bytes as it may hold at once."""
+    """The server is at its limit of admitted requests or bytes."""
 
 
 class ServerExiting(Unavailable):
-    """The server is shutting down and admits nothing new."""
+    """The server is shutting down and accepts no new requests."""
 
 
 class Unsupported(ServerError):
-    """A part of the protocol that this server, or this model, does not offer."""
+    """A feature of the protocol that this server or model does not support."""
 
 
 class UnsupportedEncoding(Unsupported):
-    """The body is compressed in a way that this server does not offer."""
+    """The body's content encoding is not supported."""
 
 
 class Restricted(ServerError):
-    """The operation is not for whoever sends such headers."""
+    """The operation requires a request header that is missing or has another value."""
 
 
 class Cancelled(ServerError):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 class Quarantined(ServerError):
-    """The same input was under way when workers died, more than once."""
+    """The request's input was being executed when workers died, more than once."""
 
 
 class ExecutionFailed(ServerError):
-    """The model ran and failed, or its outputs do not fit its signature."""
+    """The model's execution failed, or its outputs do not fit its signature."""
 
 
 class WorkerDied(ExecutionFailed):
-    """The worker process ended while the request was under way there."""
+    """The worker process died while executing the request."""
 
 
 class ExecutionTimeout(ExecutionFailed):
-    """The execution took longer than its model may take, and was ended for that."""
+    """The execution exceeded the model's time limit and was ended."""
 
 
 class RemoteUnavailable(ExecutionFailed):
-    """Another server answers that something is not available; it may have begun the request."""
+    """An upstream reports that it is unavailable; it may have begun the request."""
 
 
 class RemoteLost(ExecutionFailed):
-    """The connection to another server ended while that may have been executing the request."""
+    """The connection to an upstream was lost while it may have been executing the request."""
 
 
 class RemoteTimeout(ExecutionFailed):
-    """Another server has not answered in time; it may still be executing the request."""
+    """An upstream has not answered in time; it may still be executing the request."""
 
 
 class RemoteBroken(ExecutionFailed):
-    """Another server's answer breaks the protocol, or is larger than the model's may be."""
+    """An upstream's answer breaks the protocol, or exceeds the model's response size limit."""
 
 
 class AlreadyExists(ServerError):
-    """A model has answered that what it was to make is there already."""
+    """A model has reported that the object to be created exists."""
 
 
 class Unknown(ServerError):
-    """A model has answered with an error that it has no name for."""
+    """A model has reported an error of unknown kind."""
 
 
 class RepositoryError(Exception):
-    """Base of what keeps a model from being served.
+    """Base of the errors that prevent a model from being served.
 
-    `public` is what clients are told of it: without paths of this machine and without the words of
+    `public` is the text that clients see: without paths of this machine and without messages of
     libraries. It is the whole text unless given.
     """
 
     def __init__(self, text: str, public: str = "") -> None:
-        # Names of files need not be text, but what clients are told has to be.
+        # File names need not be valid text; what clients receive has to be.
         text = text.encode(errors="backslashreplace").decode()
         super().__init__(text)
         self.public = public or text
@@ -177,7 +177,7 @@ class InvalidConfig(RepositoryError):
 
 
 class InvalidOption(RepositoryError):
-    """A setting for a backend that it cannot follow; `path` is the configuration's field."""
+    """A backend option that is invalid or unsupported; `path` is the configuration's field."""
 
     def __init__(self, path: str, text: str) -> None:
         super().__init__(f"{path}: {text}")
@@ -190,9 +190,9 @@ class LoadFailed(RepositoryError):
 
 
 class Contradiction(LoadFailed):
-    """A model says of itself other things than its configuration.
+    """A model's own declaration differs from its configuration.
 
-    `problems` are the configuration's fields, each with what is wrong.
+    `problems` are (field of the configuration, what is wrong).
     """
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
@@ -201,9 +201,9 @@ class Contradiction(LoadFailed):
 
 
 def is_fault(error: ServerError) -> bool:
-    """True if an error is the version's own: its execution failed, or nothing can execute it.
+    """True if an error counts against the model version: a failed execution, or no instance.
 
-    Clients cause all others as they like, by what they send or by how much of it: requests that are
-    wrong, expire in the queue, find it full, or are given up.
+    Clients can cause all others at will, by the content or the number of their requests: invalid
+    requests, queue timeouts, full queues, cancellations.
     """
     return isinstance(error, ExecutionFailed | Unknown | ModelNotReady)

@@ -1,9 +1,9 @@
-"""Limits as values: a peer's patience, shares of the server's limits, the time of executions.
+"""Limits as values: a peer's patience, shares of the server's limits, execution times.
 
-Patience is one rule for every door and for both directions: bytes earn time. A peer has `secs`
-seconds to begin with, earns a second with every `SLOWEST` bytes, and never has more than `secs`:
-what came at once long ago buys nothing now. Limits of executions are the server's settings; a
-model's configuration overrides them by parameters of the same names.
+Patience is one rule for every door and both directions: bytes earn time. A peer starts with `secs`
+seconds, earns one more with every `SLOWEST` bytes, and never has more than `secs`, so that an early
+burst buys no later silence. Execution limits are server settings; a model's configuration
+overrides them by parameters of the same names.
 """
 
 import fcntl
@@ -19,16 +19,16 @@ from headrace.core.errors import InvalidOption
 if TYPE_CHECKING:
     import asyncio
 
-LOOK_SECS = 1.0  # between two looks
-ABANDONED_SECS = 5.0  # that an execution nobody waits for may go on where ending it costs nothing
-_LONGEST_SECS = 2.0  # between two looks, of which one follows the other
-SLOWEST = 1024  # bytes a second below which a message, or the reading of an answer, is given up
+LOOK_SECS = 1.0  # interval between two looks
+ABANDONED_SECS = 5.0  # an abandoned execution may go on where ending it costs nothing
+_LONGEST_SECS = 2.0  # the longest interval that a look may stand for
+SLOWEST = 1024  # bytes per second; slower messages and readers are given up
 
 
 class Patience:
-    """The time that is left for one message after the other, or for what waits to be read.
+    """The remaining time of a peer, for one message or unread answer after the other.
 
-    Times are in seconds of one clock that does not go back.
+    Times are in seconds of one monotonic clock.
     """
 
     __slots__ = ("_left", "_looked", "_seen", "_subject", "secs")
@@ -43,9 +43,9 @@ class Patience:
     def look(self, subject: object, nbytes: int, now: float, pressed: bool = False) -> bool:
         """True if the peer may take longer over `subject`, of which `nbytes` have moved so far.
 
-        To be called about once a second, while the peer may make progress: time in which nobody
-        looked is not held against it. Another subject than last time begins anew. When the server
-        is `pressed` for room, a peer may have little time in stock.
+        Call about once a second while the peer can make progress: time between calls beyond that is
+        not held against it. A new `subject` starts anew. While the server is `pressed` for memory,
+        a peer has less time in reserve.
         """
         if subject != self._subject:
             self._subject = subject
@@ -64,10 +64,10 @@ PRESSED_SECS = 5.0
 
 
 def undelivered(transport: "asyncio.WriteTransport") -> int:
-    """Bytes that were written and that the peer has not acknowledged.
+    """Bytes that were written but not acknowledged by the peer.
 
-    A slow reader empties the system's own buffer for a long time before that takes any more from
-    the transport's, so that the latter alone would show no progress.
+    A slow reader drains the kernel's buffer for a long time before that accepts more from the
+    transport's buffer, so that the latter alone would show no progress.
     """
     waiting = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
@@ -79,10 +79,10 @@ def undelivered(transport: "asyncio.WriteTransport") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Percent of the server's limits for a connection, all those of an address, and a model.
+    """Percentages of the server's limits for a connection, a client address, and a model.
 
-    The first two may have 64 requests and 64 MiB in any case, a model 64 requests and 8 MiB.
-    `connections` may be open at once; 0: no limit.
+    The first two get at least 64 requests and 64 MiB, a model 64 requests and 8 MiB.
+    `connections` is the maximum per address; 0: no limit.
     """
 
     connection: int = 50
@@ -92,10 +92,10 @@ class Shares:
 
 
 class ModelLoad:
-    """Requests of one model that are under way, of all its versions, and their bytes.
+    """Requests in flight of one model, all versions together, and their bytes.
 
-    Without a limit; `headrace.engine.admission` has one that holds models to their share. Nobody
-    has to ask it below `free_requests` and `free_bytes`.
+    Unlimited here; `headrace.engine.admission` derives one that enforces the model's share. Below
+    `free_requests` and `free_bytes`, `check` need not be called.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class ModelLoad:
         self.free_requests = self.free_bytes = maxsize
 
     def check(self) -> None:
-        """Raise `Overloaded` if there must be no request more."""
+        """Raise `Overloaded` if no further request is admitted."""
 
 
 _MOST_SECS = 1e6
@@ -112,18 +112,18 @@ _MOST_SECS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class ExecutionLimits:
-    """Seconds without progress; 0 switches a limit off.
+    """Seconds without progress until an execution is acted on; 0 switches a limit off.
 
     Progress is the end of a batch, a response within it, or a call of another model. After
-    `execution_secs` the execution is ended, if it can be. After `stall_secs` its instance counts as
-    stalled; and an execution in a worker that nobody has waited for in so long is ended.
+    `execution_secs` the execution is ended, if possible. After `stall_secs` its instance counts
+    as stalled, and an abandoned execution in a worker is ended.
     """
 
     execution_secs: float = 0.0
     stall_secs: float = 0.0
 
     def of(self, parameters: Mapping[str, str]) -> "ExecutionLimits":
-        """A model's own, with these as defaults; raises `InvalidOption` naming the wrong one."""
+        """A model's limits, with these as defaults; raises `InvalidOption`."""
         return ExecutionLimits(
             seconds(parameters, "execution_limit_secs", self.execution_secs),
             seconds(parameters, "stall_secs", self.stall_secs),
@@ -131,7 +131,7 @@ class ExecutionLimits:
 
 
 def seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
-    """A time among a configuration's parameters; raises `InvalidOption`."""
+    """A number of seconds among a configuration's parameters; raises `InvalidOption`."""
     text = parameters.get(name)
     if text is None:
         return default
@@ -146,17 +146,17 @@ def seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
 
 
 class Pulse:
-    """For how long something has given no sign, by looks at what changes with each sign."""
+    """Seconds since the last sign of life, measured by polling a value that each sign changes."""
 
     def __init__(self) -> None:
         self.silent = 0.0
         self._last: object = None
 
     def look(self, sign: object, elapsed: float) -> float:
-        """Seconds of silence, after `elapsed` since the last look; None is no silence.
+        """Seconds of silence, `elapsed` after the last look; a `sign` of None means not silent.
 
-        A look stands for two intervals at most: if the server itself was stopped, so may all that
-        it looks at have been.
+        A look stands for two intervals at most: if the server itself was suspended, so may
+        everything that it polls have been.
         """
         if sign is not None and sign == self._last:
             self.silent += min(elapsed, 2 * LOOK_SECS)

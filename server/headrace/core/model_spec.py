@@ -1,4 +1,4 @@
-"""Specification of a model to load, its tensors, and what load requests may bring along."""
+"""Specification of a model to load, its tensors, and the parameters of load requests."""
 
 import re
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ _VARIABLE = re.compile(r"[^\s=,]+")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """Where environments lie, and what they are made from.
+    """Settings of Python environments.
 
-    `cache` is the directory where they lie, empty for the usual one. `wheelhouse` is a directory
-    that packages come from and no other place, if it is not empty. Building one may take
-    `build_secs`. `variables` are the names, or patterns of names, of the server's environment
-    variables that workers see besides the usual ones. `installer` is `uv`, `pip` or `auto`.
+    `cache` is their directory, empty for the default. `wheelhouse`, if not empty, is the directory
+    that all packages come from. A build may take `build_secs`. `variables` are names, or patterns
+    of names, of the server's environment variables that workers get besides the default ones.
+    `installer` is `uv`, `pip` or `auto`.
     """
 
     cache: str = ""
@@ -32,9 +32,9 @@ class EnvironmentOptions:
 
 
 def variable_names(text: str) -> tuple[str, ...]:
-    """Names of environment variables, or patterns of names, between commas.
+    """Parse a comma-separated list of names, or patterns of names, of environment variables.
 
-    Raises `ValueError` that says what was expected.
+    Raises `ValueError` with the expected format.
     """
     found = tuple(name.strip() for name in text.split(","))
     if not all(map(_VARIABLE.fullmatch, found)):
@@ -44,19 +44,18 @@ def variable_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """One instance of one model version, as a backend needs to know it.
+    """Specification of one instance of one model version, for a backend.
 
-    `path` is the model file, or a directory that holds it; nothing outside `root`, the model's own
-    directory, may be read. `parameters` are the configuration's, as strings. `graph_level` is the
-    configuration's `optimization.graph.level`. `accelerators` are (name, options) in order of
-    preference. `device` is None for CPU and a GPU's number otherwise; `by_model` is whether the
-    model decides that itself. `pinned_outputs` is whether outputs may be copied from a GPU to
-    page-locked memory. `threads` is how many cores the instance may use. `group` is the index of
-    its instance group, for messages. `instance` is its name, `config` the configuration as JSON, as
-    far as it goes before the model is loaded, and `auto_complete` whether the model may complete
-    it, with `default_max_batch_size` rows in a batch if the configuration leaves that open; 0 if it
-    does not. What has to be loaded by the time `deadline`, of the monotonic clock, is of no use
-    later. `limits` are the server's on executions, which `parameters` may override.
+    `path` is the model file, or its directory; nothing outside `root`, the model's directory, may
+    be read. `parameters` are the configuration's, as strings. `graph_level` is the configuration's
+    `optimization.graph.level`. `accelerators` are (name, options) in order of preference. `device`
+    is None for CPU, otherwise a GPU's number; `by_model` is true if the model chooses the device
+    itself. `pinned_outputs` allows outputs to be copied from a GPU to page-locked memory. `threads`
+    is the number of cores for the instance. `group` is the index of its instance group, for
+    messages. `instance` is its name. `config` is the configuration as JSON, as far as known before
+    loading, and `auto_complete` allows the model to complete it, with `default_max_batch_size` if
+    the configuration sets none; 0 disables that. After `deadline`, of the monotonic clock, loading
+    is abandoned. `limits` are the server's execution limits, which `parameters` may override.
     """
 
     model: str
@@ -82,9 +81,9 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An input or output as the loaded model itself declares it; -1 is a variable dimension.
+    """An input or output as declared by the loaded model; -1 is a variable dimension.
 
-    `datatype` is None, and `type_name` says what it is, where the protocol has no such tensor.
+    `datatype` is None if the protocol has no such type; `type_name` names it then.
     """
 
     name: str
@@ -96,10 +95,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """`config` is a configuration as JSON text, None for that of the repository.
+    """Parameters of a load request: `config` is JSON text, None for the repository's configuration.
 
-    `files` are the contents of a whole model directory, by their paths in it; if there are any, the
-    repository's own directory is not used.
+    `files` are the contents of a whole model directory by relative path; if given, they replace the
+    repository's directory.
     """
 
     config: str | None = None

@@ -1,9 +1,9 @@
-"""Plugins: what installed packages add to the server, found by entry points and imported late.
+"""Plugins: extensions in installed packages, found by entry points and imported when needed.
 
 A package declares `name = "module:attribute"` under one of the groups below. The server's own
-extras are in `OWN`, so that they are there without installed metadata; `pyproject.toml` declares
-the same. A plugin that cannot be loaded is named in the log, with its traceback, and left out; so
-is one whose name another one has taken, the server's own first.
+plugins are in `OWN`, so that they exist without installed metadata; `pyproject.toml` declares the
+same. A plugin that cannot be loaded is logged with its traceback and left out; so is one whose
+name is taken: the server's own plugins come first.
 """
 
 import logging
@@ -27,7 +27,7 @@ GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES,
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
-    # In the order in which a model's files are looked at.
+    # In the order in which they examine a model's files.
     BACKENDS: {
         "onnxruntime": "headrace.placement.local.onnx:OnnxBackend.of",
         "python": "headrace.placement.worker.python_backend:PythonBackend.of",
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: `target` is `module:attribute`, `package` says who has installed it."""
+    """An entry point: `target` is `module:attribute`, `package` the distribution declaring it."""
 
     group: str
     name: str
@@ -75,15 +75,15 @@ class Plugin:
 
     @property
     def kind(self) -> str:
-        """The kind of a plugin of this group, such as backend, stage or command."""
+        """The kind of plugin in this group, such as backend, stage or command."""
         return self.group.rpartition(".")[2].removesuffix("s")
 
     def load(self) -> Any:
-        """Import the target; raises what its import raises."""
+        """Import the target; passes on what the import raises."""
         return resolve(self.target)
 
     def try_to(self, make: Callable[[Any], T]) -> T | Exception:
-        """`make` of the loaded target, or the error, which has been logged with its traceback."""
+        """Return `make(target)`, or the error, which has been logged with its traceback."""
         try:
             return make(self.load())
         except (Exception, SystemExit) as error:
@@ -91,23 +91,23 @@ class Plugin:
                 "plugin left out: %s '%s' (%s) of %s: %s", self.kind, self.name, self.target,
                 self.package, error, exc_info=error,
             )  # fmt: skip
-            return error if isinstance(error, Exception) else RuntimeError("it has called sys.exit")
+            return error if isinstance(error, Exception) else RuntimeError("it called sys.exit")
 
 
 def resolve(target: str) -> Any:
-    """The object that `module:attribute` names; raises what its import raises."""
+    """Import the object that `module:attribute` names; passes on what the import raises."""
     module, _, attribute = target.partition(":")
     found = import_module(module)
     return attrgetter(attribute)(found) if attribute else found
 
 
 def own(group: str) -> dict[str, Plugin]:
-    """The server's own plugins of a group by name, without a look at what is installed."""
+    """The server's own plugins of a group by name, without a scan of installed packages."""
     return {name: Plugin(group, name, to, _US) for name, to in OWN.get(group, {}).items()}
 
 
 def installed(group: str) -> dict[str, Plugin]:
-    """Every plugin of a group by name, the server's own first; where names collide, one."""
+    """Every plugin of a group by name; of several with one name the first, the server's own."""
     found = own(group)
     for plugin in sorted(_entries(group), key=lambda one: (one.package, one.name)):
         taken = found.setdefault(plugin.name, plugin)
@@ -120,13 +120,13 @@ def installed(group: str) -> dict[str, Plugin]:
 
 
 def load(group: str, make: Callable[[Any], T]) -> dict[str, T]:
-    """`make` of every plugin of a group, by name; without those that cannot be loaded."""
+    """Apply `make` to every plugin of a group, by name; broken ones are omitted."""
     tried = {name: plugin.try_to(make) for name, plugin in installed(group).items()}
     return {name: made for name, made in tried.items() if not isinstance(made, Exception)}
 
 
 def _entries(group: str) -> Iterator[Plugin]:
-    # Imported late: commands that need no plugin start in less time than this takes.
+    # Imported late: commands that need no plugin start in less time than this import takes.
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=group):

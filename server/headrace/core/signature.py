@@ -1,8 +1,7 @@
 """A model's declared inputs and outputs, and the check of a request against them.
 
-A signature is built once, at load, and then asked for every request; whatever can be computed ahead
-of requests is. Everything that could make one request spoil a batch is refused here, before
-admission.
+A signature is built once, at load, and checked for every request; whatever can be computed ahead of
+requests is. A request that could fail the batch it joins is refused here, before admission.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor, TensorArray, brackets
 
 Shape = tuple[int, ...]
-_KNOWN = 1024  # kinds of request that a signature remembers
+_KNOWN = 1024  # distinct request layouts that a signature caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class TensorSpec:
     """One declared input or output.
 
     `dims` is as on the wire, without the batch dimension; -1 is variable. `reshape` is the shape
-    that the model itself sees, where the configuration relabels it.
+    that the model sees, where the configuration relabels it.
     """
 
     name: str
@@ -36,13 +35,12 @@ class TensorSpec:
 class Signature:
     """The inputs and outputs of a model.
 
-    `max_batch_size` 0 means that the model does not batch: axis 0 has no meaning of its own.
-    A `decoupled` model answers a request as often as it likes. `parameters` are the names of the
-    request parameters that it reads, None if it may read any. A request may have the rows of so
-    many batches as `parts` says; more than one means that requests are divided. `limit` names what
-    sets the size of a batch.
-    Unless `strict_outputs`, a model may give outputs of other datatypes and row shapes than it
-    declares.
+    `max_batch_size` 0 means that the model does not batch: axis 0 has no special meaning. A
+    `decoupled` model may send any number of responses. `parameters` are the names of the request
+    parameters that it reads, None if it may read any. A request may have the rows of `parts`
+    batches; more than one means that requests are divided. `limit` names what sets the batch size,
+    for messages. Unless `strict_outputs`, outputs may have other datatypes and row shapes than
+    declared.
     """
 
     model: str
@@ -60,7 +58,7 @@ class Signature:
     _required: int = field(init=False, repr=False, compare=False)
     names: list[str] = field(init=False, repr=False, compare=False)  # of the outputs
     batches: bool = field(init=False, repr=False, compare=False)  # axis 0 of tensors counts rows
-    # Whether all requests may share batches: every input is there, in a fixed shape.
+    # True if all requests may share batches: no optional inputs, fixed shapes only.
     uniform: bool = field(init=False, repr=False, compare=False)
     _known: dict[object, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _differing: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
@@ -78,7 +76,7 @@ class Signature:
         object.__setattr__(self, "uniform", uniform)
 
     def wire_shape(self, spec: TensorSpec) -> Shape:
-        """The shape that clients see: with a leading -1 where the model batches."""
+        """The shape that clients see: with a leading -1 if the model batches."""
         return (-1, *spec.dims) if self.batches else spec.dims
 
     def input(self, name: str) -> TensorSpec:
@@ -92,10 +90,9 @@ class Signature:
         return spec
 
     def check_tensor(self, name: str, datatype: Datatype, shape: Sequence[int]) -> None:
-        """Check one input by what is said of it, before its data is looked at.
+        """Check the declared metadata of an input, before its data is decoded.
 
-        For data that costs something to look at; `check` does not lean on it. Raises
-        `InvalidRequest`.
+        For data that is expensive to decode; `check` does not rely on it. Raises `InvalidRequest`.
         """
         spec = self.input(name)
         if datatype is not spec.datatype:
@@ -107,12 +104,12 @@ class Signature:
             raise InvalidRequest(self._too_many_rows(shape[0]))
 
     def check(self, request: Call) -> int:
-        """The number of rows in `request` (1 if the model does not batch).
+        """Return the number of rows in `request` (1 if the model does not batch).
 
-        Raises `InvalidRequest` naming the first thing that does not fit: an unknown output, a
-        missing or unknown input, a datatype, a shape, differing or too many rows.
+        Raises `InvalidRequest` for the first mismatch: an unknown output, a missing or unknown
+        input, a datatype, a shape, differing or too many rows.
         """
-        # Names, datatypes and shapes repeat; what has passed once passes again.
+        # Names, datatypes and shapes repeat; a layout that has passed once passes again.
         inputs = request.inputs
         key = (request.outputs, *[(n, t.datatype, t.array.shape) for n, t in inputs.items()])
         rows = self._known.get(key)
@@ -168,14 +165,14 @@ class Signature:
         return rows
 
     def differs(self, output: str) -> bool:
-        """Note that an output is not as it is declared; whether that is news."""
+        """Note an output that differs from its declaration; True the first time."""
         if output in self._differing:
             return False
         self._differing.add(output)
         return True
 
     def batch_key(self, request: Call) -> object:
-        """Key that requests of one batch share: which inputs, in which row shapes."""
+        """Key that requests of one batch share: the inputs present, with their row shapes."""
         if self.uniform:
             return None
         inputs = request.inputs
@@ -235,23 +232,23 @@ class Signature:
 
 
 def fits(shape: Shape, dims: Shape) -> bool:
-    """True if `shape` agrees with `dims`, in which -1 stands for any size."""
+    """True if `shape` matches `dims`, in which -1 matches any size."""
     return len(shape) == len(dims) and all(
         d in (-1, size) for size, d in zip(shape, dims, strict=True)
     )
 
 
 def relabel(shape: Shape, source: Shape, target: Shape) -> Shape:
-    """`shape`, which fits `source`, written as `target`.
+    """Rewrite `shape`, which fits `source`, as `target`.
 
-    Each -1 of `target` takes the next of the sizes that `source` leaves open.
+    Each -1 of `target` takes the next size that `source` leaves open.
     """
     sizes = iter([size for size, d in zip(shape, source, strict=True) if d == -1])
     return tuple(next(sizes) if d == -1 else d for d in target)
 
 
 def reshaped(array: TensorArray, spec: TensorSpec, batches: bool, to_model: bool) -> TensorArray:
-    """`array` with its row shape relabelled between what clients see and what the model sees."""
+    """Convert the row shape of `array` between the client's and the model's form."""
     if spec.reshape is None:
         return array
     source, target = (spec.dims, spec.reshape) if to_model else (spec.reshape, spec.dims)
@@ -260,14 +257,14 @@ def reshaped(array: TensorArray, spec: TensorSpec, batches: bool, to_model: bool
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Names as messages list them: `['A','B']`."""
+    """Names in the form used by messages: `['A','B']`."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 def difference(reference: Signature, other: Signature) -> str:
-    """Why requests for `reference` are none for `other`; "" if they are.
+    """The first reason why requests for `reference` do not fit `other`; "" if they do.
 
-    It may have further outputs, and further inputs that are optional.
+    `other` may have further outputs and further optional inputs.
     """
     lead = "differs from the baseline: "
     if reference.decoupled != other.decoupled:

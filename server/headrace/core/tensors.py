@@ -1,4 +1,4 @@
-"""Tensors as the server carries them between the wire and a model."""
+"""Tensors as passed between codecs and models."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
 from headrace.workers.elements import join
 
-_SHOWN = 32  # dimensions: no model has as many, but a request may
+_SHOWN = 32  # dimensions: more than any model has, but a request may have them
 
 
 def brackets(shape: Sequence[int]) -> str:
-    """A shape in the form `[-1,16]`, of one with very many dimensions the first ones."""
+    """A shape in the form `[-1,16]`; very long ones are truncated."""
     more = ",…" if len(shape) > _SHOWN else ""
     return "[" + ",".join(map(str, shape[:_SHOWN])) + more + "]"
 
@@ -27,7 +27,7 @@ TensorArray = Array | BytesArray  # BYTES are undecoded, or objects in an array
 
 
 class Tensor(NamedTuple):
-    """A named array with a protocol datatype; axis 0 counts rows when the model batches."""
+    """A named array with a protocol datatype; axis 0 counts rows if the model batches."""
 
     name: str
     datatype: Datatype
@@ -43,10 +43,10 @@ class Tensor(NamedTuple):
         model: str = "",
         request_id: str = "",
     ) -> "Tensor":
-        """View `raw` (row-major, little-endian; BYTES have their lengths) without copying it.
+        """View `raw` (row-major, little-endian; BYTES with their lengths) without copying it.
 
-        `model` and `request_id` are for the error, "" for what is no input of a request. Raises
-        `InvalidRequest` if `shape` and the number of bytes do not agree.
+        `model` and `request_id` are for the error, "" if the tensor is not a request's input.
+        Raises `InvalidRequest` if `shape` and the number of bytes do not agree.
         """
         count = element_count(name, shape)
         if datatype is Datatype.BYTES:
@@ -57,19 +57,19 @@ class Tensor(NamedTuple):
         return cls(name, datatype, np.frombuffer(raw, NUMPY[datatype]).reshape(shape))
 
 
-# A tensor of (name, datatype, array), made without a call of Python: one for each output of each
+# Makes a tensor of (name, datatype, array) without a Python-level call: once per output and
 # request.
 new_tensor: Callable[[tuple[str, Datatype, TensorArray]], Tensor] = partial(tuple.__new__, Tensor)
 
 MAX_RANK = 32
-_MAX_COUNT = 2**63 - 1  # elements that the protocol can speak of
-_MAX_ELEMENTS = 2**59  # 8 bytes each is as far as numpy can address
+_MAX_COUNT = 2**63 - 1  # elements that the protocol can express
+_MAX_ELEMENTS = 2**59  # 8 bytes each is the limit of numpy's addressing
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:
-    """The number of elements that `shape` asks for, in Python integers, which cannot wrap around.
+    """The number of elements of `shape`, in Python integers, which cannot overflow.
 
-    Raises `InvalidRequest` for a negative dimension, and for shapes beyond what an array can have.
+    Raises `InvalidRequest` for a negative dimension, and for shapes that no array can have.
     """
     if len(shape) > MAX_RANK:  # first, because the other messages show the shape
         raise too_many_dimensions(name, shape)
@@ -78,7 +78,7 @@ def element_count(name: str, shape: Sequence[int]) -> int:
             f"input '{name}': every dimension must be given and not negative, got {brackets(shape)}"
         )
     count = math.prod(shape)
-    # A zero hides the other dimensions from the product, not from numpy.
+    # A zero hides the other dimensions from the product, but not from numpy.
     if count > _MAX_ELEMENTS or (count == 0 and math.prod(filter(None, shape)) > _MAX_ELEMENTS):
         if math.prod(filter(None, shape)) > _MAX_COUNT:
             raise InvalidRequest(
@@ -95,7 +95,7 @@ def element_count(name: str, shape: Sequence[int]) -> int:
 def byte_size_mismatch(
     name: str, datatype: Datatype, shape: Sequence[int], got: int, model: str, request_id: str
 ) -> InvalidRequest:
-    """The error of an input whose shape asks for another number of bytes, in Triton's words."""
+    """The error of an input whose shape requires another number of bytes, in Triton's words."""
     prefix = f"[request id: {request_id or '<id_unknown>'}] " if model else ""
     of_model = f" for model '{model}'" if model else ""
     expected = math.prod(shape) * ITEM_SIZES[datatype]
@@ -106,20 +106,20 @@ def byte_size_mismatch(
 
 
 def too_many_dimensions(name: str, shape: Sequence[object]) -> InvalidRequest:
-    """The error of a shape with more than `MAX_RANK` dimensions, whatever they are."""
+    """The error of a shape with more than `MAX_RANK` dimensions."""
     return InvalidRequest(
         f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are allowed"
     )
 
 
 def elsewhere(name: str, datatype: Datatype, shape: Sequence[int]) -> Tensor:
-    """A tensor whose data are in shared memory: its array has the shape, and no bytes at all."""
-    # Whatever writes tensors writes the name of the datatype, and the bytes of the array.
+    """A tensor whose data is in shared memory: its array has the shape, but no bytes."""
+    # Tensor writers need the name of the datatype and the bytes of the array only.
     return Tensor(name, cast(Datatype, Elsewhere(datatype.value)), np.empty(shape, "V0"))
 
 
 def concatenated(parts: Sequence[TensorArray]) -> TensorArray:
-    """Arrays of one datatype and row shape behind one another, undecoded if any of them is."""
+    """Concatenate arrays of one datatype and row shape, undecoded if any of them is."""
     if any(isinstance(part, BytesArray) for part in parts):
         data = b"".join(map(raw_bytes, parts))
         return BytesArray(data, (sum(map(len, parts)), *parts[0].shape[1:]))
@@ -128,7 +128,7 @@ def concatenated(parts: Sequence[TensorArray]) -> TensorArray:
 
 
 def raw_bytes(array: TensorArray) -> Buffer:
-    """The elements of an array as the protocol has them in binary; large ones as a view."""
+    """The elements of an array in the protocol's binary form; a view if they are large."""
     if isinstance(array, BytesArray):
         return array.data
     if array.dtype.hasobject:

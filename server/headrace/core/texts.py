@@ -1,26 +1,24 @@
-"""Texts of errors, bounded whatever a client has sent; numbers as configurations spell them; and
-names of parameters that this server's processes add to requests.
-"""
+"""Error texts of bounded length, number syntax of configurations, and internal parameter names."""
 
 from reprlib import Repr
 
-# Bytes of an error's text. Over gRPC it travels in trailers, where each may take three, and clients
-# accept 8 KiB of headers; over HTTP it is as long, so that a client reads the same.
+# Maximum bytes of an error text. Over gRPC it travels in trailers, where each byte may take three,
+# and clients accept 8 KiB of headers; the limit over HTTP is the same, so that clients read the
+# same text.
 MAX_ERROR = 2_000
 _CUT = "…"
 
-# A front end has the headers, and the engine's process what needs one: its value travels as a
-# parameter with this in front of its name.
+# The prefix of parameters by which a front end passes request headers to the engine's process.
 HEADER_PARAMETER = "headrace_header:"
-# The same for a header that goes on to another server, which requests bring along to where their
-# calls are made; and until when their client waits, in nanoseconds of the monotonic clock.
+# The prefix for headers that are forwarded to an upstream, and the client's deadline in nanoseconds
+# of the monotonic clock.
 FORWARD_PARAMETER = "headrace_forward:"
 DEADLINE_PARAMETER = "headrace_deadline"
 
 
 def bounded(text: str) -> str:
-    """A text as an error has it: Unicode, and cut to `MAX_ERROR` bytes of UTF-8."""
-    raw = text[: MAX_ERROR + 1].encode(errors="replace")  # one that is long is not encoded whole
+    """An error text as it is sent: valid Unicode, cut to `MAX_ERROR` bytes of UTF-8."""
+    raw = text[: MAX_ERROR + 1].encode(errors="replace")  # a long text is not encoded whole
     if len(raw) <= MAX_ERROR:
         return raw.decode()
     return raw[:MAX_ERROR].decode(errors="ignore") + _CUT
@@ -37,15 +35,15 @@ _SHORT = _shortener()
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it, with only the first of many elements and characters."""
+    """The `repr` of a value, with only the first of many elements and characters."""
     return _SHORT.repr(value)
 
 
-_LONGEST = 20  # digits, of which Python converts any number only up to some thousands
+_LONGEST = 20  # digits; Python refuses to convert more than some thousands
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """The number that digits spell; None for any other text, and for what is out of the bounds."""
+    """Parse a decimal number; None for any other text, and if it is out of bounds."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST):
         return None
     number = int(text)
