@@ -1,1 +1,1 @@
-"""The protocol's bytes to values and back, without I/O, waiting or a clock."""
+"""Codecs: bytes of each protocol to values and back, without I/O, blocking or a clock."""

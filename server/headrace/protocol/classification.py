@@ -1,4 +1,4 @@
-"""The classification extension: an output's highest values, as text, instead of the output."""
+"""The classification extension: an output's highest values, as text, instead of the tensor."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Array, Tensor
 from headrace.core.texts import shown
 
-# Classes of a row that may be asked for: each is a text of its own. More of them are no answer that
-# a person, or a program that wants the best few, can have use for.
+# The largest number of classes per row that may be requested. Each becomes a text of its own, and
+# an answer with more of them has no practical use.
 MAX_CLASSES = 10_000
 _MAX_ELEMENTS = 1_000_000
-_WIDE = 4096  # elements of a row from which on it pays to set the highest apart before sorting
+_WIDE = 4096  # elements of a row from which on partitioning before sorting pays
 _UNSUPPORTED = (Datatype.FP16, Datatype.BF16, Datatype.BOOL, Datatype.BYTES)
 
 
 def check_class_count(output: str, count: object) -> int:
-    """An output's `classification` parameter; raises `InvalidRequest` unless 1 to `MAX_CLASSES`."""
+    """Check `classification` of an output; raises `InvalidRequest` unless 1 to `MAX_CLASSES`."""
     if type(count) is not int or count < 1:
         raise InvalidRequest(
             f"'classification' of output '{output}' must be a positive integer, got {shown(count)}"
@@ -39,9 +39,9 @@ def classify_outputs(
     labels: Mapping[str, Sequence[str]],
     batches: bool,
 ) -> None:
-    """Replace the outputs named in `counts` by their so many highest classes.
+    """Replace the outputs named in `counts` by their highest classes, as many as `counts` says.
 
-    Raises `InvalidRequest` where an output has no classes.
+    Raises `InvalidRequest` if an output's datatype has no classes.
     """
     response.outputs = [
         classify(tensor, counts[tensor.name], labels.get(tensor.name, ()), batches)
@@ -55,7 +55,7 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
     """Each row's `count` highest elements, descending, as `value:index` or `value:index:label`.
 
     Without batching the whole tensor is one row. Equal values keep the order of their indices.
-    Raises `InvalidRequest` for a datatype that has no classes, and for a tensor of over a million
+    Raises `InvalidRequest` for a datatype without classes, and for tensors of more than a million
     elements.
     """
     datatype, array = tensor.datatype, np.asarray(tensor.array)
@@ -87,15 +87,15 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
 
 
 def _descending(rows: Array) -> Array:
-    """Indices of each row's elements from the highest to the lowest, of equals in their order."""
-    # Sorting the reversed row stably and reversing the result puts the first of equals first.
+    """Indices of each row's elements in descending order; equal elements keep their order."""
+    # Sorting the reversed row stably and reversing the result keeps the order of equal elements.
     order = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
     descending: Array = rows.shape[1] - 1 - order
     return descending
 
 
 def _highest(row: Array, count: int) -> Array:
-    """The first `count` of what `_descending` gives for one row. NaN counts as the highest."""
+    """The first `count` indices of `_descending` for one row. NaN counts as the highest value."""
     lowest = np.partition(row, len(row) - count)[len(row) - count]
     if lowest != lowest:
         return np.flatnonzero(row != row)[:count]

@@ -1,8 +1,8 @@
 """Content encodings of HTTP bodies: gzip and deflate, both ways.
 
-A compressed body is unpacked piece by piece, and each piece is counted before the next is unpacked:
-so a small body becomes a large one only as far as the limits for large ones let it. How much it
-grows is no reason to refuse it: a tensor of ones becomes a thousand times its size.
+A compressed body is unpacked piece by piece, and each piece is charged before the next is unpacked,
+so that a small body grows only as far as the limits for large ones allow. A high compression ratio
+alone is no reason for refusal: a tensor of ones grows a thousandfold.
 """
 
 import gzip
@@ -13,18 +13,18 @@ from headrace.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedEnc
 from headrace.core.tensors import Buffer
 
 ENCODINGS = ("gzip", "deflate")
-LARGE = 64 << 10  # bytes of what is packed that take a while
+LARGE = 64 << 10  # compressed bytes from which on unpacking takes noticeably long
 FREE_BYTES = 16 << 20
-ANSWER_RATIO = 250  # of other servers' answers, for which nobody is charged
-_CHUNK = 1 << 20  # bytes that are unpacked at once
-_INPUT = 64 << 10  # bytes that are given to zlib at once, which copies what it leaves
-_SMALL = 8 << 10  # bytes of a body that is worth trying at once
+ANSWER_RATIO = 250  # for upstreams' answers, which no client is charged for
+_CHUNK = 1 << 20  # bytes unpacked per step
+_INPUT = 64 << 10  # bytes passed to zlib per step; zlib copies unconsumed input
+_SMALL = 8 << 10  # compressed bytes up to which unpacking is tried on the event loop
 _SMALL_OUTPUT = 64 << 10
-DEFAULT_LEVEL = 3  # on tensors, higher levels cost several times as much for a few per cent
+DEFAULT_LEVEL = 3  # on tensors, higher levels cost several times as much for a few percent
 
 
 def _uncounted(nbytes: int) -> None:
-    """Where nothing counts but the limit."""
+    """A `charge` that counts nothing."""
 
 
 def decompress(
@@ -35,12 +35,12 @@ def decompress(
     charge: Callable[[int], object] = _uncounted,
     max_ratio: int = 0,
 ) -> bytes | memoryview:
-    """`body` unpacked; `limit` bytes at most.
+    """Unpack `body` to at most `limit` bytes.
 
-    `what` it is, is for texts. `charge` is called with the size of each piece, of about a megabyte
-    at most, and may raise. With a `max_ratio`, a body may grow to `FREE_BYTES`, or to so many times
-    its size. Raises `UnsupportedEncoding` for another encoding, `InvalidRequest` for a damaged or
-    cut stream, `PayloadTooLarge` past the limit.
+    `what` names the body in error texts. `charge` is called with the size of each piece, at most
+    about a megabyte, and may raise. With a `max_ratio`, the body may grow to `FREE_BYTES`, or to
+    that multiple of its size. Raises `UnsupportedEncoding` for an unknown encoding,
+    `InvalidRequest` for a damaged or truncated stream, `PayloadTooLarge` beyond the limit.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
@@ -49,9 +49,9 @@ def decompress(
         raise UnsupportedEncoding(
             f"Unsupported compression type '{encoding}', expected one of gzip, deflate, identity"
         )
-    # 32 + 15: a gzip or zlib header, told apart by itself; clients mix the two names up.
+    # 32 + 15: zlib detects a gzip or zlib header; clients mix up the two names.
     unpacker = zlib.decompressobj(47)
-    whole = bytearray()  # which grows in its place if it is large
+    whole = bytearray()  # grows in place if it is large
     view, position = memoryview(body), 0
     pending: bytes | memoryview = b""
     try:
@@ -81,9 +81,9 @@ def decompress(
 
 
 def decompress_small(body: bytes | memoryview, encoding: str) -> bytes | None:
-    """`decompress` a body that is soon unpacked; None for any other, or a wrong one.
+    """`decompress` a body that is fast to unpack; None for any other or invalid body.
 
-    That takes a fraction of a millisecond, and is what nearly all compressed messages are.
+    Takes a fraction of a millisecond, which suffices for nearly all compressed messages.
     """
     if len(body) > _SMALL or encoding.strip().lower() not in ENCODINGS:
         return None
@@ -96,7 +96,7 @@ def decompress_small(body: bytes | memoryview, encoding: str) -> bytes | None:
 
 
 def too_large(what: str, limit: int, size: int | None = None) -> str:
-    """The text of every size error; it names the setting that a server's operator can change."""
+    """The text of every size error; names the setting that the operator can change."""
     got = f" ({size} bytes)" if size is not None else ""
     return (
         f"the {what}{got} exceeds the maximum allowed value of {limit} bytes."
@@ -105,14 +105,14 @@ def too_large(what: str, limit: int, size: int | None = None) -> str:
 
 
 def check_size(message: Buffer, limit: int) -> int:
-    """The size of a request message; raises `PayloadTooLarge`."""
+    """Return the size of a request message; raises `PayloadTooLarge`."""
     if len(message) > limit:
         raise PayloadTooLarge(too_large("request message", limit, len(message)))
     return len(message)
 
 
 def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:
-    """`body` packed as `gzip` or `deflate` (a zlib stream), at one of zlib's levels."""
+    """Compress `body` as `gzip` or `deflate` (a zlib stream), at one of zlib's levels."""
     if encoding == "gzip":
         return gzip.compress(body, level, mtime=0)
     return zlib.compress(body, level)
@@ -121,7 +121,7 @@ def compress(body: bytes, encoding: str, level: int = DEFAULT_LEVEL) -> bytes:
 def choose_encoding(accept: str) -> str:
     """The encoding that an Accept-Encoding header prefers: gzip, deflate or identity.
 
-    The highest weight wins, the first of equals; unknown names are skipped; default is identity.
+    The highest weight wins, the first among equals; unknown names are skipped; default: identity.
     """
     best, best_weight = "identity", 0.0
     for item in accept.split(","):

@@ -1,4 +1,4 @@
-"""Protobuf messages as the JSON that Triton's HTTP endpoints send, and the JSON Schema of it.
+"""Protobuf messages in the JSON form of Triton's HTTP endpoints, and its JSON Schema.
 
 Unlike protobuf's own JSON form, names stay in snake case, 64-bit integers are numbers, and fields
 with their default value are written out.
@@ -16,7 +16,7 @@ _BYTES = FieldDescriptor.TYPE_BYTES
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """`message` as a JSON object; sub-messages and members of a oneof only where they are set."""
+    """`message` as a JSON object; sub-messages and oneof members only if they are set."""
     result: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -33,7 +33,7 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def _value(field: Any, value: Any) -> Any:
-    # The descriptor's class is protobuf's own or that of its C implementation.
+    # The descriptor's class is either protobuf's own or that of its C implementation.
     if field.type == _MESSAGE:
         return to_json(value)
     if field.type == _ENUM:
@@ -51,7 +51,7 @@ _SCALARS = {
 
 
 def message_schemas(descriptors: Iterable[Descriptor]) -> dict[str, dict[str, Any]]:
-    """Schemas of messages, and of all in them, by the name that `schema_name` gives."""
+    """Schemas of messages and of all messages in them, by `schema_name`."""
     schemas: dict[str, dict[str, Any]] = {}
     waiting = list(descriptors)
     while waiting:
@@ -69,7 +69,7 @@ def schema_name(descriptor: Descriptor) -> str:
 
 
 def reference(descriptor: Descriptor) -> dict[str, str]:
-    """Where a document refers to the schema of a message."""
+    """The `$ref` to the schema of a message."""
     return {"$ref": f"#/components/schemas/{schema_name(descriptor)}"}
 
 
@@ -83,7 +83,7 @@ def _schema(descriptor: Descriptor) -> dict[str, Any]:
 
 
 def _message(field: FieldDescriptor) -> Descriptor | None:
-    """The message in a field, or in the values of a map."""
+    """The message type of a field, or of a map's values."""
     entry = field.message_type
     if entry is not None and entry.GetOptions().map_entry:
         found: Descriptor | None = entry.fields_by_name["value"].message_type

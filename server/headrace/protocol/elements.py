@@ -1,8 +1,8 @@
-"""Lists, as a JSON or protobuf parser gives them, to arrays and back, without a loop over elements.
+"""Lists from a JSON or protobuf parser to arrays and back, without a loop over elements.
 
-What a list holds is found by `set(map(type, values))`, which runs in C; numpy would otherwise
-accept `"1"` for a number, `1.5` for an integer (cutting it) and `null` for NaN. In the V2 protocol
-lists are flat, and the shape is beside them; elsewhere their nesting is the shape.
+The element types of a list are found by `set(map(type, values))`, which runs in C; numpy would
+otherwise accept `"1"` for a number, `1.5` for an integer (truncating it) and `null` for NaN. In the
+V2 protocol lists are flat with the shape beside them; elsewhere their nesting is the shape.
 """
 
 import json
@@ -24,13 +24,13 @@ from headrace.protocol.json_text import LongArray
 from headrace.workers.elements import join
 
 MAX_DEPTH = 100
-LENGTH_BYTES = 4  # of an element of BYTES
-# What one takes where a model needs it as an object: its places in lists and an array, and the
-# object itself unless it is empty, of which there is one.
+LENGTH_BYTES = 4  # length prefix of a BYTES element
+# Memory per BYTES element as an object: its slots in lists and an array, and the object itself
+# unless it is empty, of which there is only one.
 _PLACE_BYTES, _OBJECT_BYTES = 24, 56
-MAX_OBJECT_BYTES = 512 << 20  # of a request, so that others have room beside it
-# Bytes of a tensor of numbers that comes as text or as typed contents, of which some bytes may
-# become many. A larger one is moved about for so long that others wait for it.
+MAX_OBJECT_BYTES = 512 << 20  # per request, so that others fit beside it
+# Largest decoded size of a tensor of numbers sent as text or typed contents, where a few bytes may
+# become many. Larger ones would occupy the process for too long.
 MAX_DECODED = 128 << 20
 Charge = Callable[[int], object]
 
@@ -48,7 +48,7 @@ _EXPECTED: dict[Datatype, str] = {
     Datatype.FP64: "numbers",
     Datatype.BYTES: "strings",
 }
-# What Triton says of these two, by which its clients may know such errors.
+# Triton's own words for these two, by which clients may recognise such errors.
 _TRITONS_WORDS: dict[Datatype, str] = {
     Datatype.BOOL: " (attempt to access JSON non-boolean as boolean)",
     Datatype.BYTES: " (attempt to access JSON non-string as string)",
@@ -58,10 +58,10 @@ _JSON_NAMES: dict[type, str] = {
     int: "an integer", float: "a number with a fraction or exponent", type(None): "null",
     LongArray: "a long array",
 }  # fmt: skip
-NOT_IN_JSON = (Datatype.FP16, Datatype.BF16)  # of clients; other servers may write them
+NOT_IN_JSON = (Datatype.FP16, Datatype.BF16)  # in requests; upstreams may write them
 _FLOATS = (*NOT_IN_JSON, Datatype.FP32, Datatype.FP64)
-_ELEMENTS = 64 << 10  # of an array that are written at once: a few milliseconds
-# Lists up to this length are packed by `struct`, which has less to set up than numpy.
+_ELEMENTS = 64 << 10  # of an array written per step: a few milliseconds
+# Lists up to this length are packed by `struct`, which has less overhead than numpy.
 _SHORT = 1024
 _CODES: dict[Datatype, str] = {
     Datatype.BOOL: "?", Datatype.UINT8: "B", Datatype.UINT16: "H", Datatype.UINT32: "I",
@@ -78,11 +78,11 @@ FLAT = {
 
 
 def uncharged(nbytes: int) -> None:
-    """A `Charge` where nothing is counted."""
+    """A `Charge` that counts nothing."""
 
 
 def decoded_size(name: str, datatype: Datatype, count: int) -> int:
-    """Bytes that numbers take; raises `InvalidRequest` beyond `MAX_DECODED`."""
+    """Bytes that `count` numbers take; raises `InvalidRequest` beyond `MAX_DECODED`."""
     size = count * NUMPY[datatype].itemsize
     if size > MAX_DECODED:
         raise InvalidRequest(
@@ -93,21 +93,21 @@ def decoded_size(name: str, datatype: Datatype, count: int) -> int:
 
 
 def json_name(value_type: type) -> str:
-    """JSON's name of a parsed value's type."""
+    """JSON's name for the type of a parsed value."""
     return _JSON_NAMES.get(value_type, value_type.__name__)
 
 
 def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
-    """The elements of a flat or nested list in order, and the types among them.
+    """Return the elements of a flat or nested list in order, and the types among them.
 
-    Raises `InvalidRequest` for lists beside elements, and for lists nested too deeply.
+    Raises `InvalidRequest` for lists mixed with elements, and for lists nested too deeply.
     """
     values, types, _ = _flattened(name, data)
     return values, types
 
 
 def _flattened(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
-    """`flatten`, and the depth of the elements."""
+    """`flatten`, with the nesting depth."""
     types = set(map(type, data))
     depth = 1
     while list in types:
@@ -131,10 +131,10 @@ def _mixed(name: str, depth: int) -> InvalidRequest:
 
 
 def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> Tensor:
-    """The tensor whose elements `data` holds, flat or nested; nesting is not held against `shape`.
+    """Build the tensor whose elements `data` holds, flat or nested; nesting need not match `shape`.
 
-    Raises `InvalidRequest` for FP16 and BF16 (JSON has no form for them), for elements of a wrong
-    type or out of the datatype's range, and where their number differs from what `shape` asks for.
+    Raises `InvalidRequest` for FP16 and BF16 (no JSON form), for elements of a wrong type or out of
+    the datatype's range, and if their number does not match `shape`.
     """
     _check_form(name, datatype)
     values, types = flatten(name, data)
@@ -149,12 +149,12 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
 def tensor_from_long(
     name: str, datatype: Datatype, shape: list[int], data: LongArray, charge: Charge
 ) -> Tensor:
-    """As `tensor_from_json`, piece by piece; `charge` is called with the bytes it takes, first."""
+    """`tensor_from_json` in pieces; `charge` is called with the decoded size first."""
     _check_form(name, datatype)
     if (count := element_count(name, shape)) > len(data):
         raise _wrong_number(name, shape, count, data.elements(), "")
     bytes_tensor = datatype is Datatype.BYTES
-    # No string is longer than its text.
+    # No string is longer than its JSON text.
     size = count * LENGTH_BYTES + len(data) if bytes_tensor else 0
     charge(size or decoded_size(name, datatype, count))
     array: Array = np.empty(0 if bytes_tensor else count, NUMPY[datatype])
@@ -218,9 +218,9 @@ def _wrong_number(
 
 
 def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
-    """Charge what the elements of BYTES tensors become for a model.
+    """Charge the memory of BYTES elements as Python objects.
 
-    Raises `InvalidRequest` beyond `MAX_OBJECT_BYTES`, and what `charge` raises.
+    Raises `InvalidRequest` beyond `MAX_OBJECT_BYTES`, and whatever `charge` raises.
     """
     arrays = [tensor.array for tensor in inputs if tensor.datatype is Datatype.BYTES]
     count = sum(array.size for array in arrays)
@@ -237,10 +237,10 @@ def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
 
 
 def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
-    """The tensor of an input that is nothing but a name, datatype, shape and short flat data.
+    """The tensor of an input that has only a name, datatype, shape and short flat data.
 
-    A quick look at what nearly every JSON request holds, in a text without booleans: None means
-    that it is something else, or wrong, and that the long way will tell.
+    A fast path for nearly every JSON request, in a text without booleans. None means that the
+    input is of another form, or invalid; the general path then decides.
     """
     if len(item) != 4:
         return None
@@ -256,8 +256,8 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
             or count > _SHORT
         ):
             return None
-        # `struct` refuses what is no number. The shape is not looked at before numpy, which refuses
-        # what is not of whole numbers: multiplied, a string or an array in it is all of memory.
+        # `struct` refuses non-numbers. The shape is checked by numpy, which refuses anything but
+        # whole numbers: a string or an array in it, multiplied, could fill all memory.
         raw = pack(f"<{count}{code}", *data)
         array = np.ndarray(shape, dtype, raw)
         if array.size != count or array.shape != tuple(shape):  # numpy takes -1 for "the rest"
@@ -270,7 +270,7 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
 def tensor_from_values(
     name: str, datatype: Datatype, shape: list[int], values: Sequence[Any]
 ) -> Tensor:
-    """The tensor of as many values in a row, of the right type, as `shape` asks for.
+    """Build a tensor from values of the right type, as many as `shape` requires.
 
     Raises `InvalidRequest` for numbers out of the datatype's range.
     """
@@ -292,17 +292,16 @@ def tensor_from_values(
 
 
 def json_elements(tensor: Tensor) -> bytes:
-    """`json_pieces` as one text."""
+    """`json_pieces` joined."""
     return b"".join(json_pieces(tensor))
 
 
 def json_pieces(tensor: Tensor) -> list[bytes]:
     """The elements of `tensor` as one flat JSON array, in pieces.
 
-    Floats are the shortest decimals that give the same value back in the tensor's own precision;
-    NaN and infinities are the bare words that Python's and Triton's JSON use. Raises
-    `InvalidRequest` for FP16, BF16 and BYTES that are not UTF-8: the client has to ask for these in
-    binary.
+    Floats are the shortest decimals that restore the value in the tensor's own precision; NaN and
+    infinities are the bare words of Python's and Triton's JSON. Raises `InvalidRequest` for FP16,
+    BF16 and BYTES that are not UTF-8: the client has to request these in binary.
     """
     if tensor.datatype in NOT_IN_JSON:
         raise InvalidRequest(
@@ -313,7 +312,7 @@ def json_pieces(tensor: Tensor) -> list[bytes]:
     array = tensor.array.ravel()
     if array.size <= _ELEMENTS:
         return [write(tensor.name, array)]
-    # In pieces, because one call holds the interpreter for its whole run.
+    # In pieces, because orjson holds the interpreter lock for a whole call.
     pieces: list[bytes] = []
     for start in range(0, array.size, _ELEMENTS):
         piece = write(tensor.name, array[start : start + _ELEMENTS])
@@ -344,9 +343,9 @@ def _with_words(text: bytes, array: Array) -> bytes:
 
 
 def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[Any]) -> TensorArray:
-    """An array of another server's JSON, flat or nested; raises `InvalidRequest`.
+    """Convert the JSON of an upstream, flat or nested, to an array; raises `InvalidRequest`.
 
-    It may be written with less care than is asked of clients: null is taken for what is no number.
+    More lenient than for clients: null is accepted for non-finite numbers.
     """
     values, types = flatten(name, data)
     if datatype not in _FLOATS:
@@ -355,15 +354,15 @@ def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[An
         values = [np.nan if value is None else value for value in values]
     wide = Datatype.FP32 if datatype in NOT_IN_JSON else datatype
     array = np.asarray(tensor_from_json(name, wide, shape, values).array)
-    with np.errstate(over="ignore"):  # what is too large is infinite
+    with np.errstate(over="ignore"):  # too large values become infinite
         return array.astype(NUMPY[datatype], copy=False)
 
 
 def nested_json(datatype: Datatype, array: Array) -> bytes:
-    """A tensor as nested arrays, a single value if it has no dimensions.
+    """A tensor as nested JSON arrays; a single value if it has no dimensions.
 
-    BYTES are strings, or `{"b64": …}` where they are no UTF-8. NaN and infinities are the bare
-    words that most parsers know.
+    BYTES are strings, or `{"b64": …}` if they are not UTF-8. NaN and infinities are the bare words
+    that most parsers accept.
     """
     if datatype is Datatype.BYTES:
         texts = np.empty(array.shape, object)
@@ -379,7 +378,7 @@ def nested_json(datatype: Datatype, array: Array) -> bytes:
 
 
 def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
-    """The tensor that nested arrays are; raises `InvalidRequest`."""
+    """Build a tensor from nested arrays; raises `InvalidRequest`."""
     shape, values = _unnested(name, value)
     if datatype is Datatype.BYTES:
         return bytes_array([_bytes(name, element) for element in values], shape)
@@ -387,7 +386,7 @@ def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
 
 
 def _nested_json_with_words(array: Array) -> bytes:
-    """Rows that JSON has no form for, number by number."""
+    """Write rows with non-finite numbers, one number at a time."""
     if not array.ndim:
         return str(array[()]).replace("nan", "NaN").replace("inf", "Infinity").encode()
     return b"[" + b",".join(_nested_json_with_words(row) for row in array) + b"]"

@@ -1,10 +1,10 @@
-"""The flat JSON of generate requests to an `Call`, and an `InferResponse` to flat JSON.
+"""The generate extension: flat JSON to a `Call`, and an `InferResponse` to flat JSON.
 
-A request says neither shapes nor datatypes: members that are named as inputs of the model become
-these, by what its signature declares. All others become parameters where the model may read any,
-and are refused where it reads its inputs alone: they are misspelt inputs, and an answer without an
-optional one would be wrong without a word. A response has its id, model, parameters and outputs
-side by side, in alphabetical order.
+A request has neither shapes nor datatypes: members named like inputs of the model become these
+inputs, by the model's signature. All others become parameters if the model may read any, and are
+refused if it reads inputs alone: they are misspelt inputs, and ignoring an optional one would
+silently give a wrong answer. A response has its id, model, parameters and outputs side by side, in
+alphabetical order.
 """
 
 import difflib
@@ -37,11 +37,11 @@ from headrace.protocol.parameters import (
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
 _NOTHING: frozenset[str] = frozenset()
-_COMPARED = 64  # characters of an unknown name that are compared with those of inputs
+_COMPARED = 64  # characters of an unknown name compared with input names
 
 
 class _Members:
-    """Inputs and parameters read so far from the members of a request's object."""
+    """Inputs and parameters read so far from a request's members."""
 
     def __init__(self, signature: Signature, charge: Charge) -> None:
         self._signature = signature
@@ -52,7 +52,7 @@ class _Members:
         self.custom: dict[str, Parameter] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Take one member; raises `InvalidRequest`."""
+        """Add one member; raises `InvalidRequest`."""
         spec = self._specs.get(name)
         if spec is None:
             self._check_parameter(name)
@@ -67,7 +67,7 @@ class _Members:
         try:
             count = len(data) if long is None else long.elements()
             shape = _shape(name, self._signature.wire_shape(spec), count)
-            # First, because the elements cost something to look at.
+            # Checked first, because decoding the elements is expensive.
             self._signature.check_tensor(name, spec.datatype, shape)
             self.inputs[name] = (
                 tensor_from_json(name, spec.datatype, shape, data)
@@ -78,7 +78,7 @@ class _Members:
             raise InvalidRequest(self._worded(str(error), spec, data)) from None
 
     def _check_parameter(self, name: str) -> None:
-        """Refuse a member that nobody reads; raises `InvalidRequest`."""
+        """Refuse a parameter that the model does not read; raises `InvalidRequest`."""
         read = self._signature.parameters
         if read is None or name in read or name == TIMING_PARAMETER or is_reserved(name):
             return
@@ -92,11 +92,11 @@ class _Members:
         )
 
     def _worded(self, text: str, spec: TensorSpec, data: list[Any]) -> str:
-        """The error text of an input's value, in words that hold for flat JSON, too."""
+        """Reword an error about an input's value so that it fits flat JSON."""
         types = set(map(type, data))
         if list in types:
             hint = "a value is one element or a flat array of them, not an array of arrays"
-            # There is no member `data` here, which the texts of infer requests speak of.
+            # The texts of infer requests mention the member `data`, which does not exist here.
             return f"input '{spec.name}': {hint}" if "'data'" in text else f"{text}; {hint}"
         if type(None) in types:
             if (flags := f"{spec.name}.null") in self._specs:
@@ -112,11 +112,11 @@ class _Members:
 def decode_generate(
     signature: Signature, model: str, version: str, body: Buffer, charge: Charge = uncharged
 ) -> Call:
-    """Decode a body for a model of this signature.
+    """Decode a generate body for a model of this signature.
 
-    Members are taken in their order, those of the member `parameters` in its place, and the first
-    that does not fit is told. `charge` is called with the bytes that long values are about to take.
-    Raises `InvalidRequest`, and what `charge` raises.
+    Members are read in order, those of the member `parameters` in its place; the first mismatch is
+    reported. `charge` is called with the decoded size of long values. Raises `InvalidRequest`, and
+    whatever `charge` raises.
     """
     document = parse_json(body, lifts=True)
     if type(document) is not dict:
@@ -135,7 +135,7 @@ def decode_generate(
         if is_id:
             request_id = _text(value)
             if signature.parameters is not None:
-                continue  # nobody reads it as a parameter
+                continue  # not a parameter that a model reads
         members.add(name, value)
     return Call(
         model, version, request_id, members.inputs, (), members.custom, nbytes=len(body),
@@ -144,10 +144,10 @@ def decode_generate(
 
 
 def encode_generate(response: InferResponse) -> bytes:
-    """A response as one JSON object in one line.
+    """Encode a response as one JSON object on one line.
 
-    Where names clash, an output hides a parameter, and both hide what tells of the model. Raises
-    `InvalidRequest` where an output has no JSON form.
+    Where names clash, an output hides a parameter, and both hide the model's name and version.
+    Raises `InvalidRequest` if an output has no JSON form.
     """
     members = {
         "model_name": orjson.dumps(response.model_name),
@@ -166,7 +166,7 @@ def encode_generate(response: InferResponse) -> bytes:
 
 
 def event(document: bytes) -> bytes:
-    """One event of a stream of server-sent events; `document` has no line breaks."""
+    """Format one server-sent event; `document` has no line breaks."""
     return b"data: %b\n\n" % document
 
 
@@ -199,7 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _shape(name: str, declared: tuple[int, ...], count: int) -> list[int]:
-    """The shape of `count` elements: what the fixed sizes leave goes to the innermost open one."""
+    """The shape for `count` elements: the innermost variable dimension takes what remains."""
     shape = list(declared)
     unit = prod(d for d in shape if d != -1)
     rest, left = divmod(count, unit) if unit else (1, count)

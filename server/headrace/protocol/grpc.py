@@ -1,10 +1,10 @@
-"""gRPC over HTTP/2, both sides: the heads of requests, heads and trailers of responses, messages.
+"""gRPC over HTTP/2, both sides: request heads, response heads and trailers, messages.
 
-A message has a prefix of five bytes: whether it is compressed, and its length. One that comes in
-one piece is taken out of the received bytes at once. A longer one is gathered in its place, in
-memory that the system hands out as it is written to.
+A message has a prefix of five bytes: a compression flag, and its length. A message that arrives in
+one piece is a slice of the received bytes. A longer one is gathered in a buffer whose memory the
+system provides as it is written.
 
-Sans-I/O: deadlines are the caller's to watch.
+Sans-I/O: the caller watches deadlines.
 """
 
 import re
@@ -28,32 +28,32 @@ from headrace.protocol.parameters import parse_grpc_timeout
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED = 0, 1, 2, 4
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
-# What a status of HTTP means that comes without one of gRPC: from a proxy, for the most part.
+# gRPC statuses for HTTP statuses that come without one, mostly from proxies.
 _STATUSES = {
     400: INTERNAL, 401: 16, 403: 7, 404: UNIMPLEMENTED, 429: UNAVAILABLE, 502: UNAVAILABLE,
     503: UNAVAILABLE, 504: UNAVAILABLE,
 }  # fmt: skip
-_LONGEST_TEXT = 4096  # characters of a message
-MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is longer
+_LONGEST_TEXT = 4096  # characters of a status text
+MAX_MESSAGE = (1 << 31) - 1  # bytes; protobuf's own maximum
 PREFIX = 5
 unpack_prefix = Struct(">BI").unpack_from
 pack_prefix = Struct(">BI").pack
-_GRACE_SECS = 0.05  # servers watch deadlines, too
-_MOST_DIGITS = 99_999_999  # of a time-out
+_GRACE_SECS = 0.05  # added to deadlines, which servers watch, too
+_MOST_DIGITS = 99_999_999  # of a timeout
 _MAX_LENGTH_DIGITS = 18
 
 _TYPE = (b"content-type", b"application/grpc")
 _ACCEPTED = (b"grpc-accept-encoding", b"identity,deflate,gzip")
 RESPONSE_FIELDS: Fields = [(b":status", b"200"), _TYPE, _ACCEPTED]
 RESPONSE_HEAD = RepeatedFields(RESPONSE_FIELDS)
-_NOT_SENT = (b"te", b"content-type")  # by clients' applications, but by what carries them
+_NOT_SENT = (b"te", b"content-type")  # by applications; the transport sets them
 
 
-# --- heads of requests
+# --- request heads
 
 
 def request_fields(secure: bool, authority: str, agent: bytes) -> Fields:
-    """Fields that all requests to a server have, apart from the `:path`; see `with_path`."""
+    """Fields common to all requests to a server, without `:path`; see `with_path`."""
     return [
         (b":method", b"POST"),
         (b":scheme", b"https" if secure else b"http"),
@@ -66,12 +66,12 @@ def request_fields(secure: bool, authority: str, agent: bytes) -> Fields:
 
 
 def with_path(fields: Headers, path: bytes) -> RepeatedFields:
-    """The head of requests to a procedure, made of `request_fields` and others behind them."""
+    """The head of requests to a procedure: `request_fields`, the path, and further fields."""
     return RepeatedFields([*fields[:2], (b":path", path), *fields[2:]])
 
 
 def timeout_field(seconds: float) -> bytes:
-    """`grpc-timeout` as a literal; nothing for 0."""
+    """`grpc-timeout` as an HPACK literal; empty for 0."""
     if not seconds:
         return b""
     for unit, number in ((b"u", seconds * 1e6), (b"m", seconds * 1e3), (b"S", seconds)):
@@ -82,10 +82,10 @@ def timeout_field(seconds: float) -> bytes:
 
 
 class CallHead:
-    """The head of a request, made once for a header block that repeats.
+    """The decoded head of a request; shared by all requests with the same header block.
 
-    `packing` is how answers are compressed, "" for not at all. `refusal` is a response that answers
-    the call at once, without a message.
+    `packing` is the compression of answers, "" for none. `refusal` is a complete response that
+    answers the call at once, without a message.
     """
 
     timeout: float | None = None  # seconds
@@ -96,7 +96,7 @@ class CallHead:
     refusal: Fields | None = None
 
     def __init__(self, headers: Headers) -> None:
-        """Raises `StreamFailure` where the request is malformed as HTTP."""
+        """Raises `StreamFailure` if the request is malformed as HTTP."""
         fields = dict(headers)
         self.path = fields[b":path"].decode("latin-1")
         self.metadata: dict[str, str] = {}
@@ -115,7 +115,7 @@ class CallHead:
         self.refusal = self._read(fields)
 
     def _read(self, fields: dict[bytes, bytes]) -> Fields | None:
-        """Take in what is gRPC's; the response to a request that is not."""
+        """Read gRPC's fields; returns the refusal of a request that is not gRPC."""
         if fields[b":method"] != b"POST":
             return [(b":status", b"405"), (b"allow", b"POST")]
         kind = fields.get(b"content-type", b"").lower()
@@ -132,7 +132,7 @@ class CallHead:
         encoding = _text(fields, b"grpc-encoding").strip()
         if encoding not in ("", "identity"):
             self.encoding = encoding
-            # As the client does it.
+            # As gRPC's own client does.
             self.packing = encoding if encoding in self.accepts else self.preferred
             if encoding not in ENCODINGS:
                 text = f"compression {encoding!r} is not supported, only gzip and deflate"
@@ -141,7 +141,7 @@ class CallHead:
 
     @property
     def preferred(self) -> str:
-        """The encoding to compress answers with; "" for none."""
+        """The preferred encoding for answers; "" for none."""
         return ENCODINGS[0] if ENCODINGS[0] in self.accepts else next(iter(self.accepts), "")
 
 
@@ -149,11 +149,11 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str:
     return fields.get(name, b"").decode("latin-1").lower()
 
 
-# --- heads and trailers of responses
+# --- response heads and trailers
 
 
 def refusal(status: int, text: str) -> Fields:
-    """A response that is nothing but a gRPC status."""
+    """A response that consists of a gRPC status only."""
     return [*RESPONSE_FIELDS, *status_fields(status, bounded(text))]
 
 
@@ -168,7 +168,7 @@ def status_fields(status: int, text: str, details: bytes = b"") -> Fields:
 
 
 def percent_encoded(text: str) -> bytes:
-    """Text as `grpc-message` carries it: printable ASCII but for `%`, the rest of UTF-8 escaped."""
+    """Encode text for `grpc-message`: printable ASCII except `%`, the rest of UTF-8 escaped."""
     data = text.encode(errors="replace")
     return _escaped(lambda found: b"%%%02X" % found[0][0], data)
 
@@ -177,16 +177,17 @@ _escaped = re.compile(rb"[^\x20-\x24\x26-\x7e]").sub
 
 
 class ResponseBlock:
-    """One block. `status` is gRPC's, -1 if it does not say; `text` goes with it.
+    """A header block of a response. `status` is the gRPC status, -1 if absent; `text` its message.
 
-    `begins` a response, if it has a status of HTTP. `problem` is why messages cannot be read from
-    what follows; then `status` is what that means. Messages may be compressed by `encoding`.
+    `begins` is true for a block with an HTTP status. `problem` is the reason why no messages can be
+    read from the response; `status` is then set accordingly. `encoding` is that of compressed
+    messages.
     """
 
     __slots__ = ("begins", "encoding", "problem", "status", "text")
 
     def __init__(self, headers: Headers) -> None:
-        """Raises `StreamFailure` where that is no response at all."""
+        """Raises `StreamFailure` if the block is not a response."""
         fields = dict(headers)
         self.begins = b":status" in fields
         self.problem = ""
@@ -218,33 +219,33 @@ def _number(data: bytes, otherwise: int) -> int:
 
 
 class Gathering:
-    """A message that is not here as a whole yet."""
+    """A message that has arrived in part."""
 
     __slots__ = ("compressed", "filled", "length", "prefix", "view")
 
     def __init__(self) -> None:
         self.prefix = b""
         self.compressed = 0
-        self.length = -1  # of the message, once the prefix is here
+        self.length = -1  # of the message; -1 until the prefix has arrived
         self.view = memoryview(b"")
         self.filled = 0
 
 
 class MessageStream(Stream):
-    """A stream of messages. What subclasses do with one may raise, and is theirs to catch."""
+    """A stream of messages. Methods of subclasses that take messages must catch their errors."""
 
-    finished = False  # nothing that comes is of interest any more
+    finished = False  # further data is ignored
     _gathering: Gathering | None = None
 
     # --- for subclasses
 
     @property
     def largest(self) -> int:
-        """The most bytes of a message; longer ones are given to `begin_message`."""
+        """The largest message delivered at once; `begin_message` is asked about longer ones."""
         raise NotImplementedError
 
     def message(self, data: Buffer) -> None:
-        """Take a message."""
+        """Receive a message."""
         raise NotImplementedError
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:
@@ -252,20 +253,20 @@ class MessageStream(Stream):
         raise NotImplementedError
 
     def count(self, nbytes: int, before: int) -> None:
-        """Count bytes that have come of the message that is gathered, behind those `before`."""
+        """Charge `nbytes` received of the gathered message, after `before` earlier ones."""
 
     def gathered(self, part: Gathering) -> None:
-        """Take a message that is complete, and may be compressed, with `stop_gathering`."""
+        """Receive a complete, possibly compressed message; followed by `stop_gathering`."""
         raise NotImplementedError
 
     def stop_gathering(self) -> None:
-        """Forget the message that is gathered."""
+        """Drop the message being gathered."""
         self._gathering = self.place = None
 
     # --- events of the stream
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Take messages out of received bytes."""
+        """Split received bytes into messages."""
         if self._gathering is None:
             largest = self.largest
             while stop - start >= PREFIX and not self.finished:
@@ -280,14 +281,14 @@ class MessageStream(Stream):
             start = self._gather(view, start, stop)
 
     def on_filled(self, nbytes: int) -> None:
-        """More of the message that is being gathered is in its place."""
+        """Account for bytes received into the buffer of the gathered message."""
         part = self._gathering
         assert part is not None, "bytes of no message. This is a bug."
         self.count(nbytes, part.filled)
         self._grew(part, nbytes)
 
     def _gather(self, view: memoryview, start: int, stop: int) -> int:
-        """Take part of a message; the position after it."""
+        """Copy part of a message; returns the position after it."""
         part = self._gathering
         if part is None:
             part = self._gathering = Gathering()
@@ -301,7 +302,8 @@ class MessageStream(Stream):
             self.begin_message(compressed, length, length - (stop - start))
             if self.finished:
                 return start
-            part.compressed, part.length = compressed, length  # it was begun, also without memory
+            # Set even if allocating the memory fails.
+            part.compressed, part.length = compressed, length
             part.view = BLOCKS.block(length)
         size = min(part.length - part.filled, stop - start)
         if size:
@@ -311,7 +313,7 @@ class MessageStream(Stream):
         return start + size
 
     def _grew(self, part: Gathering, nbytes: int) -> None:
-        """Count bytes that are in their place; take the message if it is complete."""
+        """Count bytes in the buffer; deliver the message if it is complete."""
         part.filled += nbytes
         if part.filled < part.length:
             self.place = part.view[part.filled :]
@@ -323,7 +325,7 @@ class MessageStream(Stream):
 
 
 class Reason(Enum):
-    """Why a call has no good end."""
+    """The reason why a call failed."""
 
     UNSENT = "the server has not seen it"
     REFUSED = "the server has not begun it"
@@ -336,7 +338,7 @@ class Reason(Enum):
 
 
 class End(NamedTuple):
-    """The failure of a call; `status` is gRPC's, `text` for people."""
+    """The failure of a call; `status` is the gRPC status, `text` its message."""
 
     reason: Reason
     status: int
@@ -344,31 +346,31 @@ class End(NamedTuple):
 
 
 def unpacked(data: bytes, encoding: str, largest: int) -> Buffer:
-    """A compressed message, which may have `largest` bytes then; raises `ServerError`."""
+    """Unpack a compressed message to at most `largest` bytes; raises `ServerError`."""
     return decompress(data, encoding, largest, "answer", max_ratio=ANSWER_RATIO)
 
 
 def unreadable(error: Exception) -> End:
-    """The end of a call whose compressed answer cannot be unpacked."""
+    """The failure of a call whose compressed answer cannot be unpacked."""
     reason = Reason.GROWN if isinstance(error, PayloadTooLarge) else Reason.BROKEN
     return End(reason, INTERNAL, str(error))
 
 
 def _problem(fields: ResponseBlock) -> End:
-    """The end by a head that is not gRPC's, of which the status of HTTP may say enough."""
+    """The failure for a response that is not gRPC; the HTTP status may be conclusive."""
     reason = Reason.BROKEN if fields.status == UNKNOWN else Reason.STATUS
     return End(reason, fields.status, fields.problem)
 
 
 class ClientCall(MessageStream, ClientStream):
-    """One call. `deadline` is in seconds of the clock that the connection is given.
+    """One call. `deadline` is in seconds of the connection's clock.
 
-    A message of the answer may have `most` bytes, also once it is decompressed.
+    A response message may have at most `most` bytes, also once it is decompressed.
     """
 
     connection: ClientConnection | None = None
-    _encoding: str | None = None  # once the head is here
-    _last: ResponseBlock | None = None  # that ends the response
+    _encoding: str | None = None  # set by the response head
+    _last: ResponseBlock | None = None  # the block that ends the response
 
     def __init__(self, deadline: float = inf, most: int = MAX_MESSAGE) -> None:
         super().__init__(0)
@@ -378,7 +380,7 @@ class ClientCall(MessageStream, ClientStream):
     # --- for subclasses
 
     def message_packed(self, data: bytes, encoding: str) -> None:
-        """Take a compressed message, which is unpacked now unless a subclass does otherwise."""
+        """Unpack a compressed message and receive it; subclasses may do so on a thread."""
         try:
             message = unpacked(data, encoding, self.most)
         except ServerError as error:
@@ -387,29 +389,29 @@ class ClientCall(MessageStream, ClientStream):
             self.message(message)
 
     def closed(self, end: End | None) -> None:
-        """The call has ended, well for None. Nothing is called any more."""
+        """End of the call; `end` is None on success. The last callback."""
         raise NotImplementedError
 
-    # --- for whoever makes the call
+    # --- for the caller
 
     def begin(self, connection: ClientConnection) -> None:
-        """Open the stream; only if the connection has room."""
+        """Open the stream; the connection must have a free stream."""
         self.connection = connection
         connection.streams.number(self)
 
     def renew(self) -> None:
-        """Reset the call to what it was before it was begun."""
+        """Reset the call to its state before `begin`."""
         super().renew()
         self.finished = False
         self._gathering = self._encoding = self._last = self.connection = None
 
     def cancel(self) -> None:
-        """End the call, and tell nothing."""
+        """Cancel the call without a callback."""
         self.finished = True
         self._reset()
 
     def break_off(self, end: End) -> None:
-        """End the call, since nothing good can come any more."""
+        """Cancel the call and report `end`, since no valid answer can follow."""
         if not self.finished:
             self._reset()
             self._close(end)
@@ -418,11 +420,11 @@ class ClientCall(MessageStream, ClientStream):
 
     @property
     def largest(self) -> int:
-        """The most bytes of a message of the answer."""
+        """The largest response message in bytes."""
         return self.most
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:
-        """End the call if its message is too long."""
+        """Fail the call if the message is too long."""
         if length > self.most:
             text = f"the answer has a message of {length} bytes, more than {self.most}"
             self.break_off(End(Reason.TOO_LARGE, INTERNAL, text))
@@ -431,7 +433,7 @@ class ClientCall(MessageStream, ClientStream):
             self.connection.data.expect(self, more)
 
     def gathered(self, part: Gathering) -> None:
-        """Hand the message on."""
+        """Deliver the message."""
         self.stop_gathering()
         if part.compressed:
             self.message_packed(bytes(part.view), self._encoding or "")
@@ -441,7 +443,7 @@ class ClientCall(MessageStream, ClientStream):
     # --- events of the stream
 
     def on_block(self, fields: ResponseBlock, ends: bool) -> bool:
-        """Take the head of the response, or its trailers."""
+        """Process the response's head, or its trailers."""
         if ends:
             self._last = fields
             return fields.begins is (self._encoding is None)
@@ -453,14 +455,14 @@ class ClientCall(MessageStream, ClientStream):
         return True
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Take messages out of received bytes."""
+        """Split received bytes into messages."""
         if self._encoding is None:
             self.break_off(End(Reason.BROKEN, INTERNAL, "there is data before any head"))
             return
         super().on_data(view, start, stop)
 
     def on_end(self) -> None:
-        """No more comes."""
+        """Fail the call if the response ended early, or report its status."""
         if self.finished:
             return
         last = self._last
@@ -475,7 +477,7 @@ class ClientCall(MessageStream, ClientStream):
             self._close(None)
 
     def on_gone(self, code: ErrorCode) -> None:
-        """The stream was reset."""
+        """Fail the call: the stream was reset."""
         assert self.connection is not None
         late = self.connection.streams.now + _GRACE_SECS >= self.deadline
         if code is ErrorCode.CANCEL and late:
@@ -484,14 +486,14 @@ class ClientCall(MessageStream, ClientStream):
             self._close(End(Reason.LOST, INTERNAL, f"the stream was reset: {code.name}"))
 
     def on_refused(self) -> None:
-        """The server has not looked at the stream."""
+        """Fail the call: the server has not processed the stream."""
         assert self.connection is not None
         connection = self.connection
         reason = Reason.UNSENT if connection.streams.leaving else Reason.REFUSED
         self._close(End(reason, UNAVAILABLE, connection.said or "the stream was refused"))
 
     def on_lost(self) -> None:
-        """The connection is no more."""
+        """Fail the call: the connection was lost."""
         assert self.connection is not None
         connection = self.connection
         reason = Reason.LOST if self.number <= connection.streams.written else Reason.UNSENT
@@ -499,7 +501,7 @@ class ClientCall(MessageStream, ClientStream):
         self._close(End(reason, UNAVAILABLE, text))
 
     def _reset(self) -> None:
-        self.stop_gathering()  # the rest of a message that is coming in goes nowhere
+        self.stop_gathering()  # the rest of a message in transit is dropped
         connection = self.connection
         if connection is not None and not self.remote_closed and not connection.closing:
             connection.streams.reset(self, ErrorCode.CANCEL)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a client speaks it, without a socket: what is sent, and answers from what comes.
+"""HTTP/1.1 client codec, sans-I/O: requests to bytes, and received bytes to responses.
 
-Whoever has the socket receives into `ResponseReader.buffer()` and says how much it was. A body of
-known length is received where it stays; a head, and chunks, are bounded and pass through one small
-buffer.
+The owner of the socket receives into `ResponseReader.buffer()` and reports the byte count. A body
+of known length is received directly into its final buffer; heads and chunks are bounded and pass
+through one small buffer.
 """
 
 import re
@@ -17,17 +17,17 @@ from headrace.core.tensors import Buffer
 
 LARGEST_HEAD = 64 << 10
 LARGEST_BODY = 1 << 31  # as protobuf's largest message
-_MOST_INTERIM = 32  # heads that only say that an answer comes
-_JOINED = 64 << 10  # bytes of a body up to which one piece is cheaper than several
+_MOST_INTERIM = 32  # informational (1xx) heads before a response
+_JOINED = 64 << 10  # body bytes up to which joining is cheaper than several pieces
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 _END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request but for what all requests to a server have in common.
+    """A request, without the headers common to all requests to a server.
 
-    `path` is quoted. `body` is one behind the other.
+    `path` is quoted. The buffers of `body` are sent one after the other.
     """
 
     method: str
@@ -38,7 +38,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer; names of headers are in lower case. `reusable` is the connection afterwards."""
+    """A response; header names are in lower case. `reusable` refers to the connection."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -47,7 +47,7 @@ class HttpResponse:
 
 
 def header_lines(headers: Sequence[tuple[str, str]]) -> str:
-    """Headers as they are sent; raises `InvalidRequest` for a value that cannot be one."""
+    """Headers in wire format; raises `InvalidRequest` for an invalid value."""
     for name, value in headers:
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(f"the value of the header '{name}' cannot be sent over HTTP")
@@ -55,7 +55,7 @@ def header_lines(headers: Sequence[tuple[str, str]]) -> str:
 
 
 def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
-    """A request's bytes, with header lines that are `common` to all requests to this server."""
+    """The bytes of a request; `common` are the header lines of all requests to this server."""
     size = sum(map(len, request.body))
     lines = [f"{request.method} {request.path} HTTP/1.1\r\n{common}"]
     lines += [f"{name}: {value}\r\n" for name, value in request.headers.items()]
@@ -69,11 +69,11 @@ def request_pieces(request: HttpRequest, common: str) -> list[Buffer]:
 
 
 class ResponseReader:
-    """Reads the answers of one connection, one after the other.
+    """Parses the responses on one connection.
 
-    A `sink` is given the body of a good answer piece by piece, as far as its length is not known
-    before. Raises `InvalidRequest` for what is no answer, and `PayloadTooLarge` for a body of more
-    than `largest_body` bytes.
+    A `sink` receives the body of a successful response of unknown length piece by piece. Raises
+    `InvalidRequest` for malformed responses, and `PayloadTooLarge` for a body of more than
+    `largest_body` bytes.
     """
 
     sink: Callable[[bytes], None] | None = None
@@ -81,7 +81,7 @@ class ResponseReader:
     def __init__(self, largest_body: int = LARGEST_BODY) -> None:
         self._largest = largest_body
         self._view = memoryview(bytearray(LARGEST_HEAD))
-        self._end = 0  # of what is in the buffer and not yet read
+        self._end = 0  # end of the unread bytes in the buffer
         self._head: _Head | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._interim = 0
@@ -89,13 +89,13 @@ class ResponseReader:
         self._filled = 0
 
     def buffer(self) -> memoryview:
-        """Where to put what comes next, never empty; `received` says how much it was."""
+        """The buffer to receive into, never empty; report the byte count to `received`."""
         if len(self._body):
             return self._body[self._filled :]
         return self._view[self._end :]
 
     def received(self, count: int) -> HttpResponse | None:
-        """The answer, once it is complete."""
+        """Process `count` received bytes; returns the response once it is complete."""
         if len(self._body):
             self._filled += count
             return self._complete(self._body) if self._filled == len(self._body) else None
@@ -106,7 +106,7 @@ class ResponseReader:
         return self._go_on(head)
 
     def closed(self) -> HttpResponse | None:
-        """The answer that the end of the connection completes, if there is one."""
+        """Process the end of the connection; returns the response that it completes, if any."""
         head = self._head
         if head is None or head.chunked or len(self._body):
             return None
@@ -114,7 +114,7 @@ class ResponseReader:
 
     def _read_head(self, searched: int) -> HttpResponse | None:
         head, parser = self._next_head(searched)
-        while head is not None and head.status < 200:  # it only says that the answer comes
+        while head is not None and head.status < 200:  # an informational response
             self._interim += 1
             if self._interim > _MOST_INTERIM:
                 raise InvalidRequest(f"more than {_MOST_INTERIM} heads before the answer's own")
@@ -135,9 +135,9 @@ class ResponseReader:
     def _next_head(
         self, searched: int
     ) -> "tuple[_Head, httptools.HttpResponseParser] | tuple[None, None]":
-        """The head at the front, if it is there; its end is not in the part that is `searched`."""
+        """The head at the front, if complete; its end lies after the part already `searched`."""
         view = self._view
-        # There is no search in a view; what is copied is a head, and what came along with it.
+        # memoryviews cannot be searched; the copy is a head and the few bytes behind it.
         found = bytes(view[searched : self._end]).find(_END)
         if found < 0:
             if self._end == LARGEST_HEAD:
@@ -153,12 +153,12 @@ class ResponseReader:
         except httptools.HttpParserError as error:
             raise InvalidRequest(f"not HTTP/1.1: {error}") from None
         self._keep(stop)
-        head.parser = None  # they would keep each other alive
+        head.parser = None  # breaks a reference cycle
         head.status = parser.get_status_code()
         return head, parser
 
     def _expect(self, length: int) -> HttpResponse | None:
-        """Take in a body of known length, of which some may be there."""
+        """Start a body of known length, of which a part may have arrived."""
         self._check(length)
         there = min(self._end, length)
         if there == length:
@@ -172,7 +172,7 @@ class ResponseReader:
         return None
 
     def _go_on(self, head: "_Head") -> HttpResponse | None:
-        """Take in what there is of a body of unknown length."""
+        """Process what has arrived of a body of unknown length."""
         piece = bytes(self._view[: self._end])
         self._keep(self._end)
         if not head.chunked:
@@ -183,7 +183,7 @@ class ResponseReader:
                 self._parser.feed_data(piece)
             except httptools.HttpParserError as error:
                 raise InvalidRequest(f"chunks that are none: {error}") from None
-            # Of trailers, the parser keeps what has come.
+            # The parser keeps received trailers.
             head.beside = head.beside + len(piece) if len(head.body) == size else 0
             if head.beside > LARGEST_HEAD:
                 raise InvalidRequest(f"more than {LARGEST_HEAD} bytes beside chunks")
@@ -196,14 +196,14 @@ class ResponseReader:
     def _complete(self, body: Buffer) -> HttpResponse:
         head = self._head
         assert head is not None
-        # What follows an answer that was the last one asked for belongs to none.
+        # Bytes after the last response belong to no request.
         reusable = head.reusable and not self._end and not head.more
         self._head = self._parser = None
         self._body, self._filled = memoryview(b""), 0
         return HttpResponse(head.status, head.headers, body, reusable)
 
     def _keep(self, start: int) -> None:
-        """Move what follows the first `start` bytes to the front."""
+        """Move the bytes after the first `start` to the front of the buffer."""
         rest = self._end - start
         if rest:
             self._view[:rest] = bytes(self._view[start : self._end])
@@ -215,13 +215,13 @@ class ResponseReader:
 
 
 class _Head:
-    """The callbacks of httptools for one answer, and what they have collected."""
+    """httptools callbacks for one response, and what they have collected."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        self.body = bytearray()  # not pieces, which take more than their bytes if they are small
-        self.beside = 0  # bytes since the last ones of the body
+        self.body = bytearray()  # no list of pieces, since small ones take more than their bytes
+        self.beside = 0  # bytes since the last body bytes
         self.chunked = self.complete = self.more = self.reusable = False
         self.parser: httptools.HttpResponseParser | None = None
         self._begun = self._told = False
@@ -230,13 +230,13 @@ class _Head:
         self.more, self._begun = self._begun, True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._told:  # otherwise it is a trailer
+        if not self._told:  # later ones are trailers
             self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self._told = True
         assert self.parser is not None
-        self.reusable = self.parser.should_keep_alive()  # what is complete is forgotten
+        self.reusable = self.parser.should_keep_alive()  # only valid before the message is complete
 
     def on_body(self, piece: bytes) -> None:
         self.body += piece

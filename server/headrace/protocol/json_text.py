@@ -1,13 +1,12 @@
-"""JSON as the protocol's clients write it: with NaN and infinities, and as long as tensors are.
+"""Parsing of JSON as the protocol's clients write it: with NaN and infinities, and very long.
 
-A text is parsed by orjson; one with bare words, which are no JSON, by the standard library.
+orjson parses a text; one with bare words, which are not JSON, is parsed by the standard library.
 
-One call for a long text would hold the interpreter for its whole run. So the long arrays that are
-members of objects, which is where tensors' data are, are cut out of it: a look at the brackets
-outside of strings finds them, by numpy, which lets other threads run. What remains is parsed at
-once. An array is parsed in pieces, cut at commas; the brackets open at a cut are closed before it
-and opened again behind it, so that orjson sees each byte once, and refuses in a piece what it would
-refuse in the whole.
+A single call for a long text would hold the interpreter lock for its whole run. So long arrays that
+are members of objects, which is where tensors' data is, are cut out: numpy, which releases the
+lock, finds them by the brackets outside of strings. The remaining text is parsed at once. An array
+is parsed in pieces, cut at commas; brackets open at a cut are closed before it and reopened after
+it, so that orjson sees each byte once and refuses in a piece what it would refuse in the whole.
 """
 
 import gc
@@ -23,14 +22,14 @@ import orjson
 from headrace.core.errors import InvalidRequest, Overloaded
 from headrace.core.tensors import Array, Buffer
 
-WHOLE = 1 << 20  # bytes of a text up to which it is parsed at once: some milliseconds
-MAX_VALUES = 1_000_000  # in what is parsed at once of a longer one: a few tens of milliseconds
+WHOLE = 1 << 20  # bytes of a text parsed at once: some milliseconds
+MAX_VALUES = 1_000_000  # in the remaining text of a longer one: a few tens of milliseconds
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = ord("["), ord("]")
 
 
 class Sizes(NamedTuple):
-    """In bytes: of an array worth cutting out, of what is looked at together, and of a piece."""
+    """Sizes in bytes: of an array worth cutting out, of a scanned block, and of a parsed piece."""
 
     lifted: int = 1024
     block: int = 1 << 20
@@ -41,12 +40,12 @@ _SIZES = Sizes()
 
 
 class LongArray:
-    """An array of a text that is not parsed yet; it holds no objects."""
+    """An array within a text that is not parsed yet; it contains no objects."""
 
     __slots__ = ("_sizes", "_start", "_stop", "_text", "quoted")
 
     def __init__(self, text: Buffer, start: int, stop: int, sizes: Sizes = _SIZES) -> None:
-        """The array reaches from its bracket, at `start`, to behind the other."""
+        """Refer to the array from its opening bracket at `start` to behind its closing one."""
         self._text = memoryview(text)
         self._start = start
         self._stop = stop
@@ -57,18 +56,18 @@ class LongArray:
         )
 
     def __len__(self) -> int:
-        """Bytes of its text: it has fewer elements."""
+        """The bytes of the array's text, an upper bound of its number of elements."""
         return self._stop - self._start
 
     def elements(self) -> int:
-        """The number of elements by the commas, also in arrays within the array."""
+        """The number of elements, counted by commas, including those of nested arrays."""
         commas = _commas(self._text, self._start, self._stop, self._sizes)
         if commas:
             return commas + 1
         return 1 if bytes(self._text[self._start + 1 : self._stop - 1]).strip(_SPACE) else 0
 
     def pieces(self) -> Iterator[list[Any]]:
-        """Elements of the text in lists as deep as they lie in it; raises `InvalidRequest`."""
+        """Parse the elements piece by piece, with their nesting; raises `InvalidRequest`."""
         text, end = self._text, self._stop - 1
         start, depth = self._start + 1, 1
         while start <= end:
@@ -80,13 +79,13 @@ class LongArray:
                 after = depth + piece.count(b"[") - piece.count(b"]")
             if cut < end:
                 _check_cut(text, start, cut)
-            if after < 1:  # what is cut out has as many of both
+            if after < 1:  # the cut-out text is balanced
                 raise InvalidRequest("failed to parse the request JSON buffer: unbalanced brackets")
             yield parse_piece(b"[" * depth + piece + b"]" * after)
             start, depth = cut + 1, after
 
     def _cut(self, start: int, end: int) -> int:
-        """Where a comma outside of strings ends the piece that begins at `start`; or `end`."""
+        """The last comma outside of strings at which a piece from `start` can end; else `end`."""
         size = self._sizes.piece
         while start + size < end:
             stop = _beside_backslash(self._text, start + size, end)
@@ -101,12 +100,13 @@ class LongArray:
 
 
 def parse_long(given: Buffer, sizes: Sizes = _SIZES) -> Any:
-    """The document in `given`, with a `LongArray` for every long array that is a member.
+    """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
-    That is looked for where requests have tensors: not deeper than in objects of a list of the
-    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES` in what remains.
+    Only looked for where requests have tensors: no deeper than in objects of a list of the
+    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES` in the remaining
+    text.
     """
-    # A copy of it in one piece would hold the interpreter for as long as its pages take to come.
+    # Copying the text in one piece would hold the interpreter lock while its pages are allocated.
     text = memoryview(given)
     spans = list(_long_arrays(text, sizes))
     mark = token_hex(8)
@@ -143,11 +143,11 @@ def _put_back(members: dict[str, Any], mark: str, arrays: list[LongArray]) -> No
 
 
 def _long_arrays(text: memoryview, sizes: Sizes) -> Iterator[tuple[int, int]]:
-    """Where the long arrays without objects in them lie that are members of objects."""
-    opened = -1  # where the array began that is being passed over
+    """Find long arrays without objects in them that are members of objects: (start, stop)."""
+    opened = -1  # start of the array being skipped
     depth = events = 0
     for codes, outside, start in _unquoted(text, 0, len(text), sizes):
-        lower = codes | 32  # which makes [ and ] the same as { and }
+        lower = codes | 32  # maps [ and ] to { and }
         places = np.flatnonzero(((lower == ord("{")) | (lower == ord("}"))) & outside)
         if not len(places):
             continue
@@ -167,14 +167,14 @@ def _long_arrays(text: memoryview, sizes: Sizes) -> Iterator[tuple[int, int]]:
                     continue
                 behind = start + listed[index] if index < len(listed) else 0
                 if place < behind < place + sizes.lifted and text[behind] == _CLOSE:
-                    continue  # short and flat, as nearly all are where there are very many
+                    continue  # short and flat, as nearly all are in texts with very many arrays
                 opened, depth = place, 1
                 continue
             base = int(heights[index - 1]) if index else 0
             stop = _first(heights, index, base - depth)
             first = np.flatnonzero(kinds[index : stop + 1] == ord("{"))
             if len(first):
-                # Objects may have long arrays themselves.
+                # Objects may contain long arrays themselves.
                 index += int(first[0])
                 opened = -1
                 continue
@@ -188,8 +188,8 @@ def _long_arrays(text: memoryview, sizes: Sizes) -> Iterator[tuple[int, int]]:
 
 
 def _first(heights: Array, index: int, height: int) -> int:
-    """The first place from `index` on that has this height; the last of all if none has."""
-    width = 8  # most arrays have none within them, and there may be very many
+    """The first position from `index` on with this nesting depth; the last one if there is none."""
+    width = 8  # most arrays contain no others, and there may be very many
     while True:
         found = np.flatnonzero(heights[index : index + width] == height)
         if len(found):
@@ -206,7 +206,7 @@ def _is_member(text: memoryview, place: int) -> bool:
 
 
 def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple[Array, int]]:
-    """Codes, and where they begin."""
+    """Blocks of character codes, and their positions."""
     while start < end:
         stop = _beside_backslash(text, min(start + size, end), end)
         yield np.frombuffer(text, np.uint8, stop - start, start), start
@@ -214,7 +214,7 @@ def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple
 
 
 def _beside_backslash(text: memoryview, stop: int, end: int) -> int:
-    """`stop`, or the first place behind it that no backslash has to do with."""
+    """`stop`, or the next position that is not part of an escape sequence."""
     while stop < end and text[stop - 1] == ord("\\"):
         stop += 1
     return stop
@@ -223,9 +223,9 @@ def _beside_backslash(text: memoryview, stop: int, end: int) -> int:
 def _unquoted(
     text: memoryview, start: int, end: int, sizes: Sizes
 ) -> Iterator[tuple[Array, Array, int]]:
-    """Blocks of a text that begins outside of strings: codes, whether they are outside, and start.
+    """Blocks of a text that begins outside of strings: codes, mask outside of strings, position.
 
-    Quotes themselves may count as either.
+    Quotes themselves may be on either side of the mask.
     """
     inside = False
     for codes, begin in _blocks(text, start, end, sizes.block):
@@ -239,13 +239,13 @@ def _unquoted(
             lengths = np.diff(lasts, prepend=-1)
             escaped = backslashes[lasts[lengths % 2 == 1]] + 1
             quotes[escaped[escaped < len(codes)]] = False
-        parity = np.cumsum(quotes, dtype=np.uint8) & 1  # 256 is even, too
+        parity = np.cumsum(quotes, dtype=np.uint8) & 1  # the overflow at 256 keeps the parity
         yield codes, parity == inside, begin
         inside = bool(parity[-1]) != inside
 
 
 def containers(given: Buffer) -> int:
-    """The number of brackets that open in a text, those in its strings among them."""
+    """The number of opening brackets in a text, including those within strings."""
     return sum(
         int(np.count_nonzero((codes == _OPEN) | (codes == ord("{"))))
         for codes, _ in _blocks(memoryview(given), 0, len(given), _SIZES.block)
@@ -260,7 +260,7 @@ def _commas(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
 
 
 def _last_comma(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
-    """The last comma outside of strings, counted from `start`; -1 for none."""
+    """The position of the last comma outside of strings, relative to `start`; -1 for none."""
     last = -1
     for codes, outside, begin in _unquoted(text, start, stop, sizes):
         found = np.flatnonzero((codes == ord(",")) & outside)
@@ -278,7 +278,7 @@ def _depth_change(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
 
 
 def _check_cut(text: memoryview, start: int, cut: int) -> None:
-    """Refuse a comma with nothing before or behind it: each piece would be right without it."""
+    """Refuse a comma without a value beside it, which each piece alone would not show."""
     before, behind = cut - 1, cut + 1
     while before >= start and text[before] in _SPACE:
         before -= 1
@@ -302,27 +302,27 @@ def _too_many() -> InvalidRequest:
     )
 
 
-LONG = 64 << 10  # bytes or elements above which it pays to look before decoding
+LONG = 64 << 10  # bytes or elements above which a scan before decoding pays
 MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
-# A string need not end, and what it has matched it does not give back: so a body is read once,
-# whatever it holds.
+# The possessive string pattern may lack the closing quote and never backtracks, so that a body is
+# scanned once, whatever its content.
 _STRING_OR_INF = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|Inf\b', re.DOTALL)
 
 
 def parse_json(text: Buffer, lifts: bool = False) -> Any:
-    """A JSON text, in which NaN and infinities may stand; raises `InvalidRequest`.
+    """Parse a JSON text, which may contain NaN and infinities; raises `InvalidRequest`.
 
-    With `lifts`, long arrays in a long text are left as they are: see `parse_long`.
+    With `lifts`, long arrays in a long text become `LongArray`; see `parse_long`.
     """
     if len(text) <= LONG:
         return parse_piece(text)
-    # A list or object of two bytes of text takes 64 bytes of memory and more.
+    # A list or object of two bytes of text takes 64 bytes of memory or more.
     if (count := containers(text)) > MAX_CONTAINERS:
         raise InvalidRequest(
             f"the request JSON holds {count} arrays and objects, at most {MAX_CONTAINERS} are"
             " allowed: send large tensors as flat arrays or in binary"
         )
-    # The collector would go through all of them again and again, and find nothing.
+    # The garbage collector would traverse all of them repeatedly, and find nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -335,13 +335,13 @@ def parse_json(text: Buffer, lifts: bool = False) -> Any:
 
 
 def refuse_without_memory(error: orjson.JSONDecodeError) -> None:
-    """Raise `Overloaded` where the parser has not got the memory that it asked for."""
+    """Raise `Overloaded` if the parser could not allocate memory."""
     if error.msg.startswith("Not enough memory"):
         raise Overloaded("the server has not enough memory to parse the request; try again later")
 
 
 def parse_piece(text: Buffer) -> Any:
-    """A JSON text that is not too long to be parsed at once, as `parse_json` parses it."""
+    """`parse_json` for a text that is short enough to be parsed at once."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -349,9 +349,9 @@ def parse_piece(text: Buffer) -> Any:
         raw = bytes(text)
         if b"NaN" not in raw and b"Inf" not in raw:
             raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    # NaN and infinities are no JSON, but the protocol's clients send them. Only such bodies pay for
-    # the slower parser. It also takes half surrogates and integers of any length, which nothing
-    # behind it expects; orjson does not write these.
+    # NaN and infinities are not JSON, but the protocol's clients send them. Only such bodies pay
+    # for the slower parser. It also accepts lone surrogates and integers of any length, which later
+    # code cannot handle; orjson refuses to write these.
     try:
         document = json.loads(_STRING_OR_INF.sub(_long_word, raw))
         orjson.dumps(document)

@@ -1,12 +1,12 @@
-"""Frames between a front end and the engine: their kinds, and what is in them.
+"""Frames between a front end and the engine: kinds and contents.
 
-Of requests and responses, what clients repeat is in a frame's `meta`, as JSON: it is made once and
-known by what it says on one side, read once and known by its bytes on the other. The frame's data,
-`rest`, begin with the numbers that differ and the request's id, and end with the bytes of the
+The parts of requests and responses that clients repeat are in a frame's `meta`, as JSON: built once
+per distinct content on one side, parsed once per distinct bytes on the other. The frame's data,
+`rest`, starts with the varying numbers and the request's id, and ends with the bytes of the
 tensors, one after the other.
 
-Either end counts on the other to be of the same version, and on nothing else: what makes no sense
-raises `BrokenFrame`, after which the link is given up.
+Both ends must be of the same version and rely on nothing else of each other: an invalid frame
+raises `BrokenFrame`, after which the link is closed.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,30 +43,30 @@ class Kind(IntEnum):
 
     # To the engine.
     READY = 1  # the doors are open
-    INFER = 2  # a request; flags say of which door
-    CANCEL = 3  # nobody waits for the answer to a request, or to a call
-    CALL = 4  # something else than an infer request, to be answered whole
-    HELD = 6  # what the front end holds, and has refused, and the engine has not
-    PAUSE = 7  # the responses to a request are not read for now ...
-    GO_ON = 8  # ... or are read again
-    UNLOGGED = 9  # so many lines of the front end's log could not be written: the number
+    INFER = 2  # an infer request; flags name its door
+    CANCEL = 3  # cancel a request or a call
+    CALL = 4  # an operation other than infer, with one answer
+    HELD = 6  # the front end's account and refusal counters
+    PAUSE = 7  # pause the responses to a request ...
+    GO_ON = 8  # ... or resume them
+    UNLOGGED = 9  # log lines that the front end could not write: their number
     BODY = 10  # the next piece of a call's body, flagged if it is the last
-    ANSWERS = 11  # what the front end has answered since the last time
-    TAKEN = 12  # a file from the engine is the front end's from now on: its size
+    ANSWERS = 11  # counters of answers since the last such frame
+    TAKEN = 12  # a file from the engine now belongs to the front end: its size
     # To the front end.
-    SETUP = 16  # what to be: the first frame
+    SETUP = 16  # configuration: the first frame
     RESPONSE = 17
     FAIL = 18  # the error that ends a request or call
-    ANSWER = 19  # to a call
-    DRAIN = 20  # admit nothing new, finish, and end
+    ANSWER = 19  # the answer to a call
+    DRAIN = 20  # accept nothing new, finish, and exit
     FINISH = 21  # a request ends without a further response
-    DECOUPLED = 22  # a request is for a model that answers as often, and whenever, it likes
-    LOGS = 23  # the settings of the log from now on
-    HEADERS = 24  # which headers' values requests are to bring along, as parameters
-    BACKEND = 25  # which backend answers a request, of a model that has several
+    DECOUPLED = 22  # the request's model is decoupled
+    LOGS = 23  # new log settings
+    HEADERS = 24  # headers that requests must carry, as parameters
+    BACKEND = 25  # the backend that answers a request, for a model with several
     MORE = 26  # the next piece of a call's body is wanted
-    READINESS = 27  # whether the server is ready from now on: the number, 1 or 0
-    ELSEWHERE = 28  # what other processes hold of what this one may hold: bytes
+    READINESS = 27  # the server's readiness: 1 or 0
+    ELSEWHERE = 28  # bytes held by other processes against the common limit
 
 
 class Flag(IntFlag):
@@ -74,9 +74,9 @@ class Flag(IntFlag):
 
     # 1 is `headrace.workers.frames.IN_FILE`.
     FINAL = 2  # the last response to its request, or piece of its body
-    REFUSE = 4  # the error is one that kept the request from being queued
-    RAW = 8  # the request is the bytes of a model's only input
-    HTTP = 16  # the request came by a door with one answer, ...
+    REFUSE = 4  # the error refused the request before it was queued
+    RAW = 8  # the request is a raw body
+    HTTP = 16  # the request came through a door with a single answer, ...
     UNARY = 32  # ... HTTP or a unary call
     GENERATE = 64  # the bytes of a raw request are flat JSON
 
@@ -89,7 +89,7 @@ _KNOWN = 512
 _KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
 _CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
 _PLAIN = (0, 0, 0, False, False)
-# What reading a meta that makes no sense may raise.
+# Exceptions raised while parsing an invalid meta.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
 
 Layout = list[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int]]
@@ -98,7 +98,7 @@ Value = TypeVar("Value")
 
 
 class _Metas(dict[Any, bytes]):
-    """Metas that have been written, by what they say; it starts afresh when it is too long."""
+    """Encoded metas by content; cleared when there are too many."""
 
     def keep(self, key: Any, meta: bytes) -> None:
         if len(meta) <= _KNOWN_SIZE:
@@ -117,7 +117,7 @@ class RequestWriter:
         self._known = _Metas()
 
     def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
-        """`meta`, and the pieces of `rest`."""
+        """Return `meta`, and the pieces of `rest`."""
         id = request.id.encode(errors="replace")
         seconds = request.remaining()
         deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
@@ -144,7 +144,7 @@ class ResponseWriter:
         self._known = _Metas()
 
     def parts(self, response: InferResponse) -> tuple[bytes, list[Buffer]]:
-        """`meta`, and the pieces of `rest`."""
+        """Return `meta`, and the pieces of `rest`."""
         id = response.id.encode(errors="replace")
         timing = response.timing
         numbers = _RESPONSE.pack(timing.queue_ns, timing.compute_ns, timing.batch_rows, len(id))
@@ -161,7 +161,7 @@ class ResponseWriter:
 
 
 def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
-    """`meta` and `rest` of an error; `version` is the one that was to answer, "" for none."""
+    """`meta` and `rest` of an error; `version` is the model version that was to answer, or ""."""
     kind = type(error).__name__
     numbers = (error.retry_after, *(error.spent or ()))
     meta = f"{kind if kind in _CLASSES else ''} {version} {' '.join(map(str, numbers))}"
@@ -169,7 +169,7 @@ def error_parts(error: ServerError, version: str) -> tuple[bytes, bytes]:
 
 
 def numbers_rest(*numbers: int) -> bytes:
-    """`rest` of a frame that says numbers."""
+    """`rest` of a frame that consists of numbers."""
     return pack(f"<{len(numbers)}q", *numbers)
 
 
@@ -181,7 +181,7 @@ def read_numbers(rest: bytes, count: int) -> tuple[int, ...]:
 
 
 def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], ...]:
-    """Add the tensors' bytes to `pieces`; name, datatype, shape and size of each."""
+    """Append the tensors' bytes to `pieces`; returns name, datatype, shape and size of each."""
     layout = []
     for tensor in tensors:
         array = tensor.array
@@ -198,11 +198,11 @@ def _request_meta(request: Call, layout: Any, reserved: Sequence[object]) -> byt
     ]  # fmt: skip
     if request.shared is not None:
         document += ({**request.shared.inputs}, {**request.shared.outputs})
-    return orjson.dumps(document)  # which writes dataclasses as objects
+    return orjson.dumps(document)  # writes dataclasses as objects
 
 
 def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
-    """Parameters as JSON has them; numbers that it does not have are spelled out."""
+    """Parameters in JSON form; NaN and infinities are spelled out."""
     return {
         name: [value.hex()] if isinstance(value, float) else value
         for name, value in parameters.items()
@@ -213,7 +213,7 @@ def _spelled(parameters: dict[str, Parameter]) -> dict[str, object]:
 
 
 class _Template:
-    """The common part of requests, or responses, of the same meta."""
+    """The parsed common part of requests, or responses, with the same meta."""
 
     __slots__ = ("common", "layout", "parameters")
 
@@ -224,7 +224,7 @@ class _Template:
 
 
 class _Templates(dict[bytes, _Template]):
-    """Templates by meta; an unknown meta is read, and remembered if it is short."""
+    """Templates by meta; an unknown meta is parsed, and remembered if it is short."""
 
     def __init__(self, read: Callable[[Any], _Template]) -> None:
         self._read = read
@@ -254,7 +254,7 @@ class RequestReader:
         raw: Raw | None,
         make: Callable[..., C],
     ) -> C:
-        """The call, made by `make` with the arguments of `Call`.
+        """Build the call by `make`, which takes the arguments of `Call`.
 
         Raises `BrokenFrame`, `InvalidRequest`.
         """
@@ -277,7 +277,7 @@ class RequestReader:
 
 
 def deadline_of(rest: Buffer) -> int:
-    """Until when the client of a request waits, whose rest begins there; 0 if it does not say."""
+    """The client's deadline from a request's `rest`; 0 if there is none."""
     deadline: int = _unpack_request(rest)[1]
     return deadline
 
@@ -306,7 +306,7 @@ class ResponseReader:
 
 
 def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
-    """The error, None if it is no `ServerError`, and the version that was to answer."""
+    """The error, or None if it is not a `ServerError`, and the version that was to answer."""
     kind, _, rest = meta.decode(errors="replace").partition(" ")
     version, *numbers = rest.split(" ")
     if kind not in _CLASSES:
@@ -375,7 +375,7 @@ def _layout(document: Any) -> Layout:
         dtype = NUMPY[datatype]
         dims = tuple([_is(int, d) for d in shape])
         count = element_count(name, dims)
-        if count and size == 0:  # its data went into shared memory; see `elsewhere`
+        if count and size == 0:  # the data is in shared memory; see `elsewhere`
             tensor = elsewhere(_is(str, name), datatype, dims)
             layout.append((tensor.name, tensor.datatype, tensor.array.dtype, dims, 0))
             continue
@@ -410,14 +410,14 @@ def _text(rest: Buffer, start: int, stop: int) -> str:
 
 
 def _tensors(layout: Layout, rest: Buffer, position: int) -> list[Tensor]:
-    """The tensors as views of `rest`, from a position on."""
+    """Tensors as views of `rest`, starting at `position`."""
     tensors = []
     for name, datatype, dtype, shape, size in layout:
         end = position + size
         if end > len(rest):
             raise BrokenFrame("the tensors are longer than their frame")
         if datatype is Datatype.BYTES:
-            # Whoever has received the elements, at the other end, has checked them.
+            # The receiver of the elements, in the other process, has checked them.
             texts = BytesArray(memoryview(rest)[position:end], shape)
             tensors.append(Tensor(name, datatype, texts))
         else:

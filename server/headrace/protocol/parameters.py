@@ -1,13 +1,12 @@
-"""Parameters of requests and tensors, alike for JSON and protobuf once they are Python values.
+"""Parameters of requests and tensors, for JSON and protobuf alike once they are Python values.
 
-Those of infer requests (reserved names, and the rest, which models may read), those by which a
-tensor says where it lies in shared memory, and those of requests to load and unload models. Whether
-there is such a region of shared memory, and whether a slice lies within it, is not known here.
+Covers the parameters of infer requests (reserved names, and the rest, which models may read), those
+that place a tensor in shared memory, and those of load and unload requests. The existence and size
+of shared memory regions are not checked here.
 
-Times are told in parameters and in headers: how long a request may take, and where its time went.
-What a request may take comes as gRPC writes it, in `grpc-timeout`: a number and a unit, such as
-`100m` for milliseconds. Gateways that turn HTTP into gRPC take that header of HTTP clients, too.
-Envoy tells in a header of its own after how many milliseconds it will give a request up.
+Times appear in parameters and headers. A request's timeout has the form of `grpc-timeout`: a number
+and a unit, such as `100m` for milliseconds. Gateways from HTTP to gRPC accept this header from HTTP
+clients, too. Envoy sends its own timeout in milliseconds in a header.
 """
 
 import json
@@ -37,7 +36,7 @@ from headrace.observability.trace_settings import TRACE_PARAMETER
 if TYPE_CHECKING:
     from headrace.protocol.pb import grpc_service_pb2 as pb
 
-# What Call calls each reserved parameter, and what it takes.
+# Reserved parameters: the field of `Call`, and the accepted types.
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "an unsigned integer or a string"),
     "sequence_start": ((bool,), "a boolean"),
@@ -45,7 +44,7 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "priority": ((int,), "an unsigned integer"),
     "timeout": ((int,), "an unsigned integer of microseconds"),
 }
-# By these the server tells itself of a request.
+# Parameters by which the server's own processes annotate a request.
 _OURS = frozenset({TRACE_PARAMETER, DEADLINE_PARAMETER})
 _PREFIXES = (HEADER_PARAMETER, FORWARD_PARAMETER)
 _TRITONS = "triton_"
@@ -56,11 +55,11 @@ _MAX_UNSIGNED = 2**64 - 1
 def split_parameters(
     given: dict[str, Any], also_reserved: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Parameter]]:
-    """Reserved parameters as arguments of `Call`, and the rest, which models may read.
+    """Split parameters into arguments of `Call` and those that models may read.
 
-    Names in `also_reserved` belong to the transport and are left out, as are those by which the
-    server itself tells of traces, headers and deadlines. Raises `InvalidRequest` for a value of a
-    wrong type, an integer beyond 64 bits and names that start with `triton_`.
+    Names in `also_reserved` belong to the transport and are left out, as are those of the server's
+    own processes (traces, headers, deadlines). Raises `InvalidRequest` for a value of a wrong type,
+    an integer beyond 64 bits and names that start with `triton_`.
     """
     if len(given) > MAX_PARAMETERS:
         raise too_many_parameters("a request", len(given))
@@ -97,12 +96,12 @@ def split_parameters(
 
 
 def is_reserved(name: str) -> bool:
-    """True for the name of a parameter that is not for the model to read."""
+    """True for parameters that models must not read."""
     return name in _RESERVED or name in _OURS or name.startswith((*_PREFIXES, _TRITONS))
 
 
 def too_many_parameters(what: str, count: int) -> InvalidRequest:
-    """The error of `what` with more parameters than it may have."""
+    """The error of `what` with more parameters than allowed."""
     return InvalidRequest(f"{what} may have {MAX_PARAMETERS} parameters, got {count}")
 
 
@@ -116,9 +115,9 @@ def json_parameters(parameters: Mapping[str, Parameter]) -> bytes:
 
 
 def json_parameter(value: Parameter) -> bytes:
-    """The value of one; NaN and infinities are the bare words, as in tensors."""
+    """One parameter's value; NaN and infinities are bare words, as in tensors."""
     text = orjson.dumps(value)
-    # What orjson writes for them. Nothing else becomes that, since no parameter is None.
+    # orjson writes them as null. Nothing else becomes null, since no parameter is None.
     return text if text != b"null" else json.dumps(value).encode()
 
 
@@ -129,7 +128,7 @@ _MOST = 2**63 - 1
 
 
 def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
-    """The place that a tensor's parameters name; `what` is the tensor, for messages.
+    """Read a tensor's place in shared memory; `what` names the tensor in messages.
 
     Raises `InvalidRequest`.
     """
@@ -142,7 +141,7 @@ def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
     if size is None:
         raise InvalidRequest(f"{what} has a '{REGION}' and no '{_SIZE}'")
     for name, value in ((_OFFSET, offset), (_SIZE, size)):
-        if type(value) is not int:  # a bool is none here
+        if type(value) is not int:  # excludes bool
             raise InvalidRequest(f"'{name}' of {what} must be a non-negative integer")
     if not 0 <= offset <= _MOST:
         raise InvalidRequest(
@@ -165,7 +164,7 @@ def shared_input(
     model: str,
     request_id: str,
 ) -> SharedInput:
-    """An input in shared memory, whose size must be what its shape needs.
+    """An input in shared memory, whose size must match its shape.
 
     Raises `InvalidRequest`.
     """
@@ -183,7 +182,7 @@ def shared_input(
 
 
 def shared_output(name: str, parameters: Mapping[str, Any]) -> RegionSlice:
-    """The room for an output in shared memory; raises `InvalidRequest`."""
+    """The place of an output in shared memory; raises `InvalidRequest`."""
     if parameters.get("classification", 0) != 0:
         raise InvalidRequest(
             f"output '{name}': 'classification' can not be had in shared memory,"
@@ -199,7 +198,7 @@ _MESSAGES: TypeAlias = "Mapping[str, pb.ModelRepositoryParameter]"
 
 
 def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
-    """The parameters in the body of a load request; raises `InvalidRequest`."""
+    """Parse the body of a load request; raises `InvalidRequest`."""
     config: str | None = None
     files: dict[str, Buffer] = {}
     for name, value in _parameters(document).items():
@@ -222,7 +221,7 @@ def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
 
 
 def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
-    """The parameters of a `RepositoryModelLoad`; raises `InvalidRequest`."""
+    """Parse the parameters of a `RepositoryModelLoad`; raises `InvalidRequest`."""
     config: str | None = None
     files: dict[str, Buffer] = {}
     for name, value in parameters.items():
@@ -236,7 +235,7 @@ def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
 
 
 def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
-    """The parameter `unload_dependents` of a JSON body; raises `InvalidRequest`."""
+    """Parse `unload_dependents` of a JSON body; raises `InvalidRequest`."""
     value = _parameters(document).get(_DEPENDENTS, False)
     if type(value) is not bool:
         raise InvalidRequest(f"Invalid value for '{_DEPENDENTS}': expected a boolean")
@@ -244,7 +243,7 @@ def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
 
 
 def unload_dependents_of_message(parameters: _MESSAGES) -> bool:
-    """The parameter `unload_dependents` of a `RepositoryModelUnload`; raises `InvalidRequest`."""
+    """Parse `unload_dependents` of a `RepositoryModelUnload`; raises `InvalidRequest`."""
     if _DEPENDENTS not in parameters:
         return False
     return bool(_value(_DEPENDENTS, parameters[_DEPENDENTS], "bool_param"))
@@ -273,9 +272,9 @@ def _unknown(name: str) -> InvalidRequest:
     )
 
 
-TIMING = "server-timing"  # a trailer of gRPC
-# Its value, in every answer: nanoseconds in the queue and in execution, and rows. `dur` is in
-# milliseconds as over HTTP, but whole numbers take half as long.
+TIMING = "server-timing"  # a gRPC trailer
+# Its value, in every answer: nanoseconds queued and executing, and rows. `dur` is in milliseconds
+# as over HTTP, but whole numbers take half the time to format.
 EXACT_TIMING = b'queue;dur=%de-6, compute;dur=%de-6, batch;desc="%d"'
 TIMING_PARAMETER = (
     "headrace_timing"  # a request parameter: answer with timings among the parameters
@@ -288,15 +287,15 @@ _MILLISECONDS = re.compile(r"[0-9]{1,15}")
 
 
 def parse_grpc_timeout(text: str) -> float | None:
-    """The seconds of a `grpc-timeout`; None if it is none."""
+    """The seconds of a `grpc-timeout`; None if it is malformed."""
     match = _GRPC_TIMEOUT.fullmatch(text)
     return None if match is None else int(match[1]) * _NANOSECONDS[match[2]] / 1e9
 
 
 def timeout_of(headers: Mapping[bytes, str]) -> int:
-    """Microseconds that a request over HTTP may wait by its headers, at least 1; 0: no limit.
+    """The timeout in the headers of an HTTP request, in microseconds, at least 1; 0: none.
 
-    `headers` has names in lower case. Raises `InvalidRequest`.
+    `headers` has lower-case names. Raises `InvalidRequest`.
     """
     found: list[float] = []
     if (text := headers.get(GRPC_TIMEOUT)) is not None:
@@ -312,18 +311,18 @@ def timeout_of(headers: Mapping[bytes, str]) -> int:
             raise InvalidRequest(
                 f"{ENVOY_TIMEOUT.decode()} must be a number of milliseconds, got {text[:40]!r}"
             )
-        # Envoy says 0 for a request that it never gives up.
+        # Envoy sends 0 for no timeout.
         found += [milliseconds * 1e3] if (milliseconds := int(text)) else []
     return max(int(min(found)), 1) if found else 0
 
 
 def wants_timing(request: Call) -> bool:
-    """Take out the parameter that asks for timings, which is not the model's; true if it does."""
+    """Remove the parameter that requests timings, which is not the model's; True if present."""
     return bool(request.parameters) and request.parameters.pop(TIMING_PARAMETER, False) is True
 
 
 def add_timing(response: InferResponse) -> None:
-    """Put the timings, in microseconds, among the response's parameters."""
+    """Add the timings, in microseconds, to the response's parameters."""
     timing = response.timing
     response.parameters |= {
         "queue_us": timing.queue_ns // 1_000,
@@ -342,10 +341,10 @@ def server_timing(timing: Timing) -> bytes:
 
 
 def exact_timing(timing: Timing) -> bytes:
-    """`EXACT_TIMING` of a request."""
+    """The value of `EXACT_TIMING` for a request."""
     return EXACT_TIMING % (timing.queue_ns, timing.compute_ns, timing.batch_rows)
 
 
 def time_of(error: ServerError) -> Timing:
-    """Where the time of a request went that has failed; nowhere if it was never queued."""
+    """The times of a failed request; zeros if it was never queued."""
     return Timing(*(error.spent or (0, 0, 0)))

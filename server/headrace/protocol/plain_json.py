@@ -1,16 +1,16 @@
-"""Plain V2 JSON: a model version's inputs as numbers, and its answer, each in one step.
+"""Fast path for plain V2 JSON: inputs and answers of numbers, each decoded or encoded in one step.
 
-A plain body has an id or none and, at its end, all inputs of the model, each with its name,
-datatype, shape and a flat list of numbers: as nearly every request over HTTP. A plain answer has
-all outputs, as finite numbers or booleans. For anything else, and for whatever is wrong,
-`PlainJson` says None, and `decode_infer` with `Signature.check`, or `ResponseForm.encode`, start
-from the beginning: rules and error texts are there. Nothing is taken here that they refuse, and the
-values and bytes are theirs.
+A plain body has an optional id and, at its end, all inputs of the model, each with its name,
+datatype, shape and a flat list of numbers, like nearly every request over HTTP. A plain answer has
+all outputs, as finite numbers or booleans. For anything else, and for every error, `PlainJson`
+returns None, and `decode_infer` with `Signature.check`, or `ResponseForm.encode`, start over: rules
+and error texts are theirs. Nothing is accepted here that they refuse, and the resulting values and
+bytes are the same.
 
-Clients repeat all of a body but the id and the numbers. So the text before the numbers of an only
-input is known by its bytes once it was parsed, and only the list of numbers is parsed then.
+Clients repeat all of a body but the id and the numbers. So the text before the numbers of a single
+input is recognised by its bytes after it was parsed once, and only the list of numbers is parsed.
 
-Sans-I/O; not to be shared by threads.
+Sans-I/O; not thread-safe.
 """
 
 import math
@@ -31,20 +31,20 @@ from headrace.protocol.elements import FLAT
 from headrace.protocol.json_text import LONG
 from headrace.protocol.v2_json import model_text, tensor_text
 
-# The whole answer over HTTP: milliseconds in the queue and of execution, rows of the batch, bytes
-# of the body, the body.
+# The complete answer over HTTP: milliseconds queued and executing, rows of the batch, body size,
+# body.
 HTTP_ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
     b'server-timing: queue;dur=%.3f, compute;dur=%.3f, batch;desc="%d"\r\n'
     b"content-length: %d\r\n\r\n%b"
 )
-_REMEMBERED = 256  # shapes of inputs and of an output, and texts before numbers
-_REMEMBERED_SIZE = 1024  # bytes of such a text
+_REMEMBERED = 256  # cached input shapes, output shapes and leading texts
+_REMEMBERED_SIZE = 1024  # bytes of a leading text
 _ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]]}]}"
 _NO_NUMBERS = frozenset({Datatype.BYTES, Datatype.FP16, Datatype.BF16})
 _INT = frozenset({int})
 
-# An input of one shape: its name, what packs its numbers, its dtype, the shape, and its rows.
+# An input of one shape: name, packer of its numbers, dtype, shape, rows.
 _Form = tuple[str, Datatype, Callable[..., bytes], np.dtype[Any], Shape, int]
 
 
@@ -52,7 +52,7 @@ class _Heads(dict[int, bytes]):
     """The text before the numbers of an output, by the number of rows."""
 
     def __init__(self, before: bytes, spec: TensorSpec, shape: Shape) -> None:
-        """`shape` begins with -1 for a number of rows."""
+        """`shape` begins with -1 for the number of rows."""
         self._before, self._spec, self._shape = before, spec, shape
 
     def __missing__(self, rows: int) -> bytes:
@@ -64,26 +64,26 @@ class _Heads(dict[int, bytes]):
         return self[rows]
 
 
-# Of each output, what comes before its numbers, and the numbers of each row; all of a lone call's
-# are one text.
+# Per output: the text before its numbers, and the numbers of each row; those of a single call are
+# one text.
 Rows = list[tuple[_Heads, list[bytes]]]
 
 
 class PlainJson:
-    """Reads plain bodies for one model version, and writes plain answers."""
+    """Decodes plain bodies for one model version, and encodes plain answers."""
 
     __slots__ = ("_count", "_forms", "_heads", "_outputs", "_signature")
 
     def __init__(self, signature: Signature, model: str, version: str) -> None:
-        """`model` and `version` are as answers name them."""
+        """`model` and `version` are as in answers."""
         self._signature = signature
-        # 0 for inputs that cannot be plain.
+        # 0 if the inputs cannot be plain.
         plain = all(spec.datatype.value in FLAT for spec in signature.inputs)
         self._count = len(signature.inputs) if plain and len(signature.inputs) <= MAX_TENSORS else 0
         self._forms: dict[tuple[object, ...], _Form] = {}  # by name, datatype and shape
         self._heads: dict[bytes, _Form] = {}  # by the text before the numbers, without the id
-        # Of each output its dtype, what comes before its numbers by their shape, and the start of
-        # that.
+        # Per output: its dtype, the text before its numbers by shape, and the constant start of
+        # that text.
         self._outputs: list[tuple[np.dtype[Any], dict[Shape, _Heads], bytes, TensorSpec]] = []
         before = model_text(model, version) + b'"outputs":['
         if all(spec.datatype not in _NO_NUMBERS for spec in signature.outputs):
@@ -92,13 +92,13 @@ class PlainJson:
                 before = b"]},"
 
     def decode(self, body: Buffer) -> tuple[str, dict[str, Tensor], int] | None:
-        """The id, arrays by the input's name, and the number of rows, at most `max_batch_size`."""
+        """Return id, arrays by input name, and the number of rows, at most `max_batch_size`."""
         if len(body) > LONG or not self._count:
             return None
         body = bytes(body)
         head, _, rest = body.partition(_DATA)
         if not rest.endswith(_END) or rest.endswith(_NESTED):
-            return None  # before anything is done twice
+            return None  # before any work is duplicated
         request_id = ""
         if head.startswith(_ID):
             start = head.find(b'"', 6) + 1
@@ -111,21 +111,21 @@ class PlainJson:
                 return self._decode_document(body, head, request_id)
             head = head[:start] + head[end:]
         form = self._heads.get(head)
-        # Of the letters in `true` and `false`, the words before the numbers have others in common.
+        # Only words before the numbers contain letters other than those of `true` and `false`.
         if form is None or b"u" in rest or b"l" in rest:
             return self._decode_document(body, head, request_id)
         name, datatype, pack, dtype, shape, rows = form
         try:
-            # `struct` refuses other than so many numbers; whole ones, if the datatype is.
+            # `struct` refuses other counts, and fractions for integer datatypes.
             array = np.ndarray(shape, dtype, pack(*orjson.loads(rest[:-3])))
         except (StructError, ValueError, OverflowError):
             return None
         return request_id, {name: new_tensor((name, datatype, array))}, rows
 
     def write(self, tensors: Sequence[Tensor], calls: int) -> Rows | None:
-        """The data of answers to `calls` requests, which `encode` takes them from.
+        """Format the output data of `calls` requests, from which `encode` builds the answers.
 
-        None if `tensors` are not all outputs as they are declared, or take long to write.
+        None unless `tensors` are all outputs as declared, and fast to write.
         """
         outputs = self._outputs
         if len(tensors) != len(outputs) or not outputs:
@@ -143,7 +143,7 @@ class PlainJson:
             else:
                 return None
             for text in texts:
-                if b"n" in text:  # a null, for NaN or an infinity
+                if b"n" in text:  # null, for NaN or an infinity
                     return None
             shape = array.shape
             key = shape if calls == 1 else (-1, *shape[1:])
@@ -156,9 +156,9 @@ class PlainJson:
         return written
 
     def encode(self, request_id: str, written: Rows, first: int, rows: int) -> bytes:
-        """The body of the answer with so many `rows` from the `first` one on.
+        """The body of the answer with `rows` rows starting at `first`.
 
-        See `HTTP_ANSWER` for what comes before it.
+        `HTTP_ANSWER` precedes it.
         """
         pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
         for heads, texts in written:
@@ -170,11 +170,11 @@ class PlainJson:
     def _decode_document(
         self, body: bytes, head: bytes, head_id: str
     ) -> tuple[str, dict[str, Tensor], int] | None:
-        """As `decode`, by a parser; learns `head`, which is without `head_id`."""
+        """`decode` by a parser; remembers `head`, which is without `head_id`."""
         if b'"parameters"' in head or b'"outputs"' in head:
             return None
         if body.rfind(b"true") >= 0 or body.rfind(b"false") >= 0:
-            return None  # for `struct`, they are numbers
+            return None  # `struct` accepts them as numbers
         arrays: dict[str, Tensor] = {}
         rows = 0
         try:
@@ -191,7 +191,7 @@ class PlainJson:
                 if form is None or (rows and form[5] != rows):
                     return None
                 name, datatype, pack, dtype, _, rows = form
-                # Which refuses a shape of floats that are equal to the integers of a known one.
+                # Refuses a shape of floats that equal the integers of a known shape.
                 array = np.ndarray(item["shape"], dtype, pack(*item["data"]))
                 arrays[name] = new_tensor((name, datatype, array))
         except (KeyError, TypeError, StructError, ValueError, OverflowError):
@@ -203,7 +203,7 @@ class PlainJson:
         return request_id, arrays, rows
 
     def _learn(self, key: tuple[Any, ...], shape: object) -> _Form | None:
-        """The form of inputs of this name, datatype and shape; None if they are not plain."""
+        """The cached form of inputs with this name, datatype and shape; None if not plain."""
         name, text, *dims = key
         known = FLAT.get(text)
         if known is None or type(shape) is not list or not 0 < len(dims) <= MAX_RANK:
@@ -227,11 +227,11 @@ class PlainJson:
         return form
 
     def _learn_head(self, head: bytes, head_id: str, document: Any, form: _Form) -> None:
-        """Remember the text before the numbers of a document, if it holds all but the numbers."""
+        """Remember the text before the numbers of a document, if all else is in that text."""
         if len(head) > _REMEMBERED_SIZE:
             return
-        # With another id and without numbers: these have to be all that is not in the head. Had the
-        # document a second id, it would be the same now.
+        # Parse the head with another id and no numbers: the result must be everything else. If the
+        # document had a second id, it would be unchanged.
         expected: dict[str, Any] = {"inputs": [{**document["inputs"][0], "data": []}]}
         text = head
         if head.startswith(_ID):

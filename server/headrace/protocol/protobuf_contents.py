@@ -1,9 +1,9 @@
-"""Large `ModelInferRequest` messages whose tensors are not raw: typed contents, without protobuf.
+"""Fast decoding of large `ModelInferRequest` messages with typed contents, without protobuf.
 
-Protobuf makes such a message as a whole, in one call that holds the interpreter, and Python numbers
-out of it. Here the fields of a message and of its inputs and outputs are walked, which is bounded
-in number; all but the contents is parsed by protobuf, and numpy makes arrays of the contents where
-they lie, piece by piece.
+Protobuf would build such a message as a whole, in one call that holds the interpreter lock, and
+convert every number to a Python object. Here the fields of a message and of its inputs and outputs
+are walked, whose number is bounded; protobuf parses everything except the contents, and numpy makes
+arrays of the contents in place, piece by piece.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from headrace.core.tensors import Array, Buffer, Tensor, byte_size_mismatch, ele
 from headrace.protocol.elements import LENGTH_BYTES, Charge, decoded_size
 from headrace.workers.elements import join
 
-# Of a message, and of all its inputs and outputs: two bytes make an empty one, which takes a
+# Fields of a message with all its inputs and outputs: two bytes make an empty one, which takes a
 # hundred times as much memory once it is parsed.
 MAX_FIELDS = 4 * MAX_TENSORS
 MAX_HEAD = 4 << 20  # bytes of a large message that are not the data of tensors
-# In which field of typed contents the elements of a datatype are.
+# The field of typed contents for each datatype.
 CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
     Datatype.UINT8: "uint_contents",
@@ -42,18 +42,18 @@ _FIELDS = (
     "", "bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents",
     "fp32_contents", "fp64_contents", "bytes_contents",
 )  # fmt: skip
-_INPUT, _OUTPUT, _RAW = 5, 6, 7  # numbers of fields of a message
-_CONTENTS = 5  # of an input
-_BYTES = 2  # the wire type of what has a length
-_ELEMENTS = 10_000  # of BYTES that are objects at once
-_PIECE = 1 << 20  # bytes of packed numbers that are read at once
+_INPUT, _OUTPUT, _RAW = 5, 6, 7  # field numbers of a message
+_CONTENTS = 5  # field number of an input
+_BYTES = 2  # wire type: length-delimited
+_ELEMENTS = 10_000  # BYTES elements that are objects at a time
+_PIECE = 1 << 20  # bytes of packed numbers read per step
 _LONGEST = 10  # bytes of a number
 
 Span = tuple[int, int]
 
 
 class Outline(NamedTuple):
-    """A message without contents, and where the contents of each input, and raw ones, lie."""
+    """A message without contents, and the positions of each input's contents and raw contents."""
 
     head: bytes
     contents: list[list[Span]]
@@ -61,7 +61,7 @@ class Outline(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The contents of each input in a message; `charge` is asked before one is decoded."""
+    """The contents of each input of a message; `charge` is called before one is decoded."""
 
     data: Buffer
     spans: list[list[Span]]
@@ -99,7 +99,7 @@ def outline(data: Buffer) -> Outline:
 
 
 def check_fields(data: Buffer) -> None:
-    """Raises `InvalidRequest` for more than a message without contents may have, or be long."""
+    """Raises `InvalidRequest` if a message without contents has too many fields or bytes."""
     if len(data) > MAX_HEAD:
         raise _too_long(len(data))
     left = [MAX_FIELDS]
@@ -119,9 +119,9 @@ def tensor_from_contents(
     request_id: str,
     charge: Charge,
 ) -> Tensor:
-    """The tensor of an input with so many stretches of contents, which protobuf would put together.
+    """Build an input's tensor from the spans of its contents, which protobuf would concatenate.
 
-    `charge` is called with the bytes that it takes, before they are taken. Raises `InvalidRequest`.
+    `charge` is called with the decoded size before memory is allocated. Raises `InvalidRequest`.
     """
     expected = contents_field(name, datatype, model)
     count = element_count(name, shape)
@@ -156,7 +156,7 @@ def tensor_from_contents(
 
 
 def contents_field(name: str, datatype: Datatype, model: str) -> str:
-    """The field of typed contents that an input's elements are in; raises `InvalidRequest`."""
+    """The field of typed contents for an input's datatype; raises `InvalidRequest`."""
     expected = CONTENTS.get(datatype)
     if expected is None:
         raise InvalidRequest(
@@ -167,7 +167,7 @@ def contents_field(name: str, datatype: Datatype, model: str) -> str:
 
 
 def varint(value: int) -> bytes:
-    """A length as protobuf writes it."""
+    """Encode a length as a protobuf varint."""
     if value < 128:
         return bytes((value,))
     out = []
@@ -178,7 +178,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: Buffer, position: int, most: int = _LONGEST) -> tuple[int, int]:
-    """A number of `most` bytes at most, and the position after it, 0 if there is none."""
+    """Decode a varint of at most `most` bytes; returns it and the position after it, 0 if none."""
     value = shift = 0
     for index in range(position, min(position + most, len(data))):
         byte = data[index]
@@ -192,10 +192,9 @@ def read_varint(data: Buffer, position: int, most: int = _LONGEST) -> tuple[int,
 def _fields(
     data: Buffer, position: int, end: int, left: list[int]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Each field's number, where it starts, where its content does if it has a length, else 0, and
-    where it stops.
+    """Iterate over fields: number, start, start of the content (0 if it has no length), end.
 
-    `left` counts down how many there may be; raises `InvalidRequest`.
+    `left` counts down the fields still allowed; raises `InvalidRequest`.
     """
     while position < end:
         left[0] -= 1
@@ -243,7 +242,7 @@ def _packed(data: Buffer, start: int, stop: int, number: int, name: str) -> list
 def _strings(
     name: str, data: Buffer, spans: list[Span], count: int, model: str, charge: Charge
 ) -> memoryview:
-    """The elements of `bytes_contents` in their binary form."""
+    """The elements of `bytes_contents` in the protocol's binary form."""
     size = sum(stop - start for start, stop in spans)
     if count * 2 > size:
         raise InvalidRequest(
@@ -266,7 +265,7 @@ def _strings(
 
 
 def _elements(name: str, data: Buffer, spans: list[Span], model: str) -> Iterator[list[bytes]]:
-    """The elements of `bytes_contents`, some at a time."""
+    """Iterate over the elements of `bytes_contents` in small lists."""
     elements = list[bytes]()
     tag = _FIELDS.index("bytes_contents") << 3 | _BYTES
     for position, stop in spans:
@@ -301,7 +300,7 @@ def _pieces(start: int, stop: int) -> Iterator[Span]:
 
 
 def _numbers(data: memoryview, start: int, stop: int, datatype: Datatype) -> Iterator[Array]:
-    """The numbers of a packed field: floats as they are, others as 64 bits without a sign."""
+    """Decode a packed field: floats as they are, others as unsigned 64-bit integers."""
     if datatype in (Datatype.FP32, Datatype.FP64):
         for at, to in _pieces(start, stop):
             yield np.frombuffer(data[at:to], NUMPY[datatype])
@@ -333,14 +332,14 @@ def _numbers(data: memoryview, start: int, stop: int, datatype: Datatype) -> Ite
 
 
 def _fitted(name: str, datatype: Datatype, values: Array) -> Array:
-    """Numbers of a field as those of a datatype, as protobuf and the datatype's range have it."""
+    """Convert decoded numbers to a datatype; checks ranges like protobuf and the datatype."""
     dtype = NUMPY[datatype]
     if dtype.kind == "f":
         return values
     if datatype is Datatype.BOOL:
         values = values != 0
     elif dtype.itemsize < 8:
-        values = values.astype(np.uint32)  # of 32 bits is the field, whatever comes
+        values = values.astype(np.uint32)  # the field has 32 bits, however long the varint
         values = values.view(np.int32) if dtype.kind == "i" else values
         limits = np.iinfo(dtype)
         if len(values) and not limits.min <= values.min() <= values.max() <= limits.max:

@@ -1,15 +1,14 @@
-"""Errors and statuses: those that clients get, and the meaning of other servers'.
+"""Mapping of errors to HTTP and gRPC statuses, and of upstreams' statuses to errors.
 
-The one place where the two transports agree on what an error is called. Values follow Triton's
-mapping of its error classes, with three deliberate differences that `docs/protocol.md` lists:
-malformed JSON is the client's error (400, not 500), a request over the size limit is 413 /
-RESOURCE_EXHAUSTED, and a cancelled request is 499 where anyone is left to see it.
+The one place where both transports agree on the status of an error. Values follow Triton's mapping
+of its error classes, with three deliberate differences that `docs/protocol.md` lists: malformed
+JSON is the client's error (400, not 500), a request over the size limit is 413 /
+RESOURCE_EXHAUSTED, and a cancelled request is 499 if anyone is left to see it.
 
-The other way round: the error that a client gets for the status of another server, and what is
-known of whether anything was executed there. gRPC has one status, UNAVAILABLE, for a server that
-refuses and for one that something has befallen while it was at work; only the text tells them
-apart. Over HTTP a proxy may answer instead of the server, of which nothing is known unless its text
-tells.
+For upstreams: the error that a client gets for an upstream's status, and what is known about
+whether the upstream has executed anything. gRPC has one status, UNAVAILABLE, for a server that
+refuses a request and for one that failed while executing it; only the text tells them apart. Over
+HTTP a proxy may answer instead of the server; then nothing is known unless its text tells.
 """
 
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ from headrace.protocol.compression import ANSWER_RATIO
 class Status:
     """An HTTP status and the number of a gRPC status.
 
-    `retry_after` is in seconds, 0 for none; an error may know better, see `retry_after`.
+    `retry_after` is in seconds, 0 for none; an error may override it, see `retry_after`.
     """
 
     http: int
@@ -88,7 +87,7 @@ INTERNAL_TEXT = "internal error"
 
 
 def retry_after(error: ServerError) -> int:
-    """After how many seconds a client should send the request again; 0 if that is not known."""
+    """Seconds after which a client should retry; 0 if not known."""
     return error.retry_after or STATUS[type(error)].retry_after
 
 
@@ -104,7 +103,7 @@ _CLASSES: dict[int, type[ServerError]] = {
     9: Quarantined,
     12: Unsupported,
 }
-# What servers of the protocol say of a request that they have not begun: Triton and this one.
+# Texts by which upstreams (Triton and this server) refuse a request before it begins.
 _REFUSALS = (
     "not at ready state",
     "is not ready",
@@ -112,10 +111,10 @@ _REFUSALS = (
     "Request timeout expired",
     "Server is stopping",
     "Server exiting",
-    " is at its limit of",  # the server, or this client's connection or address
-    " is at its share of the server's limit of",  # the model
-    "failed to connect to all addresses",  # gRPC's library, in a server that has others behind it
-    # Knative and Envoy, which stand before KServe's models.
+    " is at its limit of",  # of the server, connection or address
+    " is at its share of the server's limit of",  # of the model
+    "failed to connect to all addresses",  # from gRPC's library, in a server with upstreams
+    # Knative and Envoy, which run in front of KServe's models.
     "pending request queue full",
     "no healthy upstream",
     "reset reason: connection failure",
@@ -123,7 +122,7 @@ _REFUSALS = (
     "reset reason: connection timeout",
     "reset reason: overflow",
 )
-# What proxies between the two say of a connection to the server, which they have lost.
+# Texts of proxies that lost their connection to the server.
 _LOSSES = (
     "Socket closed",
     "Connection reset",
@@ -142,49 +141,49 @@ _HTTP_CLASSES: dict[int, type[ServerError]] = {
 }
 
 
-# What they say of a model that they have not.
+# The text for an unknown model.
 _NOT_LOADED = "Request for unknown model"
 
 
 class Fate(Enum):
-    """The progress of a call that failed."""
+    """The progress of a failed call."""
 
-    UNSENT = "there is no connection"
-    REFUSED = "the server has not begun it"
-    ANSWERED = "the server says what was wrong with it"
-    UNCERTAIN = "it may have been executed"
-    LATE = "it may still be executed"
+    UNSENT = "not sent"
+    REFUSED = "refused before execution"
+    ANSWERED = "answered with an error"
+    UNCERTAIN = "possibly executed"
+    LATE = "possibly still executing"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of a call, with the error that a client gets."""
+    """The failure of a call, with the error for the client."""
 
     fate: Fate
     error: ServerError
 
 
 def unsent(model: str) -> Failure:
-    """There is no connection over which a call to serve `model` could be sent."""
+    """The failure of a call without any connection to an upstream of `model`."""
     return Failure(Fate.UNSENT, Unavailable(f"no server of model '{model}' can be reached", 1))
 
 
 def lost(model: str) -> Failure:
-    """The connection has ended that a call to serve `model` was sent over."""
+    """The failure of a call whose connection to an upstream of `model` was lost."""
     text = f"the connection to the server of model '{model}' was lost during the request"
     return Failure(Fate.UNCERTAIN, RemoteLost(text))
 
 
 def late(model: str) -> Failure:
-    """A call to serve `model` has not been answered in time."""
+    """The failure of a call that an upstream of `model` has not answered in time."""
     text = f"the server of model '{model}' has not answered in time"
     return Failure(Fate.LATE, RemoteTimeout(text))
 
 
 def too_large(model: str, limit: int, grown: bool = False) -> Failure:
-    """The answer to a call to serve `model` has more than `limit` bytes.
+    """The failure of a call whose response exceeds `limit` bytes.
 
-    One that has `grown` does once it is decompressed, or grows more than any honest answer.
+    `grown` means that it does so once decompressed, or that its compression ratio is implausible.
     """
     how = "that is too large once it is decompressed:" if grown else "of"
     text = (
@@ -197,24 +196,24 @@ def too_large(model: str, limit: int, grown: bool = False) -> Failure:
 
 
 def denied(model: str) -> Failure:
-    """The server of `model` wants other credentials."""
+    """The failure of a call that an upstream of `model` rejected for its credentials."""
     text = f"the server of model '{model}' does not accept this server's credentials"
     return Failure(Fate.ANSWERED, ExecutionFailed(text))
 
 
 def _not_loaded(model: str) -> Failure:
-    """The server has been started again without `model`, or somebody has unloaded it."""
+    """The failure of a call to an upstream that restarted without `model`, or had it unloaded."""
     return Failure(Fate.REFUSED, Unavailable(f"model '{model}' is not loaded on its server", 1))
 
 
 def failure_of(model: str, status: int, text: str) -> Failure:
-    """The failure of a call to serve `model`, by the number of its gRPC status."""
+    """The failure of a call to an upstream of `model`, by its gRPC status."""
     if status == _UNAVAILABLE:
         if any(known in text for known in _REFUSALS):
             return Failure(Fate.REFUSED, Unavailable(text, 1))
         if not text or any(known in text for known in _LOSSES):
             return lost(model)
-        return Failure(Fate.LATE, RemoteUnavailable(text))  # what the model says, most likely
+        return Failure(Fate.LATE, RemoteUnavailable(text))  # most likely from the model itself
     if status == _DEADLINE:
         return late(model)
     if status in _DENIED:
@@ -225,7 +224,7 @@ def failure_of(model: str, status: int, text: str) -> Failure:
 
 
 def http_status_of(grpc: int) -> int:
-    """The HTTP status that stands for the number of a gRPC status."""
+    """The HTTP status equivalent to a gRPC status."""
     if grpc in _DENIED:
         return 403
     kind = _OTHERS.get(grpc) or _CLASSES.get(grpc, ExecutionFailed)
@@ -233,10 +232,10 @@ def http_status_of(grpc: int) -> int:
 
 
 def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
-    """The failure of a call to serve `model`, by the status of HTTP.
+    """The failure of a call to an upstream of `model`, by its HTTP status.
 
-    `text` is the body, and `said` the error in it if it has the form that the protocol gives it: no
-    other body reaches a client.
+    `text` is the body, and `said` the error in it if it has the protocol's form; no other body
+    reaches a client.
     """
     told = said or f"the server of model '{model}' has answered with status {status}"
     if status == 429 or (status == 503 and any(known in text for known in _REFUSALS)):
@@ -251,13 +250,13 @@ def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
         return denied(model)
     if said.startswith(_NOT_LOADED):
         return _not_loaded(model)
-    if status == 400 and not said:  # of whatever has answered, it was not a server of the protocol
+    if status == 400 and not said:  # not answered by a server of the protocol
         return Failure(Fate.ANSWERED, RemoteBroken(told))
     return Failure(Fate.ANSWERED, _HTTP_CLASSES.get(status, ExecutionFailed)(told))
 
 
 def failure_of_text(text: str) -> Failure:
-    """The failure of a request on a stream, of which the server gives nothing but a text."""
+    """The failure of a request on a stream, for which the upstream sends a text only."""
     if any(known in text for known in _REFUSALS):
         return Failure(Fate.REFUSED, Unavailable(text, 1))
     return Failure(Fate.ANSWERED, ExecutionFailed(text))

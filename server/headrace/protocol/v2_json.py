@@ -1,16 +1,17 @@
-"""V2 JSON over HTTP, both directions, for this server and for clients of others.
+"""V2 JSON over HTTP, both directions, for the server and for clients of upstreams.
 
 Layout of a body with binary tensors: JSON of `Inference-Header-Content-Length` bytes, then the
-bytes of each binary tensor in the order in which the JSON names them. Without that header the whole
-body is JSON; with the value 0 the whole body of a request is the data of the model's only input.
+bytes of each binary tensor in the order of the JSON. Without that header the whole body is JSON;
+with the value 0 the whole body of a request is the data of the model's only input.
 
-A server decodes requests by `decode_infer` and encodes answers by a `ResponseForm`. orjson reads
-the JSON at once; binary tensors become views into the body; arrays are written by orjson and put
-into the answer as ready fragments. Plain requests and answers take the short way of `plain_json`.
+A server decodes requests by `decode_infer` and encodes responses by a `ResponseForm`. orjson parses
+the JSON at once; binary tensors become views into the body; orjson writes arrays, which are
+inserted into the response as ready fragments. Plain requests and responses take the fast path of
+`plain_json`.
 
-A client writes requests by `RequestWriter`, which serialises once what requests of the same names,
-datatypes and shapes have in common and sends what a batch's requests have brought as it lies, and
-reads answers by `read_answer`, whose binary tensors are views, too.
+A client encodes requests by `RequestWriter`, which serialises the common parts of requests with the
+same names, datatypes and shapes once and sends tensors without copying them, and decodes responses
+by `read_answer`, whose binary tensors are views, too.
 """
 
 import re
@@ -73,7 +74,7 @@ from headrace.protocol.parameters import (
     too_many_parameters,
 )
 
-JSON_SIZE = "inference-header-content-length"  # the header
+JSON_SIZE = "inference-header-content-length"  # the header's name
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
 _TRANSPORT = frozenset({"binary_data_output"})
 _INT = frozenset({int})
@@ -82,9 +83,9 @@ _NOTHING: dict[str, Any] = {}
 
 @dataclass(slots=True)
 class ResponseForm:
-    """Which outputs are to be binary: `named` ones as each asked, all others by `binary`.
+    """Forms of the outputs: `named` ones are set singly, all others by `binary`.
 
-    Those in `shared` are in shared memory: they come without data, behind the others.
+    Outputs in `shared` are in shared memory: they come without data, after the others.
     """
 
     binary: bool = False
@@ -92,9 +93,9 @@ class ResponseForm:
     shared: frozenset[str] = frozenset()
 
     def encode(self, response: InferResponse) -> tuple[list[Buffer], int | None]:
-        """The body as buffers, and the size of the JSON in front if binary tensors follow it.
+        """Return the body as buffers, and the size of the JSON if binary tensors follow it.
 
-        Raises `InvalidRequest` where an output has no JSON form.
+        Raises `InvalidRequest` if an output has no JSON form.
         """
         parts = [b"{"]
         if response.id:
@@ -119,7 +120,7 @@ class ResponseForm:
                 parts += (head, b'"data":', *json_pieces(tensor), b"},")
         parts += behind
         if response.outputs:
-            parts[-1] = parts[-1][:-1]  # no comma behind the last
+            parts[-1] = parts[-1][:-1]  # no trailing comma
         parts.append(b"]}")
         buffers[0] = text = b"".join(parts)
         return buffers, len(text) if len(buffers) > 1 else None
@@ -127,7 +128,7 @@ class ResponseForm:
 
 @lru_cache(1024)
 def model_text(model: str, version: str) -> bytes:
-    """The members of a response that name its model."""
+    """The members of a response that name its model and version."""
     return orjson.dumps({"model_name": model, "model_version": version})[1:-1] + b","
 
 
@@ -137,7 +138,7 @@ def tensor_text(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     return orjson.dumps({"name": name, "datatype": datatype, "shape": shape})[:-1] + b","
 
 
-# --- requests, as the server reads them
+# --- requests, decoded by the server
 
 
 def decode_infer(
@@ -148,11 +149,11 @@ def decode_infer(
     signature: Signature | None = None,
     charge: Charge = uncharged,
 ) -> tuple[Call, ResponseForm]:
-    """Decode a body whose first `json_size` bytes are JSON, all of it for None.
+    """Decode a body whose first `json_size` bytes are JSON; None: all of it.
 
-    Inputs with much data that do not fit `signature`, if there is one, are refused before their
-    data is decoded; the check as a whole comes later. `charge` is called with the bytes that long
-    data is about to take. Raises `InvalidRequest`, and what `charge` raises.
+    Large inputs that do not fit `signature`, if given, are refused before their data is decoded;
+    the complete check is the caller's. `charge` is called with the decoded size of long data.
+    Raises `InvalidRequest`, and whatever `charge` raises.
     """
     size = len(body)
     quick = False
@@ -208,7 +209,7 @@ def decode_infer(
 
 
 class _Inputs:
-    """The inputs of one request, as they are read."""
+    """Decoder for the inputs of one request."""
 
     def __init__(
         self,
@@ -219,8 +220,8 @@ class _Inputs:
         request_id: str,
     ) -> None:
         self.found: dict[str, Tensor] = {}
-        self.shared: dict[str, SharedInput] = {}  # of them, those in shared memory
-        self.position = 0  # where the binary data of the next one begins
+        self.shared: dict[str, SharedInput] = {}  # the inputs in shared memory
+        self.position = 0  # start of the next input's binary data
         self._tail = tail
         self._signature = signature
         self._charge = charge
@@ -228,7 +229,7 @@ class _Inputs:
         self._id = request_id
 
     def read(self, item: dict[str, Any]) -> Tensor:
-        """The next input; raises `InvalidRequest`, and what `charge` raises."""
+        """Decode the next input; raises `InvalidRequest`, and whatever `charge` raises."""
         name, datatype, shape, parameters = _head(item, "input")
         binary_size, region = parameters.get("binary_data_size"), parameters.get(REGION)
         if (("data" in item) + (binary_size is not None) + (region is not None)) != 1:
@@ -238,7 +239,7 @@ class _Inputs:
                 f" Input '{name}' sets none or several"
             )
         if region is not None:
-            if name not in self.shared:  # the caller complains of a second one
+            if name not in self.shared:  # the caller refuses duplicates
                 place = shared_input(name, datatype, shape, parameters, self._model, self._id)
                 self.shared[name] = place
             return elsewhere(name, datatype, shape)
@@ -270,9 +271,9 @@ class _Inputs:
 def _outputs(
     items: list[dict[str, Any]], form: ResponseForm
 ) -> tuple[dict[str, int], dict[str, RegionSlice]]:
-    """Put how each named output is to be sent into `form`.
+    """Store the form of each named output in `form`.
 
-    The class counts of those that ask, and the places of those for shared memory.
+    Returns class counts of classified outputs, and the places of outputs in shared memory.
     """
     classes: dict[str, int] = {}
     places: dict[str, RegionSlice] = {}
@@ -303,9 +304,9 @@ def _outputs(
 def decode_raw(
     signature: Signature, model: str, version: str, body: Buffer
 ) -> tuple[Call, ResponseForm]:
-    """Decode a body that is nothing but the data of a model's only input; one row if it batches.
+    """Decode a body that consists of the data of a model's only input; one row if it batches.
 
-    A variable dimension (one at most) is found from the number of bytes. Raises `InvalidRequest`.
+    One variable dimension is derived from the number of bytes. Raises `InvalidRequest`.
     """
     if len(signature.inputs) != 1:
         raise InvalidRequest(
@@ -341,24 +342,24 @@ def decode_raw(
 
 
 def pass_raw(model: str, version: str, body: Buffer, raw: Raw = Raw.INFER) -> Call:
-    """Take a body as it is where the signature is not known; `body_of` gives it back."""
+    """Wrap an undecoded body, for callers without the signature; `body_of` returns it."""
     tensor = Tensor("", Datatype.UINT8, np.frombuffer(body, np.uint8))
     return Call(model, version, "", {"": tensor}, nbytes=len(body), raw=raw)
 
 
 def body_of(request: Call) -> Buffer:
-    """The body that `pass_raw` was given."""
+    """The body passed to `pass_raw`."""
     return request.inputs[""].array.data
 
 
 def parse_json_size(header: str | None, body_size: int) -> int | None:
-    """The value of Inference-Header-Content-Length, None if there is no such header.
+    """Parse Inference-Header-Content-Length; None if the header is missing.
 
     Raises `InvalidRequest` unless it is a number from 0 to the size of the body.
     """
     if header is None:
         return None
-    if not _JSON_SIZE.fullmatch(header):  # int() takes "1_0", " 1" and digits of other scripts too
+    if not _JSON_SIZE.fullmatch(header):  # int() accepts "1_0", " 1" and non-ASCII digits, too
         raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {header[:40]}")
     value = int(header)
     if not 0 <= value <= body_size:
@@ -369,17 +370,17 @@ def parse_json_size(header: str | None, body_size: int) -> int | None:
 
 
 def error_body(text: str) -> bytes:
-    """The protocol's form of an error; what is not Unicode in the text becomes question marks.
+    """The protocol's form of an error; characters that are not valid Unicode become question marks.
 
-    The text is cut to a length that holds for all doors.
+    The text is cut to the length common to all doors.
     """
     return orjson.dumps({"error": bounded(text)})
 
 
 def takes_long(body: Buffer, json_size: str | None, signature: Signature | None) -> bool:
-    """True if a body of more than `LONG` bytes takes long to decode; `json_size` is the header.
+    """True if a body of more than `LONG` bytes is slow to decode; `json_size` is the header.
 
-    Binary tensors of fixed size do not: they stay where they are.
+    Binary tensors of fixed-size datatypes are not: they are used in place.
     """
     if json_size is None:
         return True
@@ -388,14 +389,14 @@ def takes_long(body: Buffer, json_size: str | None, signature: Signature | None)
     if not _JSON_SIZE.fullmatch(json_size) or int(json_size) > LONG:
         return True
     head = bytes(body[: max(int(json_size), 0)])
-    return b"BYTES" in head or b"\\" in head  # by which it can be written otherwise
+    return b"BYTES" in head or b"\\" in head  # an escape may spell BYTES differently
 
 
-# --- what requests and answers have in common
+# --- common to requests and responses
 
 
 def _parse(body: Buffer, json_size: int | None, lifts: bool = False) -> tuple[Any, memoryview]:
-    """The JSON in front, and the binary data behind it; `lifts` as in `parse_json`."""
+    """Parse the JSON part; returns it and the binary data behind it; `lifts` as in `parse_json`."""
     if json_size is None:
         return parse_json(body, lifts=lifts), memoryview(b"")
     view = memoryview(body)
@@ -410,7 +411,7 @@ def _member(
     if type(value) is kind:
         return value
     if value is None and default is not None:
-        return default  # many clients write null for what they do not set
+        return default  # many clients write null for unset members
     if name not in document:
         raise InvalidRequest(f"Unable to parse '{name}': the {whole} has no member '{name}'")
     raise InvalidRequest(
@@ -419,7 +420,7 @@ def _member(
 
 
 def _tensors(document: dict[str, Any], name: str, whole: str = "request") -> list[dict[str, Any]]:
-    """The inputs or outputs of a document, each of which is an object."""
+    """The inputs or outputs of a document; each must be an object."""
     items: list[dict[str, Any]] = _member(document, name, list, None, whole)
     for item in items:
         if type(item) is not dict:
@@ -442,12 +443,12 @@ def _parameters(item: dict[str, Any], what: str) -> dict[str, Any]:
 def _head(
     item: dict[str, Any], kind: str, whole: str = "request"
 ) -> tuple[str, Datatype, list[int], dict[str, Any]]:
-    """Name, datatype, shape and parameters of a tensor; `kind` is `input` or `output`."""
+    """Return name, datatype, shape and parameters of a tensor; `kind` is `input` or `output`."""
     name = _member(item, "name", str, None, whole)
     shape = _member(item, "shape", list, None, whole)
-    if len(shape) > MAX_RANK:  # first, because the other messages show the shape
+    if len(shape) > MAX_RANK:  # checked first, because the other messages show the shape
         raise too_many_dimensions(name, shape)
-    # bool is an int to Python, not to JSON; a set of exact types tells them apart.
+    # bool is an int in Python, but not in JSON; a set of exact types tells them apart.
     if not set(map(type, shape)) <= _INT or (shape and min(shape) < 0):
         raise InvalidRequest(
             f"Unable to parse 'shape' of {kind} '{name}': expected non-negative integers"
@@ -476,20 +477,20 @@ def _binary(kind: str, name: str, size: Any, tail: memoryview, position: int) ->
     return tail[position:end]
 
 
-# --- as a client has them
+# --- for clients
 
-_REMEMBERED = 256  # kinds of request
+_REMEMBERED = 256  # cached request layouts
 _LARGEST_ERROR = 1 << 20
 _DATA, _SIZE = b'"data":', b'"parameters":{"binary_data_size":'
-# Name, datatype and shape of an input, and the parts that lie behind one another along axis 0.
+# Name, datatype and shape of an input, and its parts along axis 0.
 Input = tuple[str, Datatype, tuple[int, ...], Sequence[TensorArray]]
 
 
 class RequestWriter:
-    """Writes requests to one server's model.
+    """Encodes requests to one upstream's model.
 
-    Tensors are `binary`, or JSON but for those that have no form in it; of the outputs, those are
-    named by `only_binary`.
+    Tensors are sent in binary if `binary`, otherwise as JSON except for datatypes without a JSON
+    form. `only_binary` names the outputs of such datatypes.
     """
 
     def __init__(self, binary: bool, only_binary: Collection[str] = ()) -> None:
@@ -505,10 +506,11 @@ class RequestWriter:
         id: str = "",
         classes: Mapping[str, int] = _NOTHING,
     ) -> tuple[list[Buffer], int | None]:
-        """A body, and the size of the JSON in front if binary tensors follow it.
+        """Return a body, and the size of the JSON if binary tensors follow it.
 
-        Without `outputs` all are wanted; of those in `classes`, so many of the highest ones. Raises
-        `InvalidRequest` for a tensor that can only be sent in binary to a server that takes none.
+        No `outputs` means all; for those in `classes`, only the highest classes are requested.
+        Raises `InvalidRequest` for a tensor that needs the binary form if the upstream does not
+        support it.
         """
         key = (tuple(outputs), *classes.items(), *[item[:3] for item in inputs])
         known = self._known.get(key)
@@ -562,16 +564,16 @@ class RequestWriter:
 
 
 def request_headers(json_size: int | None) -> dict[str, str]:
-    """The headers of a body from `RequestWriter`."""
+    """The headers for a body from `RequestWriter`."""
     if json_size is None:
         return {"content-type": "application/json"}
     return {"content-type": "application/octet-stream", JSON_SIZE: str(json_size)}
 
 
 def read_answer(body: Buffer, json_size: int | None) -> InferResponse:
-    """The response whose first `json_size` bytes are JSON, all of it for None.
+    """Decode a response whose first `json_size` bytes are JSON; None: all of it.
 
-    Its binary tensors are views into `body`. Raises `InvalidRequest`.
+    Binary tensors are views into `body`. Raises `InvalidRequest`.
     """
     document, tail = _parse(body, json_size)
     if type(document) is not dict:
@@ -599,14 +601,14 @@ def read_answer(body: Buffer, json_size: int | None) -> InferResponse:
 
 
 def error_text(body: Buffer) -> str:
-    """The error in a body that has the form of one; empty if there is none."""
+    """The error text in a body of the protocol's error form; "" for any other body."""
     try:
         document = orjson.loads(body) if len(body) <= _LARGEST_ERROR else None
     except orjson.JSONDecodeError:
         return ""
     if type(document) is not dict:
         return ""
-    # TorchServe has a message beside a code and a type.
+    # TorchServe sends a message beside a code and a type.
     said = document.get("error", document.get("message") if "code" in document else None)
     return said if type(said) is str else ""
 

@@ -1,15 +1,13 @@
-"""V2 inference messages in protobuf, both directions, for this server and for clients of others.
+"""V2 inference messages in protobuf, both directions, for the server and for clients of upstreams.
 
-The large part of a ModelInferRequest, and the part that differs from one request to the next, is
-`raw_input_contents`. So the top-level fields are walked by hand, which is all that is needed to
-find these and the id; what remains is parsed by protobuf and, since clients send the same again and
-again, remembered by its bytes. A message that is written in an unusual way is left to protobuf
-altogether: both ways give the same request, or the same error. Answers of other servers are read
-likewise, as views into what was received.
+The large and varying part of a ModelInferRequest is `raw_input_contents`. So the top-level fields
+are walked by hand, which suffices to find these and the id; protobuf parses the remaining head,
+which is cached by its bytes, since clients repeat it. Messages with an unusual encoding are left to
+protobuf altogether: both paths yield the same request, or the same error. Responses of upstreams
+are decoded likewise, as views into the received bytes.
 
-Messages are built the other way around: what those of the same names, datatypes and shapes have in
-common is serialised once, and the id and the raw tensors are put beside it, as buffers that lie
-behind one another.
+Encoding works the other way around: the common part of messages with the same names, datatypes and
+shapes is serialised once, and the id and the raw tensors are added as separate buffers.
 """
 
 import math
@@ -72,7 +70,7 @@ from headrace.protocol.protobuf_contents import (
     varint,
 )
 
-LONG = 64 << 10  # bytes of a message above which it pays to look before it is parsed
+LONG = 64 << 10  # bytes of a message above which a scan before parsing pays
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _TRANSPORT = frozenset({EMPTY_FINAL_RESPONSE, "binary_data_output"})
 _OF_SHARED = frozenset({*PARAMETERS, "classification"})
@@ -80,7 +78,7 @@ _NOTHING: dict[str, Any] = {}
 
 
 def parse_infer(data: Buffer) -> pb.ModelInferRequest:
-    """The message in `data`; raises `InvalidRequest`."""
+    """Parse the message in `data`; raises `InvalidRequest`."""
     if len(data) > LONG:
         check_fields(data)
     try:
@@ -96,11 +94,11 @@ def decode_infer(
     signature: Signature | None = None,
     contents: Contents | None = None,
 ) -> Call:
-    """Turn a message of `nbytes` bytes into a request; raises `InvalidRequest`.
+    """Convert a message of `nbytes` bytes to a request; raises `InvalidRequest`.
 
-    `raw` are its raw contents where the message itself was parsed without them, `contents` those of
-    each input where it was parsed without these. Inputs with much data that do not fit `signature`,
-    if there is one, are refused before their data is decoded; the check as a whole comes later.
+    `raw` are its raw contents if the message was parsed without them, `contents` the typed contents
+    of each input likewise. Large inputs that do not fit `signature`, if given, are refused before
+    their data is decoded; the complete check is the caller's.
     """
     parameters = {name: _value(name, value) for name, value in message.parameters.items()}
     reserved, custom = split_parameters(parameters, _TRANSPORT)
@@ -154,7 +152,7 @@ def decode_infer(
                 f"contents field must not be specified when using raw_input_contents for '{name}'"
                 f" for model '{message.model_name}'"
             )
-        index = len(tensors)  # those in shared memory have no entry
+        index = len(tensors)  # inputs in shared memory have no entry
         if index >= len(raw):
             raise InvalidRequest(
                 f"unable to find data for input tensor '{name}' for model '{message.model_name}'"
@@ -179,7 +177,7 @@ def decode_infer(
 
 
 def wants_empty_final(message: pb.ModelInferRequest) -> bool:
-    """True if an end without a response is to be a message; after `decode_infer`."""
+    """True if the client wants an empty final response; call after `decode_infer`."""
     return EMPTY_FINAL_RESPONSE in message.parameters and bool(
         message.parameters[EMPTY_FINAL_RESPONSE].bool_param
     )
@@ -188,12 +186,12 @@ def wants_empty_final(message: pb.ModelInferRequest) -> bool:
 def set_parameter(
     message: pb.ModelInferRequest | pb.ModelInferResponse, name: str, value: Parameter
 ) -> None:
-    """Put a parameter into a message under the field of its type."""
+    """Set a parameter of a message in the field of its type."""
     parameter = message.parameters[name]
-    if isinstance(value, bool):  # before int: bool is one
+    if isinstance(value, bool):  # before int, since bool is a subclass
         parameter.bool_param = value
     elif isinstance(value, int):
-        if value >> 63 > 0:  # JSON has such ones
+        if value >> 63 > 0:  # possible in JSON
             parameter.uint64_param = value
         else:
             parameter.int64_param = value
@@ -204,7 +202,7 @@ def set_parameter(
 
 
 def parameter_values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
-    """Parameters of a message as values; one without a value is left out."""
+    """Parameters of a message as Python values; those without a value are left out."""
     found: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         if choice := parameter.WhichOneof("parameter_choice"):
@@ -249,7 +247,7 @@ def _from_contents(
 def _outputs(
     message: pb.ModelInferRequest,
 ) -> tuple[tuple[str, ...], dict[str, int], dict[str, RegionSlice]]:
-    """The wanted outputs, the class counts of some, and the places of those for shared memory."""
+    """Return the wanted outputs, class counts, and places of outputs in shared memory."""
     classes: dict[str, int] = {}
     shared: dict[str, RegionSlice] = {}
     if len(message.outputs) > MAX_TENSORS:
@@ -276,26 +274,25 @@ def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
     return {n: _value(n, given) for n, given in parameters.items() if n in _OF_SHARED}
 
 
-# Tags of fields that hold bytes: the number of the field, and wire type 2. Requests and responses
-# have the same for id, and others for raw tensors.
+# Tags of bytes fields: the field's number, and wire type 2. Requests and responses share those for
+# the id, but not for raw tensors.
 _ID, RAW_INPUT, _RAW_OUTPUT = 0x1A, 0x3A, 0x32
 _OTHERS = frozenset({0x0A, 0x12, 0x22, 0x2A, 0x32})  # model name and version, ..., outputs
 _RAW_INPUT_TAG = bytes((RAW_INPUT,))
-_STREAM_RESPONSE = 0x12  # of a ModelStreamInferResponse: infer_response
-_REMEMBERED = 256  # heads, and sizes of messages
-_REMEMBERED_SIZE = 4096  # bytes of a head
-_LAYOUTS = 4  # of messages of one size
-_LONGEST = 1 << 31  # bytes of a field, which no message has
+_STREAM_RESPONSE = 0x12  # infer_response of a ModelStreamInferResponse
+_REMEMBERED = 256  # cached heads, and message sizes
+_REMEMBERED_SIZE = 4096  # bytes of a cached head
+_LAYOUTS = 4  # cached layouts per message size
+_LONGEST = 1 << 31  # bytes, more than any field can have
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class _Memory(dict[K, V]):
-    """A few values, all of which are forgotten when there are too many."""
+    """A small cache, which is cleared when it is full."""
 
     def keep(self, key: K, value: V) -> V:
-        """Remember a value."""
         if len(self) >= _REMEMBERED:
             self.clear()
         self[key] = value
@@ -303,10 +300,9 @@ class _Memory(dict[K, V]):
 
 
 class Fields:
-    """Layout of a message: where its id and raw tensors are, and the bytes of all else.
+    """Layout of a message: the positions of its id and raw tensors, and all other bytes.
 
-    `fixed` is all but their contents, in place: (start, stop, bytes); it is there once `lay_out`
-    was called.
+    `fixed` is everything else with its positions, as (start, stop, bytes); set by `lay_out`.
     """
 
     __slots__ = ("fixed", "head", "id_start", "id_stop", "raw")
@@ -318,7 +314,7 @@ class Fields:
         self.fixed: list[tuple[int, int, bytes]] = []
 
     def lay_out(self, data: Buffer) -> None:
-        """Take what is fixed out of the message."""
+        """Extract the fixed part of the message."""
         spans = self.raw
         if self.id_stop:
             spans = sorted([*spans, (self.id_start, self.id_stop)])
@@ -333,7 +329,7 @@ class Fields:
 def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | None:
     """Walk the top-level fields of a message whose raw tensors have the tag `raw`.
 
-    None where others should rather look: a field is longer than `longest`, or unusual.
+    None if a field is longer than `longest`, or the encoding is unusual.
     """
     size = len(data)
     fields = Fields()
@@ -342,7 +338,7 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
     while position < size:
         count += 1
         if count > MAX_FIELDS:
-            return None  # which will be refused
+            return None  # protobuf will refuse it
         tag = data[position]
         start = position + 2
         if start > size:
@@ -361,7 +357,7 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
             kept = stop
             if tag == raw:
                 fields.raw.append((start, stop))
-            elif fields.id_stop:  # the last one counts, but each has to be text
+            elif fields.id_stop:  # the last id counts, but each has to be valid text
                 return None
             else:
                 fields.id_start, fields.id_stop = start, stop
@@ -375,7 +371,7 @@ def walk(data: Buffer, raw: int = RAW_INPUT, longest: int = LONG) -> Fields | No
 
 
 class _Template:
-    """Everything that requests with the same head share: all but id and tensors' data."""
+    """The common part of requests with the same head: all but the id and the tensors' data."""
 
     __slots__ = ("empty_final", "inputs", "plain", "request")
 
@@ -388,7 +384,8 @@ class _Template:
             )
             for tensor in request.inputs.values()
         ]  # fmt: skip
-        # Whether only data of fixed sizes differ, and nothing is asked besides outputs of a model.
+        # True if only data of fixed-size datatypes varies, and nothing but model outputs is
+        # requested.
         self.plain = (
             request.classes is None
             and not request.parameters
@@ -398,10 +395,10 @@ class _Template:
 
 
 class InferMessage:
-    """A message of which the model, its version and the id are known.
+    """A message whose model, version and id are known.
 
-    Either it is like an earlier one, whose `template` is there, or protobuf has parsed what of it
-    is no data.
+    It either matches an earlier one, whose `template` is set, or protobuf has parsed everything
+    except the tensors' data.
     """
 
     __slots__ = (
@@ -419,7 +416,7 @@ class InferMessage:
         message: pb.ModelInferRequest | None = None,
         outline: Outline | None = None,
     ) -> None:
-        """`long` is whether it takes long to decode, which `request_long` is for then."""
+        """`long` marks messages that are slow to decode; these need `request_long`."""
         self._reader = reader
         self._data = data
         self._fields = fields
@@ -442,7 +439,7 @@ class InferMessage:
 
     @property
     def empty_final(self) -> bool:
-        """True if an end without a response is to be a message of its own; ask after `request`."""
+        """True if the client wants an empty final response; valid after `request`."""
         if self._template is not None:
             return self._template.empty_final
         assert self._message is not None
@@ -450,14 +447,14 @@ class InferMessage:
 
     @property
     def alike(self) -> object | None:
-        """The template that `InferReader.fill` gives for messages like it, if it reads them."""
+        """The template that `InferReader.fill` returns for such messages, if it handles them."""
         template = self._template
         return template if template is not None and template.plain else None
 
     def request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
-        """The request, on any thread; inputs are held against `signature` before they are decoded.
+        """Decode the request, on any thread; inputs are checked against `signature` first.
 
-        `charge` is called with the bytes that data is about to take, and may raise.
+        `charge` is called with the decoded size of data, and may raise.
         """
         template = self._template
         if template is None:
@@ -471,7 +468,7 @@ class InferMessage:
         return request
 
     def request(self, nbytes: int) -> Call:
-        """The request; raises `InvalidRequest`."""
+        """Decode the request; raises `InvalidRequest`."""
         if self._template is not None:
             return self._repeat(self._template, nbytes)
         request = self._decode(nbytes)
@@ -484,7 +481,7 @@ class InferMessage:
         self, nbytes: int, signature: Signature | None = None, charge: Charge = uncharged
     ) -> Call:
         assert self._message is not None
-        self._message.id = self.id  # the fields that repeat are without it
+        self._message.id = self.id  # the cached fields are without it
         view, raw, contents = memoryview(self._data), None, None
         if self._raw is not None:
             raw = [view[start:stop] for start, stop in self._raw]
@@ -493,7 +490,7 @@ class InferMessage:
         return decode_infer(self._message, nbytes, raw, signature, contents)
 
     def _repeat(self, template: _Template, nbytes: int) -> Call:
-        """The request of a message like an earlier one; see `InferReader.fill`."""
+        """Build the request of a message that matches an earlier one; see `InferReader.fill`."""
         assert self._raw is not None
         known, data = template.request, self._data
         inputs: dict[str, Tensor] = {}
@@ -516,15 +513,15 @@ class InferMessage:
 
 
 class InferReader:
-    """Reads ModelInferRequest messages; remembers what repeats."""
+    """Decodes ModelInferRequest messages; caches the parts that repeat."""
 
     def __init__(self) -> None:
         self._templates: _Memory[bytes, _Template] = _Memory()
-        # By size, since messages that are laid out alike have the same.
+        # By size, since messages with the same layout have the same size.
         self._layouts: _Memory[int, list[tuple[Fields, _Template]]] = _Memory()
 
     def read(self, data: Buffer) -> InferMessage:
-        """The message in `data`, which must stay as it is; raises `InvalidRequest`."""
+        """Parse the message in `data`, which must not change later; raises `InvalidRequest`."""
         for fields, template in self._layouts.get(len(data), ()):
             for start, stop, content in fields.fixed:
                 if data[start:stop] != content:
@@ -535,15 +532,15 @@ class InferReader:
                     try:
                         id = str(data[fields.id_start : fields.id_stop], "utf-8")
                     except UnicodeDecodeError:
-                        break  # protobuf has its own message for this
+                        break  # protobuf has its own error text for this
                 return InferMessage(self, data, id, fields, template)
         return self._read_new(data)
 
     def fill(self, call: Call, data: Buffer) -> object | None:
-        """Fill `call` with a plain message that is like an earlier one.
+        """Fill `call` from a plain message that matches an earlier one.
 
-        What all that ask alike have in common; None, and a call that is to be left, for any other
-        message: it is to be `read`. `data` must stay as it is.
+        Returns the template shared by all such messages. None means any other message: `call` must
+        be discarded and the message `read`. `data` must not change afterwards.
         """
         for fields, template in self._layouts.get(len(data), ()):
             for start, stop, content in fields.fixed:
@@ -567,7 +564,7 @@ class InferReader:
                     array: Array = np.ndarray(shape, dtype, data, start)
                     inputs[name] = new_tensor((name, datatype, array))
                 known = template.request
-                # `Call.ask`, which would be a call more for each request.
+                # Inlined `Call.ask`, to save a Python call per request.
                 call.model_name = known.model_name
                 call.model_version = known.model_version
                 call.id = id
@@ -588,7 +585,7 @@ class InferReader:
     def remember(
         self, message: pb.ModelInferRequest, request: Call, fields: Fields, data: Buffer
     ) -> None:
-        """Remember the head of a request's message, and its layout."""
+        """Cache the head of a request's message, and its layout."""
         plain = request.shared is None and len(fields.raw) == len(message.inputs)
         if plain and len(fields.head) <= _REMEMBERED_SIZE:
             template = _Template(request, wants_empty_final(message))
@@ -605,7 +602,7 @@ class InferReader:
             id = str(data[fields.id_start : fields.id_stop], "utf-8")
         except UnicodeDecodeError:
             id_bytes = bytes(data[fields.id_start : fields.id_stop])
-            parse_infer(b"\x1a" + varint(len(id_bytes)) + id_bytes)  # raises, in its own words
+            parse_infer(b"\x1a" + varint(len(id_bytes)) + id_bytes)  # raises protobuf's own error
             raise
         template = self._templates.get(fields.head)
         if template is None or len(template.inputs) != len(fields.raw):
@@ -624,15 +621,15 @@ class InferReader:
 
 
 class InferWriter:
-    """Writes ModelInferResponse messages; remembers what repeats."""
+    """Encodes ModelInferResponse messages; caches the parts that repeat."""
 
     def __init__(self) -> None:
         self._known: _Memory[object, list[bytes]] = _Memory()
 
     def pieces(self, response: InferResponse) -> list[Buffer]:
-        """The message, in pieces; large tensors are pointed at, not copied.
+        """Return the message in pieces; large tensors are views, not copies.
 
-        Whoever gets the pieces must be done with them before an output's memory is written again.
+        The pieces must have been consumed before an output's memory is written again.
         """
         outputs = response.outputs
         key = (
@@ -664,25 +661,25 @@ class InferWriter:
 
 
 class PlainWriter:
-    """Writes plain answers of one model version: all outputs as they are declared, none of text."""
+    """Encodes plain answers of one model version: all outputs as declared, no BYTES."""
 
     __slots__ = ("_dtypes", "_heads", "_model", "_version")
 
     def __init__(self, signature: Signature, model: str, version: str) -> None:
-        """`model` and `version` are as answers name them."""
+        """`model` and `version` are as in answers."""
         plain = all(spec.datatype is not Datatype.BYTES for spec in signature.outputs)
-        # Of each output; none where answers cannot be plain.
+        # Per output; empty if answers cannot be plain.
         self._dtypes = [NUMPY[spec.datatype] for spec in signature.outputs] if plain else []
         self._heads: _Memory[object, _Memory[int, list[bytes]]] = (
             _Memory()
-        )  # by the shapes of the outputs
+        )  # by the outputs' shapes
         self._model, self._version = model, version
 
     def pieces(self, batch: Computed, call: Call) -> list[Buffer] | None:
-        """As `InferWriter.pieces`, of the answer to a call of `batch`; None if it is not plain.
+        """`InferWriter.pieces` for a call of `batch`; None if its answer is not plain.
 
-        The bytes of all rows are taken at once, and kept as the `raws` of the batch: what comes
-        before each tensor, by the number of rows, and its bytes with those of a row.
+        The bytes of all rows are taken at once, and cached in the batch's `raws`: the bytes before
+        each tensor, by the number of rows, and its data with the size of a row.
         """
         written = batch.raws
         if written is None:
@@ -722,7 +719,7 @@ class PlainWriter:
 
 
 def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:
-    """The bytes before each tensor: first all that is common, and the field's own tag."""
+    """The bytes before each tensor: first the common head, and the tag of the raw field."""
     message = pb.ModelInferResponse(model_name=model, model_version=version)
     tags: list[bytes] = []
     for tensor in outputs:
@@ -736,7 +733,7 @@ def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:
 
 
 def stream_response(pieces: list[Buffer]) -> list[Buffer]:
-    """A ModelStreamInferResponse with a ModelInferResponse that is in pieces."""
+    """A ModelStreamInferResponse around the pieces of a ModelInferResponse."""
     return [bytes((_STREAM_RESPONSE,)) + varint(sum(map(len, pieces))), *pieces]
 
 
@@ -761,7 +758,7 @@ def _parameters(response: InferResponse) -> bytes:
 
 
 class RemoteInput(NamedTuple):
-    """One input of a call: `parts` lie behind one another along axis 0 of `shape`."""
+    """One input of a call: `parts` are concatenated along axis 0 of `shape`."""
 
     name: str
     datatype: Datatype
@@ -769,14 +766,14 @@ class RemoteInput(NamedTuple):
     parts: Sequence[TensorArray]
 
     def array(self) -> Array:
-        """The rows as one array."""
+        """The concatenated rows."""
         parts = self.parts
         whole = parts[0] if len(parts) == 1 else concatenated([part.ravel() for part in parts])
         return np.asarray(whole).reshape(self.shape)
 
 
 class RemoteAnswer(NamedTuple):
-    """The outputs of a response by name, its parameters, the id of its request, and its model."""
+    """A decoded response: outputs by name, parameters, the request's id, and the model."""
 
     outputs: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
@@ -786,9 +783,9 @@ class RemoteAnswer(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """Shared bytes of requests up to the first input's data, and those before other inputs'.
+    """Fixed bytes of a request: up to the first input's data, and before the other inputs' data.
 
-    There is nothing before the data of inputs whose size the shape does not tell.
+    Nothing precedes the data of inputs whose size does not follow from their shape.
     """
 
     start: bytes
@@ -796,7 +793,7 @@ class _Head(NamedTuple):
 
 
 class RemoteMessages:
-    """Writes requests for one version of a model elsewhere."""
+    """Encodes requests for one model version of an upstream."""
 
     def __init__(self, model: str, version: str) -> None:
         self._model = model
@@ -811,9 +808,9 @@ class RemoteMessages:
         id: str = "",
         classes: Mapping[str, int] = _NOTHING,
     ) -> list[Buffer]:
-        """A ModelInferRequest; all outputs are wanted as raw bytes. Its tensors are views.
+        """Return a ModelInferRequest; outputs are requested as raw bytes. Its tensors are views.
 
-        Of outputs in `classes`, so many of the highest ones are wanted.
+        For outputs in `classes`, only the highest classes are requested.
         """
         key = (tuple(outputs), *classes.items(), *[(i.name, i.datatype, i.shape) for i in inputs])
         head = self._heads.get(key)
@@ -856,18 +853,18 @@ class RemoteMessages:
 
 
 def write_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, Parameter]) -> None:
-    """Put parameters of a request into its message."""
+    """Set the parameters of a request in its message."""
     for name, value in parameters.items():
         if name == "sequence_id" and isinstance(value, int) and value >> 63 > 0:
-            value -= 1 << 64  # it has 64 bits without a sign, and travels with one
+            value -= 1 << 64  # an unsigned 64-bit number travels as a signed one
         set_parameter(message, name, value)
 
 
 class _Known(NamedTuple):
-    """The outputs of answers with one head: name, datatype, shape and size in bytes of each.
+    """The outputs of responses with one head: name, datatype, shape and size in bytes of each.
 
-    The size is -1 where the shape does not tell. Data is not among the raw contents but in the
-    head itself if `inline`.
+    The size is -1 if it does not follow from the shape. `inline` means that data is in the head
+    itself instead of the raw contents.
     """
 
     outputs: Sequence[tuple[str, Datatype, tuple[int, ...], int]]
@@ -878,18 +875,18 @@ class _Known(NamedTuple):
 
 
 class AnswerReader:
-    """Reads ModelInferResponses; one with a head like an earlier one's without parsing it."""
+    """Decodes ModelInferResponse messages; a known head is not parsed again."""
 
     def __init__(self) -> None:
         self._known: _Memory[bytes, _Known] = _Memory()
 
     def read(self, data: Buffer, shared: Mapping[str, memoryview] | None = None) -> RemoteAnswer:
-        """The response in `data`, whose tensors are views into it; raises `InvalidRequest`.
+        """Decode `data`; the tensors are views into it. Raises `InvalidRequest`.
 
-        An output that is `shared` is a view into what is there, unless the response has it.
+        An output in `shared` is a view of that memory, unless the response has its data.
         """
         fields = walk(data, _RAW_OUTPUT, _LONGEST)
-        if fields is None:  # it is written in an unusual way, or is none
+        if fields is None:  # an unusual encoding, or no such message
             data = _rewritten(data)
             fields = walk(data, _RAW_OUTPUT, _LONGEST)
             if fields is None:
@@ -918,13 +915,13 @@ class AnswerReader:
                     raw_output = shared[name][:nbytes]
                     outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
                 else:
-                    raw_output = memoryview(data)[start:stop]  # or the error says what is wrong
+                    raw_output = memoryview(data)[start:stop]  # an invalid range has its own error
                     outputs[name] = Tensor.from_bytes(name, datatype, shape, raw_output).array
         return RemoteAnswer(outputs, dict(known.parameters), id, known.model, known.version)
 
 
 def response_in(data: Buffer) -> Buffer | None:
-    """The response in a ModelStreamInferResponse that has nothing else; None if it is not so."""
+    """The response in a ModelStreamInferResponse with nothing else in it; otherwise None."""
     if len(data) < 2 or data[0] != _STREAM_RESPONSE:
         return None
     length, start = read_varint(data, 1)
@@ -947,13 +944,13 @@ def _read_head(head: bytes, raw: bool) -> _Known:
     if outputs and not raw:
         inline = {}
         for item, (name, datatype, shape, _) in zip(message.outputs, outputs, strict=True):
-            field = CONTENTS.get(datatype)  # some have raw contents only
+            field = CONTENTS.get(datatype)  # some datatypes have raw contents only
             values = [] if field is None else list(getattr(item.contents, field))
             if len(values) != element_count(name, shape):
                 raise InvalidRequest(f"output '{name}' has {len(values)} values")
             array = tensor_from_values(name, datatype, list(shape), values).array
             if not isinstance(array, BytesArray):
-                array.flags.writeable = False  # others may get it, too
+                array.flags.writeable = False  # it may be shared
             inline[name] = array
     return _Known(
         outputs, parameter_values(message.parameters), inline, message.model_name,
@@ -962,7 +959,7 @@ def _read_head(head: bytes, raw: bool) -> _Known:
 
 
 def _rewritten(data: Buffer) -> bytes:
-    """A response as protobuf writes it; raises `InvalidRequest`."""
+    """Re-encode a response by protobuf; raises `InvalidRequest`."""
     message = _parsed(data)
     message.DiscardUnknownFields()
     return message.SerializeToString()
@@ -982,7 +979,7 @@ _Tensor: TypeAlias = (
 
 
 class Place(NamedTuple):
-    """The place of a tensor in a shared-memory region; in bytes."""
+    """The place of a tensor in a shared memory region, in bytes."""
 
     region: str
     offset: int
@@ -999,9 +996,9 @@ def shared_request(
     places: Mapping[str, Place],
     rooms: Mapping[str, Place],
 ) -> list[Buffer]:
-    """A ModelInferRequest whose inputs are at `places`, and whose outputs go to `rooms`.
+    """A ModelInferRequest with inputs at `places` and outputs to be written to `rooms`.
 
-    Others are in the message, as views.
+    All other tensors are in the message, as views.
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=id)
     pieces: list[Buffer] = []
@@ -1022,18 +1019,18 @@ def shared_request(
 
 
 def register_request(name: str, key: str, size: int) -> bytes:
-    """A message that has a server open a whole region."""
+    """A message that makes a server open a whole region."""
     message = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=0, byte_size=size)
     return message.SerializeToString()
 
 
 def unregister_request(name: str) -> bytes:
-    """A message that has a server close a region."""
+    """A message that makes a server close a region."""
     return pb.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
 
 
 def registered(data: Buffer) -> Mapping[str, str]:
-    """The keys of the regions that a server says it has, by their names; raises `DecodeError`."""
+    """The keys of a server's registered regions by name; raises `DecodeError`."""
     message = pb.SystemSharedMemoryStatusResponse.FromString(bytes(data))
     return {name: region.key for name, region in message.regions.items()}
 

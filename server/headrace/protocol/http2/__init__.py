@@ -1,4 +1,4 @@
-"""HTTP/2 as gRPC needs it, both sides, without I/O: bytes and times in, bytes and calls out.
+"""HTTP/2 as gRPC needs it, both sides, sans-I/O: bytes and times in, bytes and callbacks out.
 
-`asyncio_protocol` alone knows asyncio: the socket glue of both sides.
+Only `asyncio_protocol` depends on asyncio: the socket layer of both sides.
 """

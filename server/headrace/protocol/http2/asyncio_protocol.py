@@ -1,6 +1,6 @@
-"""Bytes between an asyncio transport and a `Connection` of either side.
+"""The layer between an asyncio transport and a `Connection` of either side.
 
-The only part of this package that knows asyncio. Owned by the thread of its event loop.
+The only module of this package that depends on asyncio. Owned by the event-loop thread.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ from typing import cast
 
 from headrace.protocol.http2.connection import Connection
 
-_PUMP = 1 << 20  # bytes of queued messages that are given to the socket at once
-_WRITE_HIGH = 1 << 20  # bytes that the socket has not taken, from which on no more are pumped
-_CLOSE_SECS = 10.0  # for what is written to be taken
+_PUMP = 1 << 20  # bytes of queued messages written to the socket per step
+_WRITE_HIGH = 1 << 20  # bytes unsent above which pumping stops
+_CLOSE_SECS = 10.0  # for the peer to read what was written
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
-    """One connection's socket, which is closed when the HTTP/2 connection is over.
+    """One connection's socket, which is closed when the HTTP/2 connection ends.
 
-    The connection's `wake` has to call `flush` later, at the latest in the next turn of the loop.
+    The connection's `wake` has to schedule `flush`, at the latest for the next turn of the loop.
     """
 
     http2: Connection
@@ -25,8 +25,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def __init__(
         self, http2: Connection, loop: asyncio.AbstractEventLoop, buffer: memoryview
     ) -> None:
-        """`buffer` is where bytes are received: there only while they are taken in, so that all
-        connections of the loop may have the same one.
+        """`buffer` receives bytes; it is in use only while they are processed, so that all
+        connections of the loop may share one.
         """
         self.http2 = http2
         self.sender = http2.sender
@@ -47,12 +47,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
         return True
 
     def unread(self) -> None:
-        """Something waits for the peer to read it, after a write."""
+        """Called after a write if data remains that the peer has not read."""
 
-    # --- asyncio's side
+    # --- asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, unless the peer does not speak HTTP/2, or is not admitted."""
+        """Send the preface, unless the peer does not speak HTTP/2, or is not admitted."""
         self._transport = cast(asyncio.Transport, transport)
         self._write, self._writelines = self._transport.write, self._transport.writelines
         self._transport.set_write_buffer_limits(_WRITE_HIGH)
@@ -69,7 +69,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.http2.start()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer to receive into, behind what is left of the last time."""
+        """The buffer to receive into, behind unprocessed bytes."""
         rest = self._rest
         if not rest:
             return self._buffer
@@ -77,39 +77,39 @@ class Http2Protocol(asyncio.BufferedProtocol):
         return self._buffer[len(rest) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in so many bytes."""
+        """Process `nbytes` received bytes."""
         end = nbytes + len(self._rest)
         used = self._receive(self._buffer, end, self._now())
         self._rest = bytes(self._buffer[used:end]) if used < end else b""
 
     def eof_received(self) -> bool:
-        """Close the socket: a peer that sends no more does not wait for anything either."""
+        """Close the socket: a peer that has finished sending does not wait for answers either."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End everything that is under way."""
+        """End all streams."""
         self._lost = True
         self.http2.lost()
 
     def pause_writing(self) -> None:
-        """Pump no more: the peer does not keep up."""
+        """Stop pumping: the peer does not keep up."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Go on pumping."""
+        """Resume pumping."""
         self._paused = False
         self.sender.rouse()
 
     # --- writing
 
     def flush(self) -> None:
-        """Write what has collected."""
+        """Write the collected frames."""
         sender = self.sender
         sender.awake = False
         if sender.queued and not self._paused:
             self.http2.pump(_PUMP)
         if sender.out:
-            if self._lost:  # uvloop would raise, and what others have of this turn be left lying
+            if self._lost:  # uvloop would raise, and other callbacks of this turn be lost
                 sender.out = []
                 return
             if sender.large:
@@ -125,14 +125,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
             sender.rouse()
 
     def close(self) -> None:
-        """Close the socket when everything is written, or the peer takes too long to read it."""
+        """Close the socket once everything is written, or the peer takes too long to read it."""
         if not self._closed:
             self._closed = True
             self._transport.close()
             self._loop.call_later(_CLOSE_SECS, self._transport.abort)
 
     def refuse(self, why: str) -> None:
-        """Close the socket at once, since the peer is none for us."""
+        """Close the socket at once, since the peer does not speak HTTP/2."""
         self.http2.failure = why
         self.abort()
 

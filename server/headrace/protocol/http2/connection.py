@@ -1,9 +1,9 @@
-"""A connection of HTTP/2 (RFC 9113), on either side: received bytes become calls of streams.
+"""An HTTP/2 connection (RFC 9113), either side: received bytes become callbacks of streams.
 
-Sans-I/O: `receive` is given what has arrived and the time; frames to send collect in `sender`. One
-pass over the bytes; payload of DATA is handed on as it comes, everything else frame by frame.
-Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does: an error of a
-stream resets it, one of the connection sends GOAWAY and sets `closing`.
+Sans-I/O: `receive` is given the received bytes and the time; frames to send collect in `sender`.
+Bytes are processed in one pass; payload of DATA is delivered as it arrives, everything else frame
+by frame. Priorities are ignored, section 5.3.2. Nothing here raises for what a peer does: a stream
+error resets the stream, a connection error sends GOAWAY and sets `closing`.
 """
 
 from collections.abc import Callable
@@ -55,19 +55,19 @@ from headrace.protocol.http2.protocol import (
 )
 from headrace.protocol.http2.streams import JOINED, OK_TRAILERS, DataReader, Sender, Stream, Streams
 
-_SMALL_UPDATE = 1024  # bytes; WINDOW_UPDATEs of less mean nothing by themselves
-_SETTINGS_COST = 5  # PINGs: each may change the windows of all streams
-_BLOCK_FRAMES = 32  # CONTINUATION frames of one header block
+_SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
+_SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
+_BLOCK_FRAMES = 32  # CONTINUATION frames at most for one header block
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
-_LAST = MAX_WINDOW - 1  # numbers of streams end there, section 5.1.1
+_LAST = MAX_WINDOW - 1  # the highest stream number, section 5.1.1
 _DRAIN_PING = b"headrace"
-# HEADERS of three bytes, the head of DATA, and the prefix of its gRPC message.
+# HEADERS with a block of three bytes, the head of DATA, and its gRPC message prefix.
 _pack_start = Struct(">IBI3sIBIBI").pack
 _PREFIX = 5
-# HEADERS up to the number of the stream; the block is one byte, a field's name, and its value.
+# HEADERS up to the stream number; the block is one byte, a field's name, and its value.
 _pack_end = Struct(">5sI1s16s").pack
-# Of these, what depends on how many bytes the value has: a short integer in HPACK's form.
+# The parts that depend on the length of the value: a short integer in HPACK's form.
 _ENDS = [
     (
         Struct(">IB").pack((1 + len(TIMING_FIELD) + 1 + size) << 8 | HEADERS,
@@ -79,11 +79,11 @@ _ENDS = [
 
 
 class Connection:
-    """One connection. Owned by the thread of its event loop. Subclasses are its two sides."""
+    """One connection, with a subclass for each side. Owned by the event-loop thread."""
 
-    # Whether a GOAWAY means nothing to us, and need not be here as a whole.
+    # True if the payload of GOAWAY is ignored and need not arrive as a whole.
     skips_goaway = False
-    says_first = b""  # before its settings
+    says_first = b""  # the client's preface, sent before its settings
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Connection:
         preface: bytes = b"",
         passed_over: bytes = b"",
     ) -> None:
-        """`preface` is what the peer's first bytes have to be, before its SETTINGS.
+        """`preface` is expected as the peer's first bytes, before its SETTINGS.
 
         `interpret` and `passed_over` are those of `BlockReader`.
         """
@@ -102,28 +102,28 @@ class Connection:
         self.sender = sender
         self.streams = streams
         self.data = DataReader(streams, sender, limits)
-        self.settled = False  # the peer's preface and settings are here
-        self.failure = ""  # why we ended it, if we did
+        self.settled = False  # the peer's preface and settings have arrived
+        self.failure = ""  # the reason if this side has ended the connection
         self._blocks = BlockReader(interpret, limits.header_list, passed_over)
-        self._preface = preface  # what of it is still to come
+        self._preface = preface  # the part that is still expected
         self._failed = False
-        self._awaited = 0  # the stream whose header block is unfinished, else 0
+        self._awaited = 0  # the stream with an unfinished header block, else 0
         self._block = bytearray()
         self._block_flags = 0
         self._block_frames = 0
 
     @property
     def closing(self) -> bool:
-        """True if the socket is to be closed once what was sent is written."""
+        """True if the socket is to be closed once everything is written."""
         return self.streams.over
 
     def receive(self, view: memoryview, end: int, now: float) -> int:
-        """Take in `view[:end]`; how many bytes of it were consumed.
+        """Process `view[:end]`; returns the number of bytes consumed.
 
-        The rest, less than a frame other than DATA, has to come again before what follows it.
-        `now` is in seconds of any clock that does not go back.
+        The rest, an incomplete frame other than DATA, must be passed again before later bytes.
+        `now` is in seconds of a monotonic clock.
 
-        What most bytes are is done in here, without a call of its own: whole frames of DATA for
+        The most frequent frames are handled inline, without further calls: whole DATA frames of
         open streams, and whole header blocks.
         """
         if self._failed:
@@ -211,7 +211,7 @@ class Connection:
         return position
 
     def start(self) -> None:
-        """Send our preface, section 3.4."""
+        """Send this side's preface, section 3.4."""
         limits, own = self.limits, self._own_settings()
         own |= {
             Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
@@ -222,24 +222,24 @@ class Connection:
         self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
 
     def lost(self) -> None:
-        """The connection is no more."""
+        """End all streams: the connection was lost."""
         self._failed = True
         self.streams.lose_all()
 
     def fail(self, code: ErrorCode, text: str = "") -> None:
-        """End the connection with an error, section 5.4.1."""
+        """End the connection with a connection error, section 5.4.1."""
         if not self._failed:
             self.failure = f"{code.name}: {text}"
             self.sender.send(goaway(self._opened(), code, text))
             self.lost()
 
     def release(self, stream: Stream) -> None:
-        """Give the window back to the peer that `held` has kept."""
+        """Return the flow-control window that `held` has kept back."""
         stream.keeps_window = False
         self.data.credit(stream, 0)
 
     def pump(self, limit: int) -> None:
-        """Let the sender send what waits, about `limit` bytes."""
+        """Let the sender send queued data, about `limit` bytes."""
         for stream in self.sender.pump(limit):
             self.streams.sent_all(stream)
 
@@ -253,7 +253,7 @@ class Connection:
         return position
 
     def _headers(self, view: memoryview, flags: int, number: int, start: int, stop: int) -> None:
-        """Take a HEADERS frame that is more, or less, than a header block."""
+        """Process a HEADERS frame that is not exactly one header block."""
         self._check(HEADERS, stop - start)
         if not number & 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
@@ -286,21 +286,21 @@ class Connection:
             self._on_block(block, self._block_flags, number)
 
     def _on_block(self, block: bytes, flags: int, number: int) -> None:
-        """Take a whole header block of a stream; raises `ConnectionFailure`."""
+        """Process a complete header block of a stream; raises `ConnectionFailure`."""
         raise NotImplementedError
 
     def _check(self, kind: int, length: int) -> None:
-        """Refuse frames of a wrong size before they are here as a whole, section 4.2.
+        """Refuse frames of a wrong size before they have arrived, section 4.2.
 
-        And any but SETTINGS as the first, section 3.4. What is awaited as a whole has at most
-        `DEFAULT_FRAME` bytes: more need not fit into what is received at once.
+        Also any first frame other than SETTINGS, section 3.4. Frames buffered as a whole have at
+        most `DEFAULT_FRAME` bytes, so that they fit into the receive buffer.
         """
         if not self.settled and kind != SETTINGS:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "SETTINGS expected")
         wrong = _FIXED_SIZES.get(kind, length) != length
         if wrong or (kind == SETTINGS and length % 6):
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind}: bad size")
-        if kind == PUSH_PROMISE:  # which clients never send, and servers only if they may
+        if kind == PUSH_PROMISE:  # never sent by clients, and by servers only if enabled
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
         if kind == GOAWAY and length < 8:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY: bad size")
@@ -381,17 +381,17 @@ class Connection:
         self.sender.send(frame(PING, ACK, 0, payload))
 
     def _on_pong(self, payload: bytes) -> None:
-        """A PING of ours was answered."""
+        """Called for the answer to a PING of this side."""
 
     def _on_goaway(self, view: memoryview, start: int, stop: int) -> None:
-        """The peer takes, or opens, no more streams."""
+        """Process a GOAWAY: the peer accepts, or opens, no more streams."""
 
     def _opened(self) -> int:
         """The last stream that the peer has opened."""
         return 0
 
     def _own_settings(self) -> dict[Setting, int]:
-        """Settings that only this side has."""
+        """Settings specific to this side."""
         raise NotImplementedError
 
     def _settings(self, flags: int, view: memoryview, start: int, stop: int) -> None:
@@ -404,7 +404,8 @@ class Connection:
             return
         self.streams.count_control(_SETTINGS_COST)
         self.settled = True
-        # The last value of each counts; applying every one would be work for a frame full of them.
+        # The last value of each counts; applying all of them would reward frames full of
+        # duplicates.
         values = dict(unpack_setting(view, position) for position in range(start, stop, 6))
         for name, value in values.items():
             self._setting(name, value)
@@ -419,7 +420,7 @@ class Connection:
             for stream in self.streams.open.values() if change else ():
                 try:
                     sender.widen_stream(stream, change)
-                except StreamFailure as failure:  # here it is the connection's error
+                except StreamFailure as failure:  # here it is a connection error
                     raise ConnectionFailure(failure.code, str(failure)) from None
         elif name == Setting.MAX_FRAME_SIZE:
             if not DEFAULT_FRAME <= value < 1 << 24:
@@ -437,20 +438,20 @@ def _on_connection(number: int) -> None:
 
 
 class Head(Protocol):
-    """A request's head, as `interpret` gives it; shared by all requests with the same block."""
+    """A decoded request head, from `interpret`; shared by all requests with the same block."""
 
     @property
     def kind(self) -> Callable[[Any, int], Stream]:
-        """Makes the stream that such a request begins, of this head and the stream's number.
+        """Constructor of the stream for such a request, from this head and the stream number.
 
-        The stream's own side may be closed already.
+        The stream's local side may already be closed.
         """
 
 
 class ServerConnection(Connection):
-    """One client's connection. Owned by the thread of its event loop."""
+    """The server's side of one connection. Owned by the event-loop thread."""
 
-    skips_goaway = True  # the client will end by itself
+    skips_goaway = True  # the client closes the connection itself
 
     def __init__(
         self,
@@ -460,11 +461,11 @@ class ServerConnection(Connection):
         limits: Limits,
         keep_alive: KeepAlive | None = None,
     ) -> None:
-        """`interpret` makes something of a request's fields, which are as section 8.1.1 wants them.
+        """`interpret` converts a request's fields, which conform to section 8.1.1.
 
-        `response_head` is that of good responses, which `answer` sends; `wake` is the sender's.
-
-        Without `keep_alive`, the peer may PING as often as its budget for such frames lets it.
+        `response_head` is the head of successful responses, used by `answer`; `wake` is the
+        sender's. Without `keep_alive`, the peer's PINGs are limited by its budget for control
+        frames only.
         """
         sender = Sender(wake)
         super().__init__(
@@ -476,10 +477,10 @@ class ServerConnection(Connection):
         self._draining = False
 
     def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
-        """End a stream by a good response of one uncompressed message, if it can go as a whole.
+        """End a stream by a successful response with one uncompressed message, if it fits at once.
 
-        `timing` is the trailer `server-timing`. False if it cannot go at once and as usual: then
-        nothing was done. It is for the caller to `rouse` the sender, or to take its `out`.
+        `timing` is the trailer `server-timing`. Returns False, and does nothing, if the general
+        path is needed. The caller must `rouse` the sender, or take its `out`.
         """
         sender = self.sender
         known = sender.blocks.short
@@ -515,12 +516,12 @@ class ServerConnection(Connection):
 
     @property
     def sent(self) -> int:
-        """Grows with what is sent to the peer; an answer counts from when its call began."""
+        """Grows with every frame sent to the peer; an answer counts from the start of its call."""
         sender = self.sender
         return self.streams.last + sender.frames + sender.windows
 
     def drain(self, text: str = "") -> None:
-        """Take no more streams, as soon as the peer knows of it, section 6.8."""
+        """Accept no more streams once the peer knows, section 6.8."""
         if not self._draining and not self._failed:
             self._draining = True
             self.sender.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, text))
@@ -528,11 +529,11 @@ class ServerConnection(Connection):
 
     @property
     def drained(self) -> bool:
-        """True if the peer knows that it can open no more streams, or is no more."""
+        """True if the peer knows that it can open no more streams, or is gone."""
         return self.streams.drain_to != MAX_WINDOW or self._failed
 
     def finish_drain(self) -> None:
-        """Ignore streams opened from now on; the answer to `drain`'s PING does this by itself."""
+        """Ignore streams opened from now on; called for the answer to `drain`'s PING, too."""
         streams = self.streams
         if self._draining and streams.drain_to == MAX_WINDOW and not self._failed:
             streams.drain_to = streams.last
@@ -559,7 +560,7 @@ class ServerConnection(Connection):
         }
 
     def _on_block(self, block: bytes, flags: int, number: int) -> None:
-        """Begin a stream with the head that a block of fields says, or take a stream's trailers."""
+        """Open a stream with the head in a header block, or process a stream's trailers."""
         streams = self.streams
         if number <= streams.last:
             self._trailers(block, flags, number)
@@ -591,7 +592,7 @@ class ServerConnection(Connection):
             streams.sent_all(stream)
 
     def _trailers(self, block: bytes, flags: int, number: int) -> None:
-        """A second block of a stream, which must end it, section 8.1."""
+        """Process a second block of a stream, which must end it, section 8.1."""
         streams = self.streams
         fields = self._blocks.decode(block)
         stream = streams.open.get(number)
@@ -614,31 +615,30 @@ class ServerConnection(Connection):
 
 
 class ClientStream(Stream):
-    """One stream, opened by us."""
+    """A stream opened by this side."""
 
     def renew(self) -> None:
-        """Reset to the state before it was opened; only once the stream is no more."""
+        """Reset to the state before the stream was opened; only once it is closed."""
         self.consumed = self.kept = 0
         self.keeps_window = self.remote_closed = self.local_closed = False
         self.place = None
 
     def on_block(self, fields: Any, ends: bool) -> bool:
-        """Take the head of the response, or its trailers; False if it cannot be either.
+        """Process the response's head, or its trailers; False if it is neither.
 
-        `ends` says that the next call is that of `on_end`.
+        `ends` means that `on_end` follows.
         """
         raise NotImplementedError
 
     def on_refused(self) -> None:
-        """The stream is no more: the peer says that it has not looked at it."""
+        """The stream is closed, and the peer has not processed it."""
 
 
 class ClientStreams(Streams):
-    """Streams that we open. `last` is the highest of them.
+    """Streams opened by this side. `last` is the highest number.
 
-    `limit` streams may be open at once, as the peer says. `leaving` is set when the peer wants no
-    more, or there are no numbers any more. What was sent for streams up to `written` may have
-    reached the peer.
+    `limit` is the peer's maximum of open streams. `leaving` is set once the peer accepts no more,
+    or stream numbers are used up. Data of streams up to `written` may have reached the peer.
     """
 
     open: dict[int, ClientStream]  # type: ignore[assignment]
@@ -652,11 +652,11 @@ class ClientStreams(Streams):
 
     @property
     def room(self) -> int:
-        """The number of streams that may be opened now."""
+        """The number of streams that can be opened now."""
         return 0 if self.leaving else self.limit - len(self.open)
 
     def number(self, stream: ClientStream) -> None:
-        """Open a stream; only if there is room."""
+        """Open a stream; `room` must not be 0."""
         self.last += 2
         stream.number = self.last
         stream.send_window = self._sender.initial_window
@@ -666,7 +666,7 @@ class ClientStreams(Streams):
             self.leave()
 
     def refused_from(self, number: int) -> None:
-        """The peer has not looked at any stream after `number`, and will not."""
+        """Refuse all streams after `number`, which the peer has not processed."""
         self.leaving = True
         refused = [stream for stream in self.open.values() if stream.number > number]
         for stream in refused:
@@ -676,7 +676,7 @@ class ClientStreams(Streams):
         self.leave()
 
     def reset_by_peer(self, stream: Stream, code: ErrorCode) -> None:
-        """The peer has reset a stream."""
+        """Process the peer's reset of a stream."""
         assert isinstance(stream, ClientStream)
         self._drop(stream)
         if code is ErrorCode.REFUSED_STREAM:
@@ -685,10 +685,10 @@ class ClientStreams(Streams):
             stream.on_gone(code)
 
     def received_all(self, stream: Stream) -> None:
-        """The peer's side of a stream is closed, unless that was reset meanwhile."""
+        """The peer's side is closed, unless the stream was reset meanwhile."""
         if stream.remote_closed:
             return
-        if not stream.local_closed:  # it does not want to know the rest
+        if not stream.local_closed:  # the peer ignores the rest
             self.reset(stream, ErrorCode.CANCEL)
         else:
             stream.remote_closed = True
@@ -696,17 +696,17 @@ class ClientStreams(Streams):
         stream.on_end()
 
     def sent_all(self, stream: Stream) -> None:
-        """Our side of a stream is closed."""
+        """Do nothing: the stream ends with the peer's side."""
 
     def refuse(self, number: int, code: ErrorCode) -> None:
-        """Drop what comes for a stream that is over: the peer may not know that it is."""
+        """Ignore frames of a closed stream: the peer may not know that it is closed."""
         self.count_control(1)
 
     def count_reset(self) -> None:
-        """Count nothing: streams that the peer resets were ours to open."""
+        """Count nothing: streams that the peer resets were opened by this side."""
 
     def closed(self, number: int) -> None:
-        """Something has come for a stream that is not open; raises `ConnectionFailure`."""
+        """Process a frame of a stream that is not open; raises `ConnectionFailure`."""
         if self.is_idle(number):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a response to no request")
         if not self.was_reset(number):
@@ -714,9 +714,9 @@ class ClientStreams(Streams):
 
 
 class ClientConnection(Connection):
-    """One connection to a server. Owned by the thread of its event loop.
+    """The client's side of one connection. Owned by the event-loop thread.
 
-    Streams may be opened when it is `settled`, while `streams` has room.
+    Streams may be opened once it is `settled`, while `streams` has room.
     """
 
     streams: ClientStreams
@@ -725,7 +725,7 @@ class ClientConnection(Connection):
     def __init__(
         self, interpret: Callable[[Headers], object], wake: Callable[[], object], limits: Limits
     ) -> None:
-        """`interpret` makes something of a block's fields, or raises `StreamFailure`.
+        """`interpret` converts a block's fields, or raises `StreamFailure`.
 
         `wake` is the sender's.
         """
@@ -733,12 +733,12 @@ class ClientConnection(Connection):
         super().__init__(
             sender, ClientStreams(sender, limits), interpret, limits, passed_over=TIMING_FIELD
         )
-        self.said = ""  # by the peer, when it did not want to go on
+        self.said = ""  # the peer's text in its GOAWAY
 
     def fail(self, code: ErrorCode, text: str = "") -> None:
-        """End the connection with an error, section 5.4.1."""
+        """End the connection with a connection error, section 5.4.1."""
         if not self._failed:
-            # Calls that were not written are told that they were not sent, and may go elsewhere.
+            # Calls that were not written yet are reported as unsent, so that they may be retried.
             self.sender.out.clear()
         super().fail(code, text)
 

@@ -1,8 +1,8 @@
-"""Header blocks: HPACK in both directions, with memory for blocks that repeat, and rules of fields.
+"""Header blocks: HPACK in both directions, a cache for repeated blocks, and field validation.
 
-A peer's blocks soon consist of references into the dynamic table alone, the same bytes for every
-call; what they meant is remembered until the table changes. Blocks that are sent are written by
-hand: gRPC has few, which repeat.
+After a few calls a peer's blocks consist of references into the dynamic table, the same bytes for
+every call; their meaning is cached until the table changes. Outgoing blocks are encoded by hand:
+gRPC has few, and they repeat.
 """
 
 import re
@@ -22,12 +22,12 @@ from headrace.protocol.http2.protocol import (
 H = TypeVar("H")
 Headers = Sequence[tuple[bytes, bytes]]
 
-_REMEMBERED = 64  # blocks
+_REMEMBERED = 64  # cached blocks
 _REMEMBERED_SIZE = 1024  # bytes of each
 
 
 class _WatchedTable(HeaderTable):
-    """Counts its changes."""
+    """An HPACK table that counts its changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _WatchedTable(HeaderTable):
         self.changes += 1
         super().add(name, value)
 
-    # A property of the base class; its setter evicts.
+    # Overrides a property of the base class whose setter evicts entries.
     @property
     def maxsize(self) -> int:
         return self._maxsize
@@ -49,13 +49,13 @@ class _WatchedTable(HeaderTable):
 
 
 class BlockReader(Generic[H]):
-    """Turns the blocks of one connection, in order, into what `interpret` makes of them."""
+    """Decodes the blocks of one connection, in order, and caches the results of `interpret`."""
 
     def __init__(
         self, interpret: Callable[[Headers], H], max_list: int, passed_over: bytes = b""
     ) -> None:
-        """`passed_over` is how a field begins, before its length, that `interpret` has no use for
-        and that differs from block to block: a literal that changes no table.
+        """`passed_over` is the start, up to its length, of a field that varies and that `interpret`
+        ignores: a literal that changes no table.
         """
         self._interpret = interpret
         self._passed_over = passed_over
@@ -63,18 +63,19 @@ class BlockReader(Generic[H]):
         self._table = _WatchedTable()
         self._decoder.header_table = self._table
         self._seen = self._table.changes
-        # What blocks that repeat mean; who finds a block here need not `read` it.
+        # Meanings of repeated blocks; for a block found here, `read` need not be called.
         self.known: dict[bytes, H] = {}
 
     def read(self, block: bytes) -> H:
-        """Interpret a block, or remember what an equal one was.
+        """Interpret a block, or return the cached meaning of an equal one.
 
-        Raises `ConnectionFailure` where the block cannot be decoded, since the tables of the two
-        sides differ from then on; `StreamFailure` where `interpret` does.
+        Raises `ConnectionFailure` if the block cannot be decoded, since both sides' tables differ
+        from then on; `StreamFailure` if `interpret` does.
         """
         if self._passed_over and (cut := block.find(self._passed_over)) > 0:
             start = cut + len(self._passed_over)
-            if start < len(block) == start + 1 + (block[start] & 0x7F):  # it is the last field
+            # The ignored field is the last one.
+            if start < len(block) == start + 1 + (block[start] & 0x7F):
                 block = block[:cut]
         known = self.known.get(block)
         if known is not None:
@@ -90,7 +91,7 @@ class BlockReader(Generic[H]):
         return head
 
     def decode(self, block: bytes) -> Headers:
-        """The fields of a block, for once; raises `ConnectionFailure`."""
+        """Decode a block without caching; raises `ConnectionFailure`."""
         fields = self._decode(block)
         self._forget_if_changed()
         return fields
@@ -112,7 +113,7 @@ class BlockReader(Generic[H]):
 
 
 def _check_size_updates(block: bytes) -> None:
-    """At most two changes of the table's size begin a block (RFC 7541, section 4.2)."""
+    """Refuse more than two table size updates at the start of a block (RFC 7541, section 4.2)."""
     position = updates = 0
     size = len(block)
     while position < size and block[position] & 0xE0 == 0x20:
@@ -137,10 +138,10 @@ _BLANKS = b" \t"
 
 
 def checked_request(headers: Headers) -> Headers:
-    """A request's fields, held against sections 8.2 and 8.3; raises `StreamFailure`.
+    """Validate a request's fields by sections 8.2 and 8.3; raises `StreamFailure`.
 
-    Blanks around a value are taken away, though section 8.2.1 has no place for them: clients of
-    gRPC send metadata as applications give it, and other servers take it so.
+    Blanks around a value are removed, though section 8.2.1 forbids them: gRPC clients send metadata
+    as applications provide it, and other servers accept it.
     """
     blanks = False
     pseudo: set[bytes] = set()
@@ -164,7 +165,7 @@ def checked_request(headers: Headers) -> Headers:
 
 
 def check_trailers(headers: Headers) -> None:
-    """Hold trailing fields against section 8.1; raises `StreamFailure`."""
+    """Validate trailing fields by section 8.1; raises `StreamFailure`."""
     for name, value in headers:
         check_field(name, value)
         if _bad_value(value):
@@ -172,7 +173,7 @@ def check_trailers(headers: Headers) -> None:
 
 
 def check_field(name: bytes, value: bytes) -> None:
-    """Hold a field's name against section 8.2; raises `StreamFailure`."""
+    """Validate a field's name by section 8.2; raises `StreamFailure`."""
     if not name or _bad_name(name):
         raise _malformed(f"bad field name {name!r}")
     if name in _HOP_BY_HOP or (name == b"te" and value.lower() != b"trailers"):
@@ -183,8 +184,8 @@ def _malformed(text: str) -> StreamFailure:
     return StreamFailure(ErrorCode.PROTOCOL_ERROR, text)
 
 
-_FIRST_INDEX = 62  # of HPACK's dynamic table: what was entered last (RFC 7541, section 2.3.3)
-_OVERHEAD = 32  # bytes of an entry, besides its name and value
+_FIRST_INDEX = 62  # newest entry of HPACK's dynamic table (RFC 7541, section 2.3.3)
+_OVERHEAD = 32  # bytes per entry, besides its name and value
 _STATIC = {
     (b":method", b"POST"): b"\x83",
     (b":scheme", b"http"): b"\x86",
@@ -194,7 +195,7 @@ _STATIC = {
 
 
 def integer(value: int, prefix_bits: int, first: int) -> bytes:
-    """An integer in HPACK's form (RFC 7541, section 5.1); `first` holds the bits before it."""
+    """Encode an integer in HPACK's form (RFC 7541, section 5.1); `first` has the leading bits."""
     limit = (1 << prefix_bits) - 1
     if value < limit:
         return bytes((first | value,))
@@ -207,13 +208,13 @@ def integer(value: int, prefix_bits: int, first: int) -> bytes:
 
 
 def literal(name: bytes, value: bytes, enter: bool = False) -> bytes:
-    """A field with its name spelled out; `enter` puts it into the peer's dynamic table."""
+    """Encode a field with a literal name; `enter` adds it to the peer's dynamic table."""
     first = b"\x40" if enter else b"\x00"
     return b"".join((first, integer(len(name), 7, 0), name, integer(len(value), 7, 0), value))
 
 
 class RepeatedFields:
-    """Fields that many blocks have, or begin with; compared by identity."""
+    """Fields common to many blocks; compared by identity."""
 
     __slots__ = ("fields",)
 
@@ -222,25 +223,25 @@ class RepeatedFields:
 
 
 class BlockWriter:
-    """Blocks of one connection, in the order in which they are sent.
+    """Encodes the blocks of one connection, in the order in which they are sent.
 
-    Repeated fields are entered into the peer's table when they are first sent, as long as there is
-    room; from then on each of them is a byte or two. Nothing is ever evicted. What belongs to one
-    request alone never gets there, so that nobody can find out by lengths what others have sent.
+    Repeated fields are entered into the peer's table when first sent, as long as there is room;
+    from then on each is one or two bytes. Entries are never evicted. Fields of a single request
+    never enter the table, so that their lengths reveal nothing about other requests.
     """
 
     __slots__ = ("_entered", "_known", "_limit", "_size", "_told", "short")
 
     def __init__(self) -> None:
         self._known: dict[RepeatedFields, bytes] = {}
-        self.short: dict[RepeatedFields, bytes] = {}  # of these, blocks of one byte for each field
-        self._entered: dict[tuple[bytes, bytes], int] = {}  # the number of those before
+        self.short: dict[RepeatedFields, bytes] = {}  # blocks with one byte per field
+        self._entered: dict[tuple[bytes, bytes], int] = {}  # the number of earlier entries
         self._size = 0
         self._limit = DEFAULT_TABLE
         self._told = True
 
     def limit_table(self, size: int) -> None:
-        """The peer keeps a table of `size` bytes at most, from now on."""
+        """Limit the peer's table to `size` bytes from now on."""
         size = min(size, DEFAULT_TABLE)
         if size != self._limit:
             self._limit = size
@@ -250,11 +251,11 @@ class BlockWriter:
             self._size = 0
 
     def block(self, repeated: RepeatedFields) -> bytes:
-        """Repeated fields; those of one request alone may follow."""
+        """Encode repeated fields; fields of one request may follow."""
         return self._known.get(repeated) or self._write(repeated)
 
     def literals(self, fields: Headers) -> bytes:
-        """Fields of one request alone, as a block of their own or behind others."""
+        """Encode fields of one request, as a block or as the rest of one."""
         return self._update() + b"".join(
             [_STATIC.get(field) or literal(*field) for field in fields]
         )
@@ -264,7 +265,7 @@ class BlockWriter:
         before = len(self._entered)
         block = start + b"".join([self._field(field) for field in repeated.fields])
         if len(self._entered) != before:
-            self._forget()  # what was entered before has another index now
+            self._forget()  # earlier entries have other indices now
         elif not start:
             self._known[repeated] = block
             if len(block) == len(repeated.fields):
@@ -272,10 +273,10 @@ class BlockWriter:
         return block
 
     def _update(self) -> bytes:
-        """The change of the table's size that a block has to begin with (section 4.2)."""
+        """The table size update that must begin the next block (section 4.2)."""
         if self._told:
             return b""
-        self._told = True  # through 0, which empties it; at most two may begin a block
+        self._told = True  # via 0, which empties the table; at most two updates are allowed
         return integer(0, 5, 0x20) + (integer(self._limit, 5, 0x20) if self._limit else b"")
 
     def _forget(self) -> None:

@@ -1,31 +1,31 @@
-"""Keep-alive of a connection: its age, PINGs of a silent peer, and the peer's own PINGs.
+"""Keep-alive of a connection: its age, PINGs to a silent peer, and limits on the peer's PINGs.
 
-Decisions over times, as gRPC's servers make them: when to PING a peer that is silent, when to give
-it up, when it PINGs too often itself, and when a connection is old enough to be replaced.
-All times are in seconds of one clock that does not go back.
+Decisions over times, as in gRPC's own servers: when to PING a silent peer, when to give it up, when
+it sends too many PINGs itself, and when a connection is old enough to be replaced. All times are in
+seconds of one monotonic clock.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
-_IDLE_SECS = 7200.0  # between PINGs of a peer without calls, unless those are permitted
-_BEYOND_SECS = 60.0  # between our PINGs once there were too many without data
-_FINISH_SECS = 20.0  # how long a peer may take to answer the PING of a farewell
-_READING_SECS = 5.0  # for which a peer may take to read what lies in buffers of the systems between
-JITTER = 0.1  # share of the age by which it differs, so that not all clients come back at once
+_IDLE_SECS = 7200.0  # least time between a peer's PINGs without calls, if not permitted
+_BEYOND_SECS = 60.0  # between PINGs after too many without data
+_FINISH_SECS = 20.0  # for the peer to answer the PING of a graceful GOAWAY
+_READING_SECS = 5.0  # for the peer to read data that is still buffered in between
+JITTER = 0.1  # random share of the age, so that clients do not all reconnect at once
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """The rules of all connections; the defaults are gRPC's.
+    """Keep-alive settings of all connections; the defaults are gRPC's.
 
-    A peer of which nothing was heard for `interval` is sent a PING, and given up if nothing comes
-    for `timeout` after it; without calls under way only if that is permitted. Of such PINGs,
-    `pings_without_data` are sent before others have to wait. A peer may PING every
-    `least_interval`, more often where data were sent to it since; it is hung up on after more than
-    `strikes` PINGs that came sooner. After `age` a connection takes no more calls; those under way
-    have `grace`. 0 is no limit, except for the first two.
+    A peer that has been silent for `interval` is sent a PING, and given up if nothing arrives for
+    `timeout` after it; without calls in flight only if permitted. After `pings_without_data` such
+    PINGs, further ones are delayed. A peer may PING once per `least_interval`, more often if data
+    was sent to it since; after more than `strikes` early PINGs it is disconnected. After `age` a
+    connection accepts no more calls; those in flight have `grace`. 0 is no limit, except for the
+    first two.
     """
 
     interval: float = 7200.0
@@ -43,14 +43,14 @@ class Due(Enum):
 
     NOTHING = auto()
     PING = auto()
-    GIVE_UP = auto()  # the peer is gone
-    RETIRE = auto()  # say farewell: no more calls on this connection
-    FINISH = auto()  # whatever the peer has made of it
-    CUT = auto()  # end the calls that are still under way
+    GIVE_UP = auto()  # the peer does not answer
+    RETIRE = auto()  # send GOAWAY: no more calls on this connection
+    FINISH = auto()  # finish GOAWAY, whether or not the peer has answered
+    CUT = auto()  # cancel the calls still in flight
 
 
 class Watch:
-    """The keep-alive state of one connection, to be looked at again `at` that time."""
+    """The keep-alive state of one connection; the next `look` is due `at`."""
 
     __slots__ = (
         "_age_at", "_finished", "_marker", "_pinged_at", "_pings", "_retired_at", "_rules",
@@ -63,14 +63,14 @@ class Watch:
         self._age_at = now + rules.age * (1 + JITTER * jitter) if rules.age else inf
         self._retired_at = inf
         self._finished = False
-        self._pinged_at = -inf  # when the last PING was sent
-        self._waits = False  # for anything to come after it
-        self._pings = 0  # since the last data
+        self._pinged_at = -inf  # time of the last PING
+        self._waits = False  # waiting for anything after the PING
+        self._pings = 0  # PINGs since the last data
         self._marker = 0
         self.at = min(self._age_at, now + rules.interval)
 
     def look(self, now: float, heard: float, calls: bool, sent: int) -> Due:
-        """The action due: something last came at `heard`; `sent` grows with what was sent."""
+        """The action due; `heard` is the time of the last bytes, `sent` grows with frames."""
         due = self._end(now)
         if due is Due.NOTHING:
             due = self._keep(now, heard, calls, sent)
@@ -126,19 +126,19 @@ class Watch:
 
 
 class Strikes:
-    """The PINGs of one peer that came too soon."""
+    """Counts PINGs of one peer that came too soon."""
 
     __slots__ = ("_at", "_count", "_forgiven", "_marker", "_rules")
 
     def __init__(self, rules: KeepAlive) -> None:
         self._rules = rules
         self._at = -inf
-        self._forgiven = -inf  # until when none is
+        self._forgiven = -inf  # early PINGs until then do not count
         self._count = 0
         self._marker = -1
 
     def ping(self, now: float, calls: bool, sent: int) -> bool:
-        """True if a PING was one too many; `sent` grows with what was sent to the peer."""
+        """True if a PING was one too many; `sent` grows with frames sent to the peer."""
         rules = self._rules
         if sent != self._marker:
             if self._marker >= 0:

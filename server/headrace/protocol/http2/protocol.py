@@ -1,8 +1,8 @@
-"""HTTP/2 in numbers: frames, errors and settings of RFC 9113, and the limits of one connection.
+"""HTTP/2 constants and frames (RFC 9113), errors, settings, and the limits of one connection.
 
 Each of the known attacks (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316, CVE-2025-8671)
-sends many frames that are cheap for the peer and make us work. Such frames are paid for from a
-`Budget` that comes back with time, and with work that the connection has really brought.
+sends many frames that are cheap for the peer and expensive for the receiver. Such frames are
+charged to a `Budget` that refills with time, and with real work on the connection.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from struct import Struct
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE = 9
 MAX_WINDOW = 2**31 - 1
-DEFAULT_WINDOW = 65_535  # of a connection and its streams until told otherwise, section 6.9.2
-DEFAULT_FRAME = 16_384  # the payload that every peer takes, section 4.2
+DEFAULT_WINDOW = 65_535  # of a connection and its streams by default, section 6.9.2
+DEFAULT_FRAME = 16_384  # the payload that every peer must accept, section 4.2
 DEFAULT_TABLE = 4_096  # bytes of HPACK's dynamic table, section 6.5.2
 
 # Frame types, section 6. Plain integers: they are compared for every frame.
@@ -21,13 +21,13 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 CONTINUATION = 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
 
-# How a field of trailers begins in HPACK's form, up to the length of its value: a literal that
-# changes no table, since its value differs from one response to the next.
+# The start of a trailer field in HPACK, up to the length of its value: a literal that changes no
+# table, since its value differs from one response to the next.
 TIMING_FIELD = b"\x00\x0dserver-timing"
 
 
 class ErrorCode(IntEnum):
-    """Section 7."""
+    """Error codes, section 7."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -46,7 +46,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """Section 6.5.2, and RFC 9218's."""
+    """Settings, section 6.5.2, and RFC 9218's."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -58,7 +58,7 @@ class Setting(IntEnum):
 
 
 class ConnectionFailure(Exception):
-    """The peer broke the protocol such that the connection cannot go on, section 5.4.1."""
+    """A connection error: the connection cannot go on, section 5.4.1."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -66,7 +66,7 @@ class ConnectionFailure(Exception):
 
 
 class StreamFailure(Exception):
-    """The peer broke the protocol within one stream, section 5.4.2."""
+    """A stream error: the peer broke the protocol within one stream, section 5.4.2."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -76,46 +76,44 @@ class StreamFailure(Exception):
 _HEAD = Struct(">IBI")  # the length and the type share the first word
 _SETTING = Struct(">HI")
 _WORD = Struct(">I")
-unpack_head = Struct(">HBBBI").unpack_from  # the length is in two parts
+unpack_head = Struct(">HBBBI").unpack_from  # the 24-bit length is in two parts
 unpack_word = _WORD.unpack_from
 unpack_setting = _SETTING.unpack_from
 pack_head = _HEAD.pack
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Encode a frame."""
     return _HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings_frame(values: dict[Setting, int]) -> bytes:
-    """SETTINGS."""
     pairs = [_SETTING.pack(name, value) for name, value in values.items()]
     return frame(SETTINGS, 0, 0, b"".join(pairs))
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """WINDOW_UPDATE; stream 0 is the connection."""
+    """Encode WINDOW_UPDATE; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(increment))
 
 
 def rst_stream(stream: int, code: ErrorCode) -> bytes:
-    """RST_STREAM."""
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
 def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
-    """GOAWAY; `text` is for whoever reads the peer's log."""
+    """Encode GOAWAY; `text` is debug data for the peer's log."""
     return frame(GOAWAY, 0, 0, Struct(">II").pack(last_stream, code) + text.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one connection. Sizes in bytes, rates a second.
+    """Limits of one connection. Sizes in bytes, rates per second.
 
-    `streams` may be open at once. `header_block` bounds a header block as sent, `header_list` the
-    decoded one as HPACK counts it. `control` frames mean nothing by themselves: PING, SETTINGS,
-    PRIORITY, empty DATA, small WINDOW_UPDATEs; `resets` are streams opened in vain, whoever ended
-    them.
+    `streams` is the maximum of open streams. `header_block` bounds a header block as sent,
+    `header_list` the decoded one by HPACK's count. `control` limits frames without payload of
+    their own: PING, SETTINGS, PRIORITY, empty DATA, small WINDOW_UPDATEs; `resets` limits streams
+    that were reset, by either side.
     """
 
     streams: int = 1024
@@ -131,7 +129,7 @@ class Limits:
 
 
 class Budget:
-    """Tokens that come back at `rate` a second up to `size`."""
+    """A token bucket that refills at `rate` per second up to `size`."""
 
     __slots__ = ("_at", "_rate", "_size", "_tokens")
 
@@ -142,9 +140,9 @@ class Budget:
         self._at = 0.0
 
     def spend(self, cost: int, now: float, earned: int = 0) -> bool:
-        """Take `cost` tokens at the time `now`, in seconds; False if there are not so many.
+        """Take `cost` tokens at the time `now`, in seconds; False if there are too few.
 
-        `earned` tokens are added first, for work that was done since the last time.
+        `earned` tokens are added first, for work done since the last call.
         """
         gained = (now - self._at) * self._rate + earned
         self._at = now

@@ -1,12 +1,12 @@
-"""Streams of one connection: their life, and the flow of their DATA in both directions.
+"""Streams of one connection: their states, and flow control of their DATA in both directions.
 
-Frames to send collect in `Sender.out`; whoever has the socket takes them from there, once per turn
-of its loop. DATA that a window does not let through stays with its stream as the buffers that it
-came in, which are sliced, never joined: the frames of a large buffer go out as views of it, since a
-copy of memory that is not in the cache costs more than handling each of them.
+Frames to send collect in `Sender.out`; the owner of the socket takes them once per turn of its
+loop. DATA held back by a window stays with its stream in its original buffers, which are sliced,
+never joined: the frames of a large buffer are sent as views of it, since copying uncached memory
+costs more than handling each of them.
 
-Received bytes count against a window when their frame's head is here, and go back to it, many at
-once, when the stream has taken them, section 6.9.
+Received bytes are charged to a window when their frame's head arrives, and returned to it in large
+steps once the stream has consumed them, section 6.9.
 """
 
 from collections import deque
@@ -49,13 +49,13 @@ _NO_TRAILERS: Fields = []
 
 
 class Stream:
-    """One stream from its HEADERS to its end. Subclasses say what its events mean.
+    """One stream from its HEADERS to its end. Subclasses handle its events.
 
-    `send_window` is the peer's, `window` ours; `consumed` counts received bytes that were not given
-    back to the peer's window yet. `kept` counts those of whole messages that wait for more, until
-    `on_keep` was told of them. `place`, if it is there, is where the next bytes belong, whatever
-    they are. A stream lives until both sides are closed. Most streams are short, so what they begin
-    with is the class's: what never changes is never set.
+    `send_window` is the peer's, `window` this side's; `consumed` counts received bytes that were
+    not yet returned to the peer's window. `kept` counts bytes of whole messages that wait for more,
+    until `on_keep` was called. `place`, if set, is the buffer for the next bytes. A stream lives
+    until both sides are closed. Most streams are short, so initial values are class attributes:
+    those that never change are never set.
     """
 
     send_window = 0
@@ -63,119 +63,119 @@ class Stream:
     consumed = 0
     place: memoryview | None = None
     kept = 0
-    keeps_window = False  # the peer's is to stay as it is for now
-    expected = -1  # bytes of DATA still to come by content-length; -1: not said
+    keeps_window = False  # do not return window to the peer for now
+    expected = -1  # DATA bytes still expected by content-length; -1: unknown
     remote_closed = False
     local_closed = False
-    queue: deque[Buffer] | None = None  # what waits for windows
+    queue: deque[Buffer] | None = None  # data held back by windows
     queued = 0
     scheduled = False
-    trailers: Fields | None = None  # to end our side with, after the queue; [] for none
+    trailers: Fields | None = None  # trailers to send after the queue; [] for none
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def take_last(self, view: memoryview, start: int, stop: int) -> bool:
-        """Take all that the peer sends at once, `view[start:stop]`, and that it sends no more.
+        """Receive all data of the peer at once, `view[start:stop]`, and its end of stream.
 
-        False: nothing was done, so that `on_data` and `on_end` are called instead. Who takes it
-        sets `remote_closed` first, and ends the stream as any that the peer has closed.
+        False means that nothing was done; `on_data` and `on_end` are called instead. An
+        implementation sets `remote_closed` first, and ends the stream like any that the peer has
+        closed.
         """
         return False
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Take `view[start:stop]`, which is valid during this call only."""
+        """Receive `view[start:stop]`, which is valid during this call only."""
 
     def on_filled(self, nbytes: int) -> None:
-        """The first `nbytes` of `place` have come."""
+        """The first `nbytes` of `place` have been received."""
 
     def on_keep(self) -> None:
-        """Messages are kept, and the peer has not ended its side with them."""
+        """Messages are kept, and the peer has not ended its side."""
 
     def on_end(self) -> None:
-        """The peer has sent all."""
+        """The peer has ended its side."""
 
     @property
     def head_size(self) -> int:
-        """About how many bytes what the stream was opened with takes."""
+        """The approximate memory in bytes of the stream's head."""
         return 0
 
     def on_gone(self, code: ErrorCode) -> None:
-        """The stream is no more: reset by the peer, broken, or lost with its connection."""
+        """The stream was reset by the peer, failed, or lost with its connection."""
 
     def on_lost(self) -> None:
-        """The connection is no more."""
+        """The connection was lost."""
         self.on_gone(ErrorCode.CANCEL)
 
     def look(self, now: float) -> None:
-        """Called now and then, at `now` seconds: what takes too long may be given up."""
+        """Called periodically, at `now` seconds, for time limits."""
 
     def on_sent(self) -> None:
-        """Part of the queue has been sent."""
+        """Called after part of the queue has been sent."""
 
 
-_TURN = 256 << 10  # bytes of one stream before it is another's turn
-JOINED = 16 << 10  # buffers below this size are better joined than written one by one
+_TURN = 256 << 10  # bytes of one stream before the next one's turn
+JOINED = 16 << 10  # smaller buffers are joined rather than written one by one
 
 
-# The head of DATA, and the prefix of its gRPC message.
+# The head of DATA, and its gRPC message prefix.
 _pack_data = Struct(">IBIBI").pack
 _PREFIX = 5
 
 
 class Sender:
-    """Frames that one connection sends, and the peer's windows. Owned by the connection."""
+    """Frames to be sent by one connection, and the peer's windows. Owned by the connection."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         """`wake` is called when `out` or a queue stops being empty."""
         self.out: list[Buffer] = []
-        self.large = False  # whether `out` holds buffers that are not to be joined
-        self.queued = 0  # bytes that wait in streams
+        self.large = False  # true if `out` has buffers that must not be joined
+        self.queued = 0  # bytes queued in streams
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame = DEFAULT_FRAME
         self.blocks = BlockWriter()
         self.awake = False
-        self.frames = 0  # of DATA, sent from queues
-        self.pumped = 0  # bytes of DATA, sent from queues
-        self.windows = 0  # WINDOW_UPDATEs
+        self.frames = 0  # DATA frames sent from queues
+        self.pumped = 0  # DATA bytes sent from queues
+        self.windows = 0  # WINDOW_UPDATE frames sent
         self._wake = wake
-        self._ready: deque[Stream] = deque()  # scheduled: something to send, and perhaps a window
+        self._ready: deque[Stream] = deque()  # scheduled streams: with data, and possibly a window
 
-    # --- what is sent whatever the windows are
+    # --- not subject to flow control
 
     def send(self, data: bytes) -> None:
-        """A whole frame, or several."""
+        """Send one or more complete frames."""
         self.out.append(data)
         self.rouse()
 
     def rouse(self) -> None:
-        """Schedule a flush of `out`, unless one is."""
+        """Schedule a flush of `out`, unless one is scheduled."""
         if not self.awake:
             self.awake = True
             self._wake()
 
     def ping(self, payload: bytes) -> None:
-        """PING."""
         self.send(frame(PING, 0, 0, payload))
 
     def give_window(self, stream: int, increment: int) -> None:
-        """WINDOW_UPDATE."""
+        """Send WINDOW_UPDATE."""
         self.windows += 1
         self.send(window_update(stream, increment))
 
     def reset(self, stream: int, code: ErrorCode) -> None:
-        """RST_STREAM."""
+        """Send RST_STREAM."""
         self.send(rst_stream(stream, code))
 
     def head(self, stream: Stream, repeated: RepeatedFields, own: bytes = b"") -> None:
-        """The head of a stream whose messages follow, each as `data`; `own` are further fields."""
+        """Send the head of a stream; messages follow as `data`; `own` are further fields."""
         self._headers(stream.number, self.blocks.block(repeated) + own)
 
-    # --- what windows hold back
+    # --- subject to flow control
 
     def data(self, stream: Stream, message: list[Buffer], size: int) -> None:
-        """Send `message`, of `size` bytes altogether, as soon as the windows let it through."""
+        """Send `message`, of `size` bytes altogether, as soon as the windows allow it."""
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.extend(message)
@@ -192,9 +192,9 @@ class Sender:
         size: int,
         packed: bool = False,
     ) -> None:
-        """A whole request of one message of `size` bytes, `packed` if it is compressed.
+        """Send a whole request with one message of `size` bytes, `packed` if compressed.
 
-        `own` are fields behind the `repeated` ones, as literals.
+        `own` are literal fields after the `repeated` ones.
         """
         number = stream.number
         block = self.blocks.block(repeated) + own
@@ -222,16 +222,16 @@ class Sender:
         self.rouse()
 
     def finish(self, stream: Stream, trailers: Fields = _NO_TRAILERS) -> None:
-        """End our side of a stream, behind all that is queued for it."""
+        """End this side of a stream, after everything queued for it."""
         if stream.queued:
             stream.trailers = trailers
         else:
             self._end(stream, trailers)
 
     def drop(self, stream: Stream) -> None:
-        """Forget what is queued for a stream that is no more.
+        """Drop everything queued for a stream that is closed.
 
-        And the stream itself, which a client may begin anew on another connection.
+        And the stream itself, which a client may reopen on another connection.
         """
         if stream.scheduled:
             stream.scheduled = False
@@ -245,7 +245,7 @@ class Sender:
     # --- the peer's windows and settings
 
     def widen(self, increment: int) -> None:
-        """The connection's window grows; raises `ConnectionFailure`."""
+        """Widen the connection's window; raises `ConnectionFailure`."""
         self.window += increment
         if self.window > MAX_WINDOW:
             raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window too large")
@@ -253,17 +253,17 @@ class Sender:
             self.rouse()
 
     def widen_stream(self, stream: Stream, increment: int) -> None:
-        """A stream's window grows; raises `StreamFailure`."""
+        """Widen a stream's window; raises `StreamFailure`."""
         stream.send_window += increment
         if stream.send_window > MAX_WINDOW:
             raise StreamFailure(ErrorCode.FLOW_CONTROL_ERROR, "stream window too large")
         if stream.queued:
             self._schedule(stream)
 
-    # --- what waits
+    # --- queued data
 
     def pump(self, limit: int) -> list[Stream]:
-        """Move up to about `limit` queued bytes into `out`; the streams that have ended by that.
+        """Move about `limit` queued bytes into `out`; returns the streams that have ended.
 
         Streams take turns.
         """
@@ -288,11 +288,11 @@ class Sender:
 
     @property
     def can_pump(self) -> bool:
-        """True if something waits that no window holds back."""
+        """True if queued data is not held back by a window."""
         return bool(self._ready) and self.window > 0
 
     def take(self) -> list[Buffer]:
-        """All frames so far; small neighbours are joined."""
+        """Take all frames so far; small neighbours are joined."""
         out, self.out = self.out, []
         if not self.large:
             return [b"".join(out)] if len(out) > 1 else out
@@ -312,7 +312,7 @@ class Sender:
         return taken
 
     def _turn(self, stream: Stream, limit: int) -> int:
-        """Send frames of one stream; how many bytes of DATA."""
+        """Send frames of one stream; returns the number of DATA bytes."""
         queue = stream.queue
         assert queue is not None
         room = min(stream.send_window, self.window, stream.queued)
@@ -363,7 +363,7 @@ class Sender:
         stream.local_closed = True
         if not trailers:
             self.send(frame(DATA, END_STREAM, number))
-        elif trailers[0] is OK_FIELDS[0]:  # of which there are more than others: they are known
+        elif trailers[0] is OK_FIELDS[0]:  # the most frequent trailers have a cached encoding
             block = blocks.block(OK_TRAILERS) + blocks.literals(trailers[1:])
             self._headers(number, block, END_STREAM)
         else:
@@ -383,8 +383,8 @@ class Sender:
         self.rouse()
 
 
-_WORK = 8  # control frames that a new stream pays for
-_FRAME_WORK = 3  # ... and each DATA frame that is sent
+_WORK = 8  # control frames credited for a new stream
+_FRAME_WORK = 3  # ... and for each DATA frame sent
 
 
 class Streams:
@@ -393,14 +393,14 @@ class Streams:
     Invariant: a stream is in `open` from its HEADERS until both of its sides are closed.
     """
 
-    remembered = 128  # streams that were reset by us: what still comes for them is nobody's fault
+    remembered = 128  # recently reset streams, for which frames may still arrive
 
     def __init__(self, sender: Sender, limits: Limits) -> None:
         self.open: dict[int, Stream] = {}
-        self.last = 0  # the highest that was opened
-        self.now = 0.0  # seconds; when what is being dealt with has come
-        self.drain_to = MAX_WINDOW  # those beyond are ignored
-        self.leaving = False  # no more may be opened; `over` once those that are open have ended
+        self.last = 0  # the highest stream opened
+        self.now = 0.0  # seconds; arrival of the bytes being processed
+        self.drain_to = MAX_WINDOW  # higher streams are ignored
+        self.leaving = False  # no more may be opened; `over` once all open ones have ended
         self.over = False
         self._sender = sender
         self._limits = limits
@@ -410,36 +410,36 @@ class Streams:
         self._earned_at = 0
 
     def refuse(self, number: int, code: ErrorCode) -> None:
-        """Reset a stream that was never opened, or is no more, for what the peer did."""
+        """Reset a stream that was never opened, or is closed, for an error of the peer."""
         self.count_reset()
         self._send_reset(number, code)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream from our side without, or after, a whole response."""
+        """Reset a stream, without or after a complete response."""
         self._send_reset(stream.number, code)
         self._drop(stream)
 
     def fail(self, stream: Stream, code: ErrorCode) -> None:
-        """Reset a stream for what the peer did, and tell it."""
+        """Reset a stream for an error of the peer, and notify it."""
         self.count_reset()
         self.reset(stream, code)
         stream.on_gone(code)
 
     def reset_by_peer(self, stream: Stream, code: ErrorCode) -> None:
-        """The peer has reset a stream."""
+        """Process the peer's reset of a stream."""
         self.count_reset()
         self._drop(stream)
         stream.on_gone(code)
 
     def sent_all(self, stream: Stream) -> None:
-        """Our side of a stream is closed."""
+        """This side of the stream is closed."""
         if stream.remote_closed:
             self.forget(stream)
-        else:  # section 8.1: the rest of the request is of no use
+        else:  # section 8.1: the rest of the request is ignored
             self.reset(stream, ErrorCode.NO_ERROR)
 
     def received_all(self, stream: Stream) -> None:
-        """The peer's side of a stream is closed, unless that was reset meanwhile."""
+        """The peer's side is closed, unless the stream was reset meanwhile."""
         if stream.remote_closed:
             return
         stream.remote_closed = True
@@ -448,18 +448,18 @@ class Streams:
             self.forget(stream)
 
     def forget(self, stream: Stream) -> None:
-        """A stream is over."""
+        """Remove a closed stream."""
         self.open.pop(stream.number, None)
         if self.leaving:
             self._look_if_drained()
 
     def leave(self) -> None:
-        """Open no more streams; the connection is over when those that are open have ended."""
+        """Open no more streams; the connection is over when the open ones have ended."""
         self.leaving = True
         self._look_if_drained()
 
     def lose_all(self) -> None:
-        """The connection is no more."""
+        """End all streams: the connection was lost."""
         self.leaving = self.over = True
         streams, self.open = self.open, {}
         for stream in streams.values():
@@ -486,40 +486,40 @@ class Streams:
     # --- frames for streams that are not open
 
     def is_idle(self, number: int) -> bool:
-        """True if the peer has not opened this stream; one beyond a drain may be, for all we know.
+        """True if the peer has not opened this stream; one beyond a drain may have been opened.
 
         Stream 0 is never opened, nor are those with even numbers.
         """
         return not number & 1 or (self.last < number <= self.drain_to)
 
     def was_reset(self, number: int) -> bool:
-        """True if we ended this stream, perhaps before the peer knew, or ignore it in a drain."""
+        """True if this side has reset the stream, possibly unknown to the peer, or ignores it."""
         return number in self._reset or number > self.drain_to
 
     # --- budgets
 
     def count_control(self, cost: int) -> None:
-        """The peer has sent something that means nothing by itself; raises `ConnectionFailure`."""
-        # Peers answer DATA with WINDOW_UPDATEs, and measure their way by PINGs.
+        """Charge a control frame; raises `ConnectionFailure` if there are too many."""
+        # Peers answer DATA with WINDOW_UPDATEs, and measure the connection by PINGs.
         work = self.last // 2 * _WORK + self._sender.frames * _FRAME_WORK
         earned, self._earned_at = work - self._earned_at, work
         if not self._control.spend(cost, self.now, earned):
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of no use")
 
     def count_reset(self) -> None:
-        """A stream was opened in vain; raises `ConnectionFailure`."""
+        """Count a reset stream; raises `ConnectionFailure` if there are too many."""
         if not self._resets.spend(1, self.now):
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
 
-_MANY = 4  # frames of equal size in a row, from which on they are copied as one
+_MANY = 4  # consecutive frames of equal size from which on they are copied in one step
 
 
 class DataReader:
-    """Owned by its connection, which deals with whole, unpadded frames of open streams itself.
+    """Parser of DATA frames; the connection itself handles whole unpadded ones of open streams.
 
-    `left` bytes of the current frame's payload are still to come, then `skip` bytes of no interest.
-    `window` is the connection's; below `low` it is to be given back.
+    `left` bytes of the current frame's payload are still expected, then `skip` bytes to ignore.
+    `window` is the connection's; it is replenished below `low`.
     """
 
     __slots__ = (
@@ -536,16 +536,16 @@ class DataReader:
         self._sender = sender
         self._limits = limits
         self._half = limits.stream_window >> 1
-        self._stream: Stream | None = None  # whose frame `left` is about; None if it goes nowhere
+        self._stream: Stream | None = None  # the current frame's stream; None to ignore it
         self._ends = False
 
     def begin(
         self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
     ) -> int:
-        """Take a frame with the payload `view[start:stop]`, as far as it is before `end`.
+        """Start a frame with the payload `view[start:stop]`, as far as it is before `end`.
 
-        The position after what was taken; -1 if the frame is needed again once there is more of it.
-        Raises `ConnectionFailure`.
+        Returns the position after the consumed bytes; -1 if the frame must be passed again with
+        more data. Raises `ConnectionFailure`.
         """
         length = stop - start
         padding = 0
@@ -578,11 +578,11 @@ class DataReader:
         return self.resume(view, start, end)
 
     def fill(self, stream: Stream, view: memoryview, position: int, end: int) -> int:
-        """Put the rest of the current frame, and those after it, into the stream's place.
+        """Receive the rest of the current frame, and those after it, into the stream's place.
 
-        A large message comes in many frames, and what is received at once holds some of them and
-        parts of others: one loop takes them all, up to the last that lies within the place. The
-        position after them; what is unusual is left to be taken by itself.
+        A large message arrives in many frames, and a received chunk holds some whole and some
+        partial ones: one loop takes them all, up to the last that fits into the place. Returns the
+        position after them; unusual frames are left to the general path.
         """
         place = stream.place
         assert place is not None, "bytes without a place. This is a bug."
@@ -631,7 +631,7 @@ class DataReader:
         return position
 
     def resume(self, view: memoryview, position: int, end: int) -> int:
-        """Take what is here of the current frame; the position after it."""
+        """Continue the current frame; returns the position after the consumed bytes."""
         left = self.left
         stream = self._stream
         if (
@@ -655,7 +655,7 @@ class DataReader:
         return position
 
     def credit(self, stream: Stream, nbytes: int) -> None:
-        """A stream has taken bytes: give them back to its window when they are many."""
+        """Count bytes consumed by a stream; returns them to its window when they are many."""
         if stream.kept:
             stream.on_keep()
         stream.consumed += nbytes
@@ -665,21 +665,21 @@ class DataReader:
             stream.consumed = 0
 
     def credit_connection(self) -> None:
-        """Give back what all streams together have taken."""
+        """Return what all streams together have consumed to the connection's window."""
         full = self._limits.connection_window
         self._sender.give_window(0, full - self.window)
         self.window = full
 
     def expect(self, stream: Stream, nbytes: int) -> None:
-        """Widen a stream's window for `nbytes` more that will be taken for sure."""
+        """Widen a stream's window by `nbytes` that are certain to be consumed."""
         if stream.window < nbytes and not stream.remote_closed:
             increment = min(nbytes, MAX_WINDOW) - stream.window
             stream.window += increment
-            stream.consumed -= increment  # given in advance
+            stream.consumed -= increment  # returned in advance
             self._sender.give_window(stream.number, increment)
 
     def _accept(self, stream: Stream, length: int, nbytes: int, flags: int) -> bool:
-        """True if the stream may have `nbytes` of a frame of `length`; resets it if not."""
+        """True if the stream accepts `nbytes` of a frame of `length`; resets it if not."""
         stream.window -= length
         if stream.window < 0:
             self._streams.fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
@@ -694,7 +694,7 @@ class DataReader:
         return True
 
     def _stray(self, number: int, stream: Stream | None) -> None:
-        """DATA for a stream that is not open, section 5.1."""
+        """Process DATA of a stream that is not open, section 5.1."""
         streams = self._streams
         if streams.was_reset(number):
             return
@@ -723,7 +723,7 @@ class DataReader:
 
 
 def _alike(view: memoryview, position: int, count: int, stride: int) -> int:
-    """Count frames, of `count` that are `stride` bytes apart, that begin as the first does."""
+    """Count the frames, of `count` at distance `stride`, whose heads equal the first one's."""
     head = view[position : position + HEAD_SIZE]
     for index in range(1, count):
         position += stride
@@ -735,7 +735,7 @@ def _alike(view: memoryview, position: int, count: int, stride: int) -> int:
 def _copy(
     view: memoryview, position: int, place: memoryview, start: int, count: int, length: int
 ) -> None:
-    """Put the payload of `count` frames of `length` bytes each where it belongs, in one pass."""
+    """Copy the payload of `count` frames of `length` bytes each to its place in one pass."""
     frames = np.frombuffer(view, np.uint8, count * (HEAD_SIZE + length), position)
     payload = np.frombuffer(place, np.uint8, count * length, start)
     payload.reshape(count, length)[:] = frames.reshape(count, -1)[:, HEAD_SIZE:]
