@@ -9,8 +9,7 @@ import pytest
 
 from headrace.core.call import Call, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
-from headrace.engine.trace_writers import Item, TraceThread
-from headrace.engine.tracing import Tracing
+from headrace.engine.tracing import Item, TraceThread, Tracing
 from headrace.observability.trace_settings import TRACE_PARAMETER, Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds

@@ -229,7 +229,7 @@ def test_tracing_to_nowhere_is_said(caplog: pytest.LogCaptureFixture, tmp_path: 
 
 
 def test_what_a_collector_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headrace.engine.span_writer", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.plugins.traces.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(LoadFailed, match=r"pip install 'headrace\[otel\]'"):
         make_tracing(TraceConfig(Mode.OPENTELEMETRY))

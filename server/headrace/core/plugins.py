@@ -23,7 +23,8 @@ ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environ
 SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.OwnServers`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY)
+TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
+GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES)
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -58,6 +59,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
     SERVERS: {"triton": "headrace.plugins.triton.servers:TritonServers"},
     MEMORY: {"cuda": "headrace.plugins.cuda_memory:opener"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
+    TRACES: {
+        "triton": "headrace.plugins.traces:trace_files",
+        "opentelemetry": "headrace.plugins.traces:span_writer",
+    },
 }
 _US = "headrace"
 
@@ -104,6 +109,11 @@ def resolve(target: str) -> Any:
 def own(group: str) -> dict[str, Plugin]:
     """The server's own plugins of a group by name, without a scan of installed packages."""
     return {name: Plugin(group, name, to, _US) for name, to in OWN.get(group, {}).items()}
+
+
+def find(group: str, name: str) -> Plugin:
+    """The plugin of this name, our own without a look at what is installed; raises `KeyError`."""
+    return own(group).get(name) or installed(group)[name]
 
 
 def installed(group: str) -> dict[str, Plugin]:

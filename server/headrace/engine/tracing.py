@@ -5,22 +5,26 @@ that they cost nothing. When settings change, or a count is reached, the stages 
 Names and order of a trace's times are Triton's: the exchange with the client (HTTP_RECV,
 GRPC_WAITREAD, ..._SEND) around the request, its queue, and the computation of its batch.
 
-Owned by the event-loop thread; what becomes of finished traces is another thread's affair
-(`headrace.engine.trace_writers`). Invariant: `_live` has the traces under way, which what models
-ask for may become part of.
+Owned by the event-loop thread. Invariant: `_live` has the traces under way, which what models ask
+for may become part of. Finished ones are handed to a thread (`TraceThread`) and its writer, which a
+plugin gives (`headrace.plugins.traces`), and never waited for. Those that wait are bounded by
+number and by the bytes of their tensors; what is beyond is dropped, and the log says how many. A
+writer gets all that waits at once and then rests for a moment, so that many small traces cost few
+turns of the thread.
 """
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from time import monotonic_ns, time_ns
+from time import monotonic, monotonic_ns, time_ns
+from typing import Protocol
 
+from headrace.core import plugins
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
-from headrace.core.errors import Cancelled, InvalidRequest, LoadFailed, ServerError
+from headrace.core.errors import Cancelled, InvalidRequest, ServerError
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.doors import CONTEXT_HEADERS, Target
-from headrace.engine.trace_writers import TraceFiles, TraceThread
 from headrace.observability.trace_settings import (
     TRACE_PARAMETER,
     Mode,
@@ -47,7 +51,85 @@ from headrace.scheduling.batcher import Batcher
 
 log = logging.getLogger(__name__)
 
+_MOST = 20_000  # traces that wait to be written
+_MOST_BYTES = 256 << 20  # of their tensors
+_REST_SECS = 0.1
+_SAY_SECS = 30.0
+Item = Trace | Sampler  # a sampler of which nothing more comes
 _RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
+
+
+class TraceWriter(Protocol):
+    """A destination of traces. All methods are called on the one thread."""
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Take traces; must not raise."""
+
+    def close(self) -> None:
+        """Write all that is held, at the end; must not raise."""
+
+
+class TraceThread:
+    """Hands traces to a writer."""
+
+    def __init__(self, writer: TraceWriter, most: int = _MOST) -> None:
+        self._writer = writer
+        self._most = most
+        self._change = threading.Condition()
+        self._closed = threading.Event()
+        self._items: list[Item] = []
+        self._nbytes = 0
+        self._dropped = 0
+        self._said = -_SAY_SECS
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Item) -> None:
+        """Hand an item over."""
+        nbytes = item.nbytes if isinstance(item, Trace) else 0
+        with self._change:
+            full = len(self._items) >= self._most or self._nbytes + nbytes > _MOST_BYTES
+            if full and isinstance(item, Trace):
+                self._dropped += 1
+                return
+            self._items.append(item)
+            self._nbytes += nbytes
+            self._change.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+            self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Write everything, within so much time."""
+        self._closed.set()
+        with self._change:
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                log.warning("the last traces could not be written within %g s", seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._items or self._closed.is_set())
+                items, self._items = self._items, []
+                dropped, self._nbytes = self._dropped, 0
+            if items:
+                self._write(items)
+            elif self._closed.is_set():
+                self._writer.close()
+                return
+            if dropped and monotonic() - self._said > _SAY_SECS:
+                self._said = monotonic()
+                log.warning("%d traces so far were dropped: more came than could be written",
+                            dropped)  # fmt: skip
+            self._closed.wait(_REST_SECS)
+
+    def _write(self, items: Sequence[Item]) -> None:
+        try:
+            self._writer.write(items)
+        except Exception:  # there is no other thread for those that come
+            log.exception("bug while writing traces")
 
 
 def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
@@ -371,17 +453,10 @@ class Tracing:
 
 def make_tracing(config: TraceConfig) -> Tracing:
     """Tracing as configured; raises `LoadFailed` if what it needs is not installed."""
-    if config.mode is Mode.OPENTELEMETRY:
-        try:
-            from headrace.engine.span_writer import SpanWriter
-        except ImportError as error:
-            raise LoadFailed(
-                f"--trace-config mode=opentelemetry needs OpenTelemetry's SDK ({error.name} is not"
-                " installed): pip install 'headrace[otel]'"
-            ) from None
-        return Tracing(config, TraceThread(SpanWriter(config)))
-    if not config.file:
-        if not config.settings.off:
-            log.warning("nothing is traced: --trace-config triton,file=PATH says where to")
-        return Tracing(config)
-    return Tracing(config, TraceThread(TraceFiles(Path(config.file))))
+    make = plugins.find(plugins.TRACES, config.mode).load()
+    writer: TraceWriter | None = make(config)
+    if writer is not None:
+        return Tracing(config, TraceThread(writer))
+    if not config.settings.off:
+        log.warning("nothing is traced: --trace-config triton,file=PATH says where to")
+    return Tracing(config)

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import Array, Tensor, elsewhere
-from headrace.engine.trace_writers import addition, encode_trace, whole_file
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import BACKEND_OUTPUT, QUEUE_INPUT, Trace
+from headrace.plugins.traces.files import addition, encode_trace, whole_file
 
 TIMES, TENSORS = TraceSettings(timestamps=True), TraceSettings(tensors=True)
 

@@ -1,9 +1,4 @@
-"""Writing of finished traces: the thread, and the writer of Triton's trace file.
-
-The event loop hands over to the thread and never waits. What waits is bounded by number and by the
-bytes of its tensors; what is beyond is dropped, and the log says how many. A writer gets all that
-waits at once and then rests for a moment, so that many small traces cost few turns of the thread.
-Spans for a collector are written by `headrace.engine.span_writer`.
+"""Triton's trace file.
 
 The file is an array of JSON objects. Every object has the number of its trace: one with the model,
 one for each time, and one for each tensor, whose elements are a text with commas between them. As
@@ -16,107 +11,28 @@ complete JSON whenever it is looked at: an addition replaces the bracket at its 
 import logging
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Protocol
+from time import sleep
 
 import numpy as np
 import orjson
 
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, TensorArray
+from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import Sampler
 from headrace.observability.traces import Trace
 
 log = logging.getLogger(__name__)
 
-_MOST = 20_000  # traces
-_MOST_BYTES = 256 << 20  # of tensors
-_REST_SECS = 0.1
-_SAY_SECS = 30.0
 EMPTY, END = b"[", b"]"
 _PIECE = 1024  # elements: a thread that makes a text of them holds all others up meanwhile
 _HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are written early
 _AT_ONCE_BYTES = 8 << 20  # of traces that are written together
 _turn = partial(sleep, 0)  # has the event loop go first, if it wants to
-Item = Trace | Sampler  # a sampler of which nothing more comes
-
-
-class TraceWriter(Protocol):
-    """A destination of traces. All methods are called on the one thread."""
-
-    def write(self, items: Sequence[Item]) -> None:
-        """Take traces; must not raise."""
-
-    def close(self) -> None:
-        """Write all that is held, at the end; must not raise."""
-
-
-class TraceThread:
-    """Hands traces to a writer."""
-
-    def __init__(self, writer: TraceWriter, most: int = _MOST) -> None:
-        self._writer = writer
-        self._most = most
-        self._change = threading.Condition()
-        self._closed = threading.Event()
-        self._items: list[Item] = []
-        self._nbytes = 0
-        self._dropped = 0
-        self._said = -_SAY_SECS
-        self._thread: threading.Thread | None = None
-
-    def put(self, item: Item) -> None:
-        """Hand an item over."""
-        nbytes = item.nbytes if isinstance(item, Trace) else 0
-        with self._change:
-            full = len(self._items) >= self._most or self._nbytes + nbytes > _MOST_BYTES
-            if full and isinstance(item, Trace):
-                self._dropped += 1
-                return
-            self._items.append(item)
-            self._nbytes += nbytes
-            self._change.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-            self._thread.start()
-
-    def close(self, seconds: float) -> None:
-        """Write everything, within so much time."""
-        self._closed.set()
-        with self._change:
-            self._change.notify()
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                log.warning("the last traces could not be written within %g s", seconds)
-
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._items or self._closed.is_set())
-                items, self._items = self._items, []
-                dropped, self._nbytes = self._dropped, 0
-            if items:
-                self._write(items)
-            elif self._closed.is_set():
-                self._writer.close()
-                return
-            if dropped and monotonic() - self._said > _SAY_SECS:
-                self._said = monotonic()
-                log.warning("%d traces so far were dropped: more came than could be written",
-                            dropped)  # fmt: skip
-            self._closed.wait(_REST_SECS)
-
-    def _write(self, items: Sequence[Item]) -> None:
-        try:
-            self._writer.write(items)
-        except Exception:  # there is no other thread for those that come
-            log.exception("bug while writing traces")
 
 
 def _go_on() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from headrace import __version__
-from headrace.engine.trace_writers import Item
+from headrace.engine.tracing import Item
 from headrace.observability.trace_settings import TraceConfig
 from headrace.observability.traces import CallSpan, SpanIds, Trace, TraceContext, child_span
 

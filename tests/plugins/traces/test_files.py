@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.trace_writers import Item, TraceFiles, TraceThread
+from headrace.engine.tracing import Item, TraceThread
 from headrace.observability.trace_settings import Sampler, TraceSettings
 from headrace.observability.traces import Trace
+from headrace.plugins.traces.files import TraceFiles
 
 FOREVER = TraceSettings(timestamps=True)
 THREE = TraceSettings(timestamps=True, count=3)
