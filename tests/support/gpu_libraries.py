@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.nvml import GpuReading, Nvml
+from headrace.observability.series import GpuReading
+from headrace.plugins.nvml import Nvml
 
 _CUDA = r"""
 #include <stdlib.h>

@@ -24,7 +24,12 @@ SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.Ow
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
-GROUPS = (BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES)
+GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
+TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
+GROUPS = (
+    BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
+    TRANSPORTS,
+)  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -63,6 +68,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "triton": "headrace.plugins.traces:trace_files",
         "opentelemetry": "headrace.plugins.traces:span_writer",
     },
+    GPUS: {"nvml": "headrace.plugins.nvml:Nvml"},
+    TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"
 

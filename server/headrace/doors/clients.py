@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from headrace.api.header_rules import HeaderRules
+from headrace.core import plugins
 from headrace.doors.grpc.call import Handlers, Server
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
@@ -84,11 +85,9 @@ class ClientDoors:
             self._grpc = native = NativeServer(*given, context, config.options)
             await native.start(listener)
             return int(listener.getsockname()[1])
-        # Imported here because it takes memory and time, and few want it.
-        from headrace.doors.grpc.grpcio import GrpcioServer
-
-        self._grpc = server = GrpcioServer(*given, config.options, shared)
-        port = server.bind(config.address, config.port, config.tls)
+        make = plugins.find(plugins.TRANSPORTS, config.transport).load()
+        self._grpc = server = make(*given, config.options, shared)
+        port: int = server.bind(config.address, config.port, config.tls)
         await server.start()
         return port
 

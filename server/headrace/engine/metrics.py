@@ -31,12 +31,12 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
 from headrace.observability.machine import Machine
-from headrace.observability.nvml import GpuReading
 from headrace.observability.series import (
     BackendSeries,
     Buckets,
     EndpointSeries,
     Family,
+    GpuReading,
     GpuSeries,
     MemoryCounts,
     MetricsOptions,

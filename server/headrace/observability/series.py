@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headrace.observability.nvml import GpuReading
 from headrace.observability.statistics import (
     BackendCounts,
     EndpointCounts,
@@ -98,6 +97,23 @@ class BackendSeries:
     name: str
     counts: BackendCounts
     active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """A GPU at one moment; None is what it does not tell.
+
+    Memory in bytes, `utilization` between 0 and 1, power in watts, `energy` in joules since the
+    driver was loaded.
+    """
+
+    uuid: str
+    memory_total: int
+    memory_used: int
+    utilization: float | None = None
+    power_usage: float | None = None
+    power_limit: float | None = None
+    energy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from headrace.observability.nvml import GpuReading
-from headrace.observability.series import GpuSeries
+from headrace.observability.series import GpuReading, GpuSeries
 from tests.engine.metrics.fakes import FakeEngine, collector
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.nvml import Nvml, NvmlError
 from headrace.placement.local.gpus import CudaDriver, Gpus
+from headrace.plugins.nvml import Nvml, NvmlError
 from tests.support.gpu_libraries import NvmlOfTwo, cuda_library
 
 WHOLE, PART = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "MIG-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"

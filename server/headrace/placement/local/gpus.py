@@ -19,15 +19,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 from weakref import finalize
 
 import numpy as np
 
+from headrace.core import plugins
 from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
-from headrace.observability.nvml import GpuReading, Nvml
+from headrace.observability.series import GpuReading
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,19 @@ class PinnedPool:
             self._free[size].append(address)
 
 
+class GpuReader(Protocol):
+    """A source of the state of GPUs. Every method may block, and raises `OSError`."""
+
+    def name(self, uuid: str) -> str:
+        """The name of a GPU, or of a part of one, by its UUID."""
+
+    def memory(self, name: str) -> tuple[int, int]:
+        """Bytes in all, and in use by whatever process."""
+
+    def read(self, name: str) -> GpuReading:
+        """Read the state of a GPU."""
+
+
 class Gpus:
     """The GPUs, their readings, and page-locked memory for them."""
 
@@ -210,16 +224,16 @@ class Gpus:
         self,
         pinned_bytes: int = 0,
         driver: Callable[[], CudaDriver] = CudaDriver,
-        management: Callable[[], Nvml] = Nvml,
+        management: Callable[[], GpuReader] | None = None,
     ) -> None:
         """`pinned_bytes` of page-locked memory may be used, as soon as there is a GPU."""
         self._pinned_bytes = pinned_bytes
         self._driver = driver
-        self._management = management
+        self._management = management or plugins.find(plugins.GPUS, "nvml").load()
         self._lock = Lock()
         self._looked = False
         self._cuda: CudaDriver | None = None
-        self._nvml: Nvml | None = None
+        self._nvml: GpuReader | None = None
         self._problem = ""
         self._names: list[str] = []
         self._meters: list[GrowthMeter] = []
@@ -303,7 +317,7 @@ def _explained(error: Exception) -> str:
     return str(error) + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES is '{visible}'")
 
 
-def _used_of(nvml: Nvml, name: str) -> Callable[[], int]:
+def _used_of(nvml: GpuReader, name: str) -> Callable[[], int]:
     def used() -> int:
         try:
             return nvml.memory(name)[1]

@@ -5,25 +5,9 @@ milliseconds, and belong on a thread.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """A GPU at one moment; None is what it does not tell.
-
-    Memory in bytes, `utilization` between 0 and 1, power in watts, `energy` in joules since the
-    driver was loaded.
-    """
-
-    uuid: str
-    memory_total: int
-    memory_used: int
-    utilization: float | None = None
-    power_usage: float | None = None
-    power_limit: float | None = None
-    energy: float | None = None
+from headrace.observability.series import GpuReading
 
 
 class NvmlError(OSError):

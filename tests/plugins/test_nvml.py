@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.nvml import Nvml, NvmlError
+from headrace.plugins.nvml import Nvml, NvmlError
 from tests.support.gpu_libraries import machine_with_gpus
 
 ASKED = """
-from headrace.observability.nvml import GpuReading, Nvml, NvmlError
+from headrace.observability.series import GpuReading
+from headrace.plugins.nvml import Nvml, NvmlError
 
 nvml = Nvml()
 assert [nvml.name("0a"), nvml.name("0b")] == ["GPU-0a", "MIG-0b"]
