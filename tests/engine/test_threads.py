@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from headrace.engine.threads import Stopped, Threads, TookTooLong
+from headrace.engine.workbench import Stopped, Threads, TookTooLong
 
 
 async def test_what_comes_of_it_or_what_it_raises() -> None:

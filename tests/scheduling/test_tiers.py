@@ -10,9 +10,8 @@ from headrace.core.errors import ExecutionFailed, ModelNotReady, RemoteTimeout, 
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import Batch, Deferral, NotStarted, Part
 from headrace.scheduling.batcher import Batcher
-from headrace.scheduling.fail_over import FAILURES
+from headrace.scheduling.fail_over import FAILURES, Tiers
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
-from headrace.scheduling.tiers import Tiers
 from tests.scheduling.fakes import (
     Done,
     FakeCall,

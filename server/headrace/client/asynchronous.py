@@ -21,7 +21,7 @@ from headrace.client.errors import (
     StatusError,
     TimedOut,
 )
-from headrace.client.inference import InferRequest, Result
+from headrace.client.transport import InferRequest, Result
 from headrace.client.values import Signature, tensor_of
 from headrace.core.call import Parameter
 from headrace.core.errors import InvalidRequest

@@ -12,8 +12,8 @@ from google.protobuf.message_factory import GetMessageClass
 from headrace.api.operations import Document, Operation
 from headrace.client.address import Address
 from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
-from headrace.client.inference import InferRequest
 from headrace.client.transport import (
+    InferRequest,
     Responses,
     endpoint_of,
     header_text,

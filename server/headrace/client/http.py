@@ -13,8 +13,8 @@ import orjson
 from headrace.api.operations import Document, Operation, Route
 from headrace.client.address import Address
 from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
-from headrace.client.inference import InferRequest
 from headrace.client.transport import (
+    InferRequest,
     Responses,
     endpoint_of,
     header_text,

@@ -30,7 +30,7 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
-from headrace.engine.threads import Stopped, Threads
+from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config

@@ -16,7 +16,7 @@ from headrace.observability.series import BackendSeries
 from headrace.observability.statistics import BackendCounts
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.scheduling.batcher import Batcher, LoopClock
-from headrace.scheduling.tiers import Tiers
+from headrace.scheduling.fail_over import Tiers
 
 log = logging.getLogger(__name__)
 

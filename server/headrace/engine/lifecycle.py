@@ -29,7 +29,7 @@ from headrace.engine.model import Model, ModelVersion, Router, State
 from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
-from headrace.engine.threads import Stopped, Threads, TookTooLong
+from headrace.engine.workbench import Stopped, Threads, TookTooLong
 from headrace.observability.series import MemoryCounts
 from headrace.observability.statistics import VersionStatistics
 from headrace.placement.backend import Backend

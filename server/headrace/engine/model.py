@@ -34,9 +34,9 @@ from headrace.repository.model_files import Origin
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
+from headrace.scheduling.fail_over import Tier
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
-from headrace.scheduling.tiers import Tier
 
 log = logging.getLogger(__name__)
 

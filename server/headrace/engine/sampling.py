@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Protocol
 
-from headrace.engine.threads import Threads, TookTooLong
+from headrace.engine.workbench import Threads, TookTooLong
 from headrace.observability.machine import memory_of
 from headrace.observability.series import GpuSeries
 from headrace.placement.local.gpus import Gpus

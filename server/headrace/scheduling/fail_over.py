@@ -1,29 +1,46 @@
-"""Which of several backends of one model gets its requests: decisions over values and time.
+"""Several backends of one model: which of them gets its requests, and the instances that run them.
 
 Backends have an order. The first that can run anything gets all requests. One that comes back gets
 them again at once; if it is lost again soon, it has to be there for a while first, which doubles
 from one time to the next. A backend that goes on failing although it is there is passed over as if
-it were lost. What has to wait is used all the same if there is nothing else.
+it were lost. What has to wait is used all the same if there is nothing else. These decisions are
+pure, over values and times, in seconds of one monotonic clock.
 
-Times are in seconds of one monotonic clock. Nothing here has a clock, an instance or a state.
+Each backend is a tier, with a rank, in front of the one queue of the model. To its instances a tier
+is the scheduler; to the scheduler only the instances of the tier that gets requests take part, so
+that it knows nothing of backends. What waits when that tier is lost is taken by the next one, since
+it is the same queue. A batch that a tier has refused goes on to the next tier that can run
+anything, whichever gets requests otherwise; to the scheduler, the instance that had it first has it
+still. An instance that runs such a batch takes nothing else meanwhile.
+
+Owned by the event-loop thread. Invariant: an instance takes part if its tier is open, it can run
+something, and it has no batch that was handed on to it.
 """
 
-from collections.abc import Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from math import inf
 
-from headrace.core.call import Call
+from headrace.core.call import Call, Parameter
 from headrace.core.errors import (
     Cancelled,
     ExecutionTimeout,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
+    ServerError,
     Unavailable,
     WorkerDied,
 )
-from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome
+from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
+from headrace.observability.statistics import BackendCounts
+from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
+from headrace.scheduling.batcher import Batcher, Clock, Timer
+from headrace.scheduling.quarantine import Quarantine
 
 _LOST = (RemoteLost, RemoteTimeout, RemoteUnavailable)
 FAILURES = 5  # in a row, for which a backend is passed over
@@ -132,3 +149,363 @@ def _pause(setbacks: int) -> float:
     if not setbacks:
         return 0.0
     return min(FIRST_PAUSE_SECS * 2.0 ** min(setbacks - 1, 16), LONGEST_PAUSE_SECS)
+
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Instance, Batch, Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A batch, and the guard that the scheduler has given it to."""
+
+    batch: Batch
+    origin: "_Guard"
+    done: Done
+
+    @property
+    def wanted(self) -> bool:
+        """True if anybody waits for it."""
+        return not all(call.ended for call in self.batch.calls)
+
+
+class Tier:
+    """A backend, as its instances see it: the scheduler of their batches.
+
+    `open` is whether its instances take part. What is only for other servers is taken out of the
+    requests that it runs `here`.
+    """
+
+    def __init__(self, tiers: "Tiers", rank: int, name: str, counts: BackendCounts) -> None:
+        self.rank = rank
+        self.name = name
+        self.standing = Standing()
+        self.open = False
+        self.hopeless = True  # it has no instances, or nothing waits for them any more
+        self.here = False
+        self.counts = counts
+        self.handed_on: deque[_Job] = deque()
+        self.tiers = tiers
+        self._guards: dict[Instance, _Guard] = {}
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """`Batcher.quarantine`."""
+        return self.tiers.batcher.quarantine
+
+    @property
+    def guards(self) -> "Iterable[_Guard]":
+        """The instances that stand for its own at the scheduler."""
+        return self._guards.values()
+
+    def take_part(self, opens: bool) -> None:
+        """Let its instances take part, or not."""
+        if self.open is not opens:
+            self.open = opens
+            for guard in self._guards.values():
+                guard.settle()
+
+    def add_instance(self, instance: Instance) -> None:
+        """`Batcher.add_instance`."""
+        guard = self._guards[instance] = _Guard(self, instance)
+        self.tiers.batcher.add_instance(guard)
+        self.hopeless = False
+        self.tiers.changed(guard)
+
+    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
+        """`Batcher.remove_instance`."""
+        guard = self._guards.pop(instance)
+        guard.leaves, guard.removed = True, removed
+        self.tiers.changed(guard)
+
+    def suspend(self, instance: Instance) -> None:
+        """`Batcher.suspend`."""
+        self._rest(instance, True)
+
+    def resume(self, instance: Instance) -> None:
+        """`Batcher.resume`."""
+        self.hopeless = False
+        self._rest(instance, False)
+
+    def fail_waiting(self, error: ServerError) -> bool:
+        """End all that waits, unless another tier may run it; whether it has ended."""
+        self.hopeless = True
+        return self.tiers.hopeless and self.tiers.batcher.fail_waiting(error)
+
+    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
+        """`Batcher.answer`."""
+        if not (call.ended or answer is Deferral.AGAIN):
+            self.name_to([call])
+            self.counts.requests += final
+        self.tiers.batcher.answer(call, answer, final)
+
+    def name_to(self, calls: Sequence[Call]) -> None:
+        """Pass on to requests which backend answers them."""
+        for call in calls:
+            if not call.ended:
+                call.pass_backend(self.name)
+
+    def take(self, job: _Job) -> None:
+        """Run a batch that another tier has refused, as soon as an instance is free."""
+        self.handed_on.append(job)
+        for guard in self._guards.values():
+            if guard.job is None and not guard.resting:
+                guard.settle()
+                return
+
+    def _rest(self, instance: Instance, resting: bool) -> None:
+        guard = self._guards.get(instance)
+        if guard is not None and guard.resting is not resting:
+            guard.resting = resting
+            self.tiers.changed(guard)
+
+
+class _Guard:
+    """Stands for an instance at the scheduler."""
+
+    __slots__ = ("_runs", "instance", "job", "leaves", "removed", "resting", "tier")
+
+    def __init__(self, tier: Tier, instance: Instance) -> None:
+        self.tier = tier
+        self.instance = instance
+        self.job: _Job | None = None
+        self.resting = False  # it can run nothing, by its own account
+        self.leaves = False
+        self.removed: Callable[[], None] | None = None  # to be called when it has left
+        self._runs = False  # `execute` of the instance is on the stack
+
+    @property
+    def load(self) -> int:
+        """`Instance.load`."""
+        return self.instance.load
+
+    def execute(self, batch: Batch, done: Done) -> None:
+        """`Instance.execute`."""
+        self._run(_Job(batch, self, done))
+
+    def close(self) -> None:
+        """`Instance.close`."""
+        self.instance.close()
+
+    @property
+    def goes_on(self) -> bool:
+        """True if it takes part as before, after a batch that its backend has served."""
+        tier = self.tier
+        return (
+            tier.rank == tier.tiers.active
+            and not (self.resting or self.leaves or tier.handed_on or tier.standing.failures)
+            and not tier.tiers.helped
+        )
+
+    def settle(self) -> None:
+        """Take part, or not, or run what was handed on to it."""
+        tiers, tier = self.tier.tiers, self.tier
+        if self.leaves:
+            if self.removed is not None and (self.job is None or self.job.origin is self):
+                removed, self.removed = self.removed, None
+                tiers.batcher.remove_instance(self, removed)
+            return
+        if self.job is None and not self.resting:
+            while tier.handed_on:
+                job = tier.handed_on.popleft()
+                if job.wanted:
+                    tiers.batcher.suspend(self)
+                    self._run(job)
+                    return
+                tiers.give_back(job)
+            if tier.open:
+                tiers.batcher.resume(self)
+                return
+        tiers.batcher.suspend(self)
+
+    def _run(self, job: _Job) -> None:
+        self.job = job
+        if self.tier.here:
+            for call in job.batch.calls:
+                if call.parameters:
+                    call.parameters = _kept_here(call.parameters)
+        self._runs = True
+        self.instance.execute(job.batch, self._done)
+        self._runs = False
+
+    def _done(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
+        job, self.job = self.job, None
+        assert job is not None, "the end of a batch that was not begun. This is a bug."
+        self.tier.tiers.ended(self, job, outcome, self._runs)
+
+
+class Tiers:
+    """All backends of one version, in order."""
+
+    def __init__(
+        self,
+        model: str,
+        names: Sequence[str],
+        batcher: Batcher,
+        clock: Clock,
+        counts: dict[str, BackendCounts],
+        queue_size: int = 0,
+    ) -> None:
+        """`counts` has the counters of tiers by their names, and gets those that are new.
+
+        With `queue_size` requests waiting the next tier helps out; 0 is for never.
+        """
+        self.batcher = batcher
+        self.active: int | None = None  # the rank of the tier that gets requests
+        self._model = model
+        self._clock = clock
+        self._queue_size = queue_size
+        self._tiers = [
+            Tier(self, rank, name, counts.setdefault(name, BackendCounts()))
+            for rank, name in enumerate(names)
+        ]
+        self._last: int | None = None  # that was active
+        self._helper: Tier | None = None
+        self._timer: Timer | None = None
+
+    def __getitem__(self, rank: int) -> Tier:
+        return self._tiers[rank]
+
+    def __iter__(self) -> Iterator[Tier]:
+        return iter(self._tiers)
+
+    @property
+    def helped(self) -> bool:
+        """True if another tier takes part as well."""
+        return self._helper is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """True if nothing waits for any of them."""
+        return all(tier.hopeless for tier in self._tiers)
+
+    def submit(self, call: Call) -> None:
+        """`Batcher.submit`, for a queue of limited size."""
+        self.batcher.submit(call)
+        if self._helper is None and self.batcher.waiting >= self._queue_size:
+            self._have_helped()
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- for tiers and guards
+
+    def changed(self, guard: _Guard) -> None:
+        """An instance has come, goes, or can run something that it could not, or the reverse."""
+        tier, now = guard.tier, self._now()
+        guard.settle()
+        able = any(not other.resting for other in tier.guards)
+        if able is not tier.standing.able:
+            tier.standing = (found if able else lost)(tier.standing, now)
+            self._look()
+            if not able:
+                self._pass_on(tier)
+
+    def ended(self, guard: _Guard, job: _Job, outcome: Outcome, at_once: bool) -> None:
+        """A batch has ended; `at_once` if that was while it was given to its instance.
+
+        Then the scheduler gives out further ones just now, and which instances take part must
+        stay.
+        """
+        tier, judged = guard.tier, verdict(outcome)
+        if judged is Verdict.REFUSED and self._after(tier.rank) is not None:
+            hand_on = partial(self._hand_on, tier, job)
+            self._clock.soon(hand_on) if at_once else hand_on()
+        else:
+            if judged is not Verdict.NOTHING:
+                calls = answered(job.batch, outcome)
+                tier.counts.batches += 1
+                tier.counts.requests += len(calls)
+                tier.name_to(calls)
+            job.done(job.origin, job.batch, outcome)
+            if job.origin is guard and judged is Verdict.SERVED and guard.goes_on:
+                return  # as nearly always: nothing has changed
+        settle = partial(self._settle, guard, job.origin, judged)
+        self._clock.soon(settle) if at_once else settle()
+
+    def give_back(self, job: _Job) -> None:
+        """No tier has begun a batch: the scheduler has it again."""
+        now = self._clock.now()
+        job.done(job.origin, job.batch, Outcome((), NotStarted(), now, now, now))
+        job.origin.settle()
+
+    # --- who gets requests
+
+    def _settle(self, guard: _Guard, origin: _Guard, verdict: Verdict) -> None:
+        tier, now = guard.tier, self._now()
+        tier.standing = ended(tier.standing, verdict, now)
+        helper = self._helper
+        if helper is not None and self.batcher.waiting < self._queue_size:
+            self._helper = None
+        self._look()
+        guard.settle()
+        if origin is not guard:
+            origin.settle()
+
+    def _look(self) -> None:
+        """Decide which tier gets requests."""
+        now = self._now()
+        standings = [tier.standing for tier in self._tiers]
+        self.active = choose(standings, now)
+        if self.active is not None and self.active != self._last:
+            self._tell(self.active)
+            self._last = self.active
+        if self._helper is not None:  # it may be gone, or be the one that gets them by now
+            self._helper = self._after(self.active)
+        for tier in self._tiers:
+            tier.take_part(tier.rank == self.active or tier is self._helper)
+        self.close()
+        if (when := next_look(standings, now)) is not None:
+            self._timer = self._clock.at(int(when * 1e9) + 1, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _tell(self, active: int) -> None:
+        tier = self._tiers[active]
+        if self._last is None:
+            return
+        tier.counts.switches += 1
+        log.log(
+            logging.WARNING if active > self._last else logging.INFO,
+            "model %s: requests go to %s instead of %s", self._model, tier.name,
+            self._tiers[self._last].name, extra={"model": self._model},
+        )  # fmt: skip
+
+    def _have_helped(self) -> None:
+        """Too much waits: the next tier takes part as well; nothing else changes."""
+        self._helper = self._after(self.active)
+        if self._helper is not None:
+            self._helper.take_part(True)
+
+    def _after(self, rank: int | None) -> Tier | None:
+        """The next tier after one, if there is that one, that can run anything."""
+        further = () if rank is None else self._tiers[rank + 1 :]
+        return next((tier for tier in further if tier.standing.able), None)
+
+    def _pass_on(self, tier: Tier) -> None:
+        """A tier is lost: what was handed on to it goes further."""
+        for _ in range(len(tier.handed_on)):
+            self._hand_on(tier, tier.handed_on.popleft())
+
+    def _hand_on(self, tier: Tier, job: _Job) -> None:
+        """Hand batches that a tier does not run to the next one that is there by now."""
+        after = self._after(tier.rank)
+        (after.take if after is not None else self.give_back)(job)
+
+    def _now(self) -> float:
+        return self._clock.now() / 1e9
+
+
+def _kept_here(parameters: dict[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters of a request without what goes on to other servers."""
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name != DEADLINE_PARAMETER and not name.startswith(FORWARD_PARAMETER)
+    }

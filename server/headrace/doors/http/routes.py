@@ -23,7 +23,7 @@ from headrace.doors.http.head import check_key
 from headrace.doors.http.infer import Route, send_answer
 from headrace.doors.http.protocol import OPERATION
 from headrace.engine.engine import Engine
-from headrace.engine.threads import Threads
+from headrace.engine.workbench import Threads
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 from headrace.protocol.v2_json import error_body
 

@@ -29,7 +29,7 @@ from headrace.cli.remote import (
 from headrace.cli.text import duration, printable, table
 from headrace.client.errors import AnswerError, StatusError
 from headrace.client.http import flat_document
-from headrace.client.inference import InferRequest
+from headrace.client.transport import InferRequest
 from headrace.client.values import Signature
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype

@@ -1,4 +1,9 @@
-"""Calls whose handlers are coroutines, each in a task of its own, or sessions, without one."""
+"""Calls on a stream: ModelInfer, coroutines, each in a task of its own, and sessions, without one.
+
+A ModelInfer like an earlier one, for a model whose version was found and has checked such a message
+before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond_from` are all that
+it costs in the transport. Any other goes to the `InferenceService`, as on the other transport.
+"""
 
 import asyncio
 from collections import deque
@@ -6,10 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from headrace.core.call import Computed
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Session
 from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
+from headrace.doors.grpc.service import InferCall, InferenceService
+from headrace.engine.doors import Direct
+from headrace.protocol.grpc import PREFIX, unpack_prefix
+from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 
 _CONGESTED = 1 << 20  # bytes that wait for the client before a session is to wait
 
@@ -148,3 +158,133 @@ class SessionRpc(Rpc):
         session, self._session = self._session, None
         if session is not None:
             session.closed()
+
+
+class InferRpc(UnaryRpc, InferCall):
+    """One ModelInfer."""
+
+    _direct: Direct | None = None  # of a plain call
+
+    def __init__(self, head: RpcHead, number: int) -> None:
+        connection = head.connection
+        context = connection.context
+        if context.access_log or head.timeout is not None:
+            Rpc.__init__(self, head, number)
+            return
+        # As `Rpc.__init__`, which would be a call more for each request.
+        self.number = number
+        self.head = head
+        self._connection = connection
+        self._context = context
+        self.account = connection.account
+        self.expected = head.content_length
+        # Defaults of the class, which take longer to find than to set.
+        self.place = self._gathering = self._unpacking = self._data = None
+        self._trailing = self._timer = None
+        self.remote_closed = self.finished = False
+
+    def take_last(self, view: memoryview, start: int, stop: int) -> bool:
+        """Queue the one message, if that is what this is."""
+        begin = start + PREFIX
+        if (
+            begin > stop
+            or self.finished
+            or self._gathering is not None
+            or self._unpacking is not None
+            or self._data is not None
+        ):
+            return False
+        compressed, length = unpack_prefix(view, start)
+        if compressed or begin + length != stop or length > self._context.max_message:
+            return False
+        self.remote_closed = True
+        service: Any = self.head.handler
+        data = view[begin:stop].tobytes()
+        try:
+            plain = service.pattern is None and service.engine.known
+            template = service.reader.fill(self, data) if plain else None
+            if template is None or not self._submit(service, template, length):
+                service(data, self)
+        except Exception as error:
+            self.guard(error)
+        return True
+
+    def run(self, data: Buffer) -> None:
+        """Hand the message to the service."""
+        if self._charged:
+            self.release(self._charged)  # the service counts it
+        service: Any = self.head.handler
+        service(data, self)
+
+    def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
+        """Queue the call, if its version knows calls like it; raises `ServerError`."""
+        found = service.engine.known.get((self.model_name, self.model_version))
+        if found is None or not found.ready:
+            return False
+        direct = found.direct
+        if direct is None or (rows := direct.known.get(template)) is None:
+            return False
+        self.account.enter(nbytes)
+        self.nbytes = nbytes
+        self.entered = True
+        self.noted = self.model_name, found.name, self.id
+        self._direct, self.service = direct, service
+        self.rows = rows
+        direct.submit(self)
+        return True
+
+    def respond_from(self, batch: Computed) -> None:
+        """Send the call's part of `batch`."""
+        direct = self._direct
+        if direct is None:
+            super().respond_from(batch)
+            return
+        self.account.leave(self.nbytes)
+        self.entered = False
+        message = direct.grpc.pieces(batch, self)
+        if message is None:
+            message = self.service.writer.pieces(batch.response(self))
+        timing = batch.started - self.arrived, batch.compute_ns, batch.rows
+        self.answer(message, EXACT_TIMING % timing)
+
+    def answer(self, message: Message, timing: bytes) -> None:
+        """Send the answer, in one step if it is plain and fits."""
+        if self.finished:
+            return
+        head, connection = self.head, self._connection
+        if (
+            self._trailing is not None
+            or head.packing
+            or not connection.http2.answer(self, message, timing)
+        ):
+            self.inputs = {}  # nobody asks for them, and the answer may wait long for its client
+            self.set_trailing(TIMING, timing.decode())
+            if not self.pack_later(message, self.close):
+                self.write(message)
+                self.close()
+            return
+        if self._timer is None and not self._context.access_log:  # as `_settle` does it
+            self.finished = True
+            head.answers[0] += 1
+        else:
+            self._settle(0)
+        if not connection.streams.open:
+            connection.flush()
+        elif not connection.sender.awake:
+            connection.sender.rouse()  # the others' answers may come in the same turn of the loop
+
+    def fail(self, error: ServerError) -> None:
+        """Send the error."""
+        self.leave()
+        self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+        super().fail(error)
+
+    def guard(self, error: Exception) -> None:
+        """End the call with what a handler raised."""
+        self.leave()
+        super().guard(error)
+
+    def abandon(self) -> None:
+        """Cancel the request."""
+        if self.entered:
+            self.cancel()

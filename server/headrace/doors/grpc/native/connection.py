@@ -1,7 +1,7 @@
 """gRPC connections of the native server: their calls, from head to status, and the socket side.
 
 Most calls are an `InferRpc` whose message comes in one frame, and whose answer goes out in one; see
-`headrace.doors.grpc.native.infer`. The bytes of longer messages are counted with the
+`headrace.doors.grpc.native.calls`. The bytes of longer messages are counted with the
 connection's account as they come.
 """
 

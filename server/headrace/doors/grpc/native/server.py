@@ -9,6 +9,7 @@ from contextlib import suppress
 from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.grpc.call import Handlers
 from headrace.doors.grpc.native.calls import (
+    InferRpc,
     SessionRpc,
     TaskRpc,
 )
@@ -18,7 +19,6 @@ from headrace.doors.grpc.native.connection import (
     Rpc,
     ServerContext,
 )
-from headrace.doors.grpc.native.infer import InferRpc
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
