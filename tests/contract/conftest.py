@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
-from tests.contract.held import Gates, write_held_model
 from tests.contract.proxied import PROXIES, TRITONS, impossible, write_proxies
 from tests.contract.repository import (
     write_busy_repository,
@@ -20,6 +19,7 @@ from tests.contract.repository import (
 )
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
+from tests.support.held import Gates, write_held_model
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server

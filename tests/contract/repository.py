@@ -4,8 +4,8 @@ from pathlib import Path
 
 from headrace.core.datatypes import Datatype
 from tests.contract import graphs
-from tests.contract.held import write_held_model
 from tests.models.onnx_graphs import add_sub, identity, lookup, write_model
+from tests.support.held import write_held_model
 
 _HOLD = 'parameters { key: "execution" value { string_value: "thread" } }'
 _ONE_INSTANCE = "instance_group { count: 1 }"

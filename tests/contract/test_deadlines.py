@@ -13,8 +13,8 @@ import pytest
 
 from headrace.core.errors import Unavailable
 from tests.contract.conftest import CARRIERS, CLIENTS, FIRST_CARRIER
-from tests.contract.held import Gates
 from tests.support.grpc_client import GrpcClient
+from tests.support.held import Gates
 from tests.support.http_socket import RawAnswer, ask
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
-from tests.contract.held import Gates
 from tests.support.client import Input, Parameter
 from tests.support.grpc_client import GrpcClient, infer_message, parameter, procedure, read_answer
+from tests.support.held import Gates
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 from tests.support.transports import over_both_transports

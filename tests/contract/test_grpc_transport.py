@@ -13,7 +13,6 @@ import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.conftest import Rounds
-from tests.contract.held import Gates
 from tests.support.client import Input
 from tests.support.command import run
 from tests.support.grpc_client import (
@@ -24,6 +23,7 @@ from tests.support.grpc_client import (
     procedure,
     read_answer,
 )
+from tests.support.held import Gates
 from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess

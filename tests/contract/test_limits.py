@@ -11,9 +11,9 @@ import pytest
 from headrace.core.errors import PayloadTooLarge, Unavailable
 from headrace.core.tensors import Array
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.contract.held import Gates
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
+from tests.support.held import Gates
 from tests.support.http_socket import HttpSocket, ask, request
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess

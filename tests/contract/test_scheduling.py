@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ExecutionFailed, Unavailable
-from tests.contract.held import Gates
 from tests.contract.proxied import behind
 from tests.support.client import Answer, Client, Parameter
+from tests.support.held import Gates
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 

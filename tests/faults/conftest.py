@@ -1,4 +1,4 @@
-"""A server with a model that can be kept busy, watched for what a fault leaves behind."""
+"""A server with models that can be kept busy, watched for what a fault leaves behind."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,39 +7,54 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.busy_model import cost_of_a_second, write_busy_model
+from tests.models.python_models import tensors
+from tests.support.busy_model import write_busy_model
+from tests.support.held import Gates, write_held_model
 from tests.support.server_process import ServerProcess, onnx_examples
 from tests.support.transports import grpc_transport
 from tests.support.watching import Resources, admitted, until
 
 _FILES_SPARE = 2  # gRPC's own poller opens some late
+# So that requests to `busy` and `held` look the same.
+_COST = tensors("input", ("COST", "INT64", "1"))
+IN_PROCESS = "--allow-in-process-python"  # which `held` models need
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A running server, and how much COST of its model `busy` is a second."""
+    """A running server, and the gates of its `held` models."""
 
     server: ServerProcess
-    second: int
+    gates: Gates
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with `busy`, and with `busy_alone`, which runs one request at a time."""
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Gates:
+    return Gates(tmp_path_factory.mktemp("gates"))
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, gates: Gates) -> Path:
+    """A model repository with `busy` and `held`, each also as `_alone`: one request at a time."""
     path = tmp_path_factory.mktemp("repository")
-    write_busy_model(path)
-    write_busy_model(path, "busy_alone", max_batch_size=1)
+    for name, rows in (("", 8), ("_alone", 1)):
+        write_busy_model(path, f"busy{name}", max_batch_size=rows)
+        write_held_model(path, f"held{name}", gates.folder, _COST, rows)
     return path
 
 
 @pytest.fixture(scope="session")
 def shared_server(
-    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    repository: Path,
+    gates: Gates,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Busy]:
     """One server for all tests that leave theirs as they found it."""
     examples = onnx_examples(tmp_path_factory.mktemp("examples"))
-    with ServerProcess(examples, repository, options=grpc_transport(request)) as server:
-        yield Busy(server, cost_of_a_second(server.http))
+    options = [IN_PROCESS, *grpc_transport(request)]
+    with ServerProcess(examples, repository, options=options) as server:
+        yield Busy(server, gates)
         assert server.stop() == 0
         assert "bug while" not in server.log, server.log
         assert "bug in" not in server.log, server.log

@@ -1,7 +1,8 @@
-"""Requests to the model that can be kept busy, over both protocols."""
+"""Requests to the models that can be kept busy, over both protocols."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from struct import pack, unpack
 
 import grpc.aio
@@ -10,12 +11,15 @@ import orjson
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.faults.conftest import Busy
 from tests.support.busy_model import busy_json
+from tests.support.held import Gates
 from tests.support.raw_clients import HttpConnection, call, post, post_bytes
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, until
 
-INFER = {name: f"/v2/models/{name}/infer" for name in ("busy", "busy_alone", "simple")}
-_HOLD_SECS = 1.5
+INFER = {name: f"/v2/models/{name}/infer" for name in (
+    "busy", "busy_alone", "held", "held_alone", "simple"
+)}  # fmt: skip
+_NUMBERS = count(1000)  # of gates
 
 
 def busy_message(model: str, value: int, cost: int = 0) -> bytes:
@@ -40,15 +44,26 @@ async def infer_grpc(channel: grpc.aio.Channel, model: str, value: int, cost: in
 
 
 @asynccontextmanager
-async def holding(busy: Busy, model: str, seconds: float = _HOLD_SECS) -> AsyncIterator[None]:
-    """Keep the model's only instance busy for a while: what is sent within waits in the queue.
+async def holding(busy: Busy, model: str) -> AsyncIterator[None]:
+    """Keep the `held` model's only instance busy: what is sent within waits in the queue.
 
     On leaving, the request that does it has been answered.
     """
     async with await HttpConnection.open(busy.server.http) as connection:
         before, _ = await admitted(busy.server)
-        body = busy_json(1, round(busy.second * seconds))
-        await connection.send(post_bytes(INFER[model], body))
-        await until(lambda: admitted(busy.server), lambda found: found[0] == before + 1)
-        yield
+        with closed_gate(busy.gates) as number:
+            await connection.send(post_bytes(INFER[model], busy_json(number)))
+            await until(lambda: admitted(busy.server), lambda found: found[0] == before + 1)
+            yield
         assert (await connection.receive()).status == 200
+
+
+@contextmanager
+def closed_gate(gates: Gates) -> Iterator[int]:
+    """The VALUE of a request at which a `held` model waits until leaving."""
+    number = next(_NUMBERS)
+    gates.close(number)
+    try:
+        yield number
+    finally:
+        gates.open()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.faults.conftest import Busy
-from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
+from tests.faults.requests import INFER, busy_message, closed_gate, holding, infer, infer_grpc
 from tests.support.busy_model import busy_json
 from tests.support.raw_clients import (
     HttpConnection,
@@ -21,7 +21,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.transports import over_both_transports
 from tests.support.watching import admitted, failures, incoming, metrics, pending, statistics, until
 
-MODEL = "busy_alone"  # one request an execution: what ran can be counted
+MODEL = "held_alone"  # one request an execution: what ran can be counted
 
 
 async def run_count(server: ServerProcess) -> int:
@@ -57,10 +57,11 @@ async def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
     server = busy.server
     dropped = await cancelled(server)
     connection = await HttpConnection.open(server.http)
-    await connection.send(post_bytes(INFER[MODEL], busy_json(1, busy.second // 2)))
-    await until(lambda: admitted(server), lambda found: found[0] == 1)
-    await connection.close()
-    await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+    with closed_gate(busy.gates) as number:
+        await connection.send(post_bytes(INFER[MODEL], busy_json(number)))
+        await until(lambda: admitted(server), lambda found: found[0] == 1)
+        await connection.close()
+        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
     assert await infer(server, MODEL, 5) == 5
 
 
@@ -69,9 +70,8 @@ async def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
 async def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
     server = busy.server
     runs, dropped = await run_count(server), await cancelled(server)
-    # A deadline has to leave time for the call to come, and to pass before it could run.
-    hold, timeout = (2.5, 0.8) if ending == "deadline" else (1.5, None)
-    async with holding(busy, MODEL, hold):
+    timeout = 0.8 if ending == "deadline" else None  # it leaves time for the call to come
+    async with holding(busy, MODEL):
         channel = open_channel(server.grpc)
         await channel.channel_ready()
         started = call(channel, "ModelInfer", busy_message(MODEL, 2), timeout)
@@ -100,10 +100,11 @@ async def test_grpc_deadline_passes_while_its_request_runs(busy: Busy) -> None:
     dropped = await cancelled(server)
     async with open_channel(server.grpc) as channel:
         await channel.channel_ready()
-        message = busy_message(MODEL, 1, busy.second * 2)
-        code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: cancelled(server), lambda n: n == dropped + 1)
+        with closed_gate(busy.gates) as number:
+            message = busy_message(MODEL, number)
+            code = await code_of(call(channel, "ModelInfer", message, timeout=0.5))
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until(lambda: cancelled(server), lambda n: n == dropped + 1)
         assert await infer_grpc(channel, MODEL, 5) == 5
 
 
@@ -170,7 +171,7 @@ def test_many_connections_are_reset_at_every_point(busy: Busy) -> None:
 def test_many_grpc_channels_are_closed_with_calls_under_way(busy: Busy) -> None:
     async def one(value: int) -> None:
         channel = open_channel(busy.server.grpc)
-        started = call(channel, "ModelInfer", busy_message(MODEL, value, busy.second // 200))
+        started = call(channel, "ModelInfer", busy_message("busy_alone", value, 200))
         waiting = asyncio.ensure_future(code_of(started))
         if value % 3:
             await channel.channel_ready()

@@ -14,10 +14,11 @@ import pytest
 
 from headrace.core.datatypes import Datatype
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.faults.conftest import Busy
-from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
+from tests.faults.conftest import IN_PROCESS, Busy
+from tests.faults.requests import INFER, busy_message, closed_gate, holding, infer, infer_grpc
 from tests.models.onnx_graphs import identity, write_model
-from tests.support.busy_model import busy_json, cost_of_a_second
+from tests.support.busy_model import busy_json
+from tests.support.held import Gates
 from tests.support.raw_clients import (
     HttpConnection,
     call,
@@ -29,7 +30,7 @@ from tests.support.raw_clients import (
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, metrics, pending, statistics, until
 
-MODEL = "busy_alone"
+MODEL = "held_alone"
 CLIENTS = 16
 _FLOATS = 200_000  # a tensor that lies in a file
 
@@ -43,23 +44,23 @@ def wide_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @contextmanager
-def serving(*repositories: Path) -> Iterator[Busy]:
-    with ServerProcess(*repositories, options=["--frontends=2"]) as server:
-        yield Busy(server, cost_of_a_second(server.http))
+def serving(gates: Gates, *repositories: Path) -> Iterator[Busy]:
+    with ServerProcess(*repositories, options=[IN_PROCESS, "--frontends=2"]) as server:
+        yield Busy(server, gates)
         assert "bug " not in server.log, server.log
 
 
 @pytest.fixture(scope="module")
-def fronted(repository: Path, wide_repository: Path) -> Iterator[Busy]:
-    with serving(repository, wide_repository) as busy:
+def fronted(repository: Path, wide_repository: Path, gates: Gates) -> Iterator[Busy]:
+    with serving(gates, repository, wide_repository) as busy:
         yield busy
         assert busy.server.stop() == 0
 
 
 @pytest.fixture
-def own(repository: Path) -> Iterator[Busy]:
+def own(repository: Path, gates: Gates) -> Iterator[Busy]:
     """A server for a test that ends it."""
-    with serving(repository) as busy:
+    with serving(gates, repository) as busy:
         yield busy
 
 
@@ -140,15 +141,14 @@ async def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
         first, *_ = had = list(connections.values())
         victim = next(process for process in had if process != first)
         lost = had.count(victim)
-        cost = fronted.second * 3  # of the first, during which the others wait
-        for value, connection in enumerate(connections):
-            body = busy_json(value, 0 if value else cost)
-            await connection.send(post_bytes(INFER[MODEL], body))
-            if not value:
-                await until(lambda: admitted(server), lambda found: found[0] == 1)
-        await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
-        victim.kill()
-        await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
+        with closed_gate(fronted.gates) as number:  # the first runs, the others wait
+            for value, connection in enumerate(connections):
+                await connection.send(post_bytes(INFER[MODEL], busy_json(value or number)))
+                if not value:
+                    await until(lambda: admitted(server), lambda found: found[0] == 1)
+            await until(lambda: pending(server, MODEL), lambda count: count == CLIENTS - 1)
+            victim.kill()
+            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS - lost)
         statuses = await asyncio.gather(*map(status_of, connections))
         assert statuses == [0 if process == victim else 200 for process in had]
     await until(lambda: admitted(server), lambda found: found == (0, 0))
@@ -170,13 +170,13 @@ async def test_batches_form_across_front_ends(fronted: Busy) -> None:
     async with AsyncExitStack() as stack:
         connections = await connect(stack, server)
         assert len({process.pid for process in connections.values()}) == 2
-        before = await statistics(server, "busy")
-        async with holding(fronted, "busy"):
+        before = await statistics(server, "held")
+        async with holding(fronted, "held"):
             for value, connection in enumerate(connections):
-                await connection.send(post_bytes(INFER["busy"], busy_json(value)))
-            await until(lambda: pending(server, "busy"), lambda count: count == CLIENTS)
+                await connection.send(post_bytes(INFER["held"], busy_json(value)))
+            await until(lambda: pending(server, "held"), lambda count: count == CLIENTS)
         assert [await status_of(connection) for connection in connections] == [200] * CLIENTS
-    after = await statistics(server, "busy")
+    after = await statistics(server, "held")
     assert after["inference_count"] - before["inference_count"] == CLIENTS + 1
     # One for what held the model, and two that are full.
     assert after["execution_count"] - before["execution_count"] == 3
@@ -201,17 +201,20 @@ async def test_statistics_are_of_all_front_ends(fronted: Busy) -> None:
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 async def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
-    server, cost = own.server, own.second // 50
+    server = own.server
     async with AsyncExitStack() as stack:
         connections = await connect(stack, server)
         channel = await stack.enter_async_context(open_channel(server.grpc))
         stream = open_stream(channel)
-        for value in range(3):  # the first is still running when all others are there
-            await stream.write(busy_message(MODEL, value, cost if value else own.second * 4))
-        for value, connection in enumerate(connections):
-            await connection.send(post_bytes(INFER[MODEL], busy_json(value, cost)))
-        await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
-        server.send(number)
+        with closed_gate(own.gates) as gate:  # the first is still running when all others are there
+            for value in (gate, 1, 2):
+                await stream.write(busy_message(MODEL, value))
+            await until(lambda: admitted(server), lambda found: found[0] == 3)
+            for value, connection in enumerate(connections):
+                await connection.send(post_bytes(INFER[MODEL], busy_json(value)))
+            await until(lambda: admitted(server), lambda found: found[0] == CLIENTS + 3)
+            server.send(number)
+            await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
         assert [await status_of(c) for c in connections] == [200] * CLIENTS
         for _ in range(3):
             assert isinstance(await stream.read(), bytes)

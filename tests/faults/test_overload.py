@@ -8,9 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.faults.conftest import Busy
+from tests.faults.conftest import IN_PROCESS, Busy
 from tests.faults.requests import INFER, busy_message, holding, infer, infer_grpc
-from tests.support.busy_model import busy_json, cost_of_a_second
+from tests.support.busy_model import busy_json
+from tests.support.held import Gates
 from tests.support.raw_clients import (
     HttpConnection,
     call,
@@ -23,24 +24,26 @@ from tests.support.raw_clients import (
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, metrics, pending, until
 
-MODEL = "busy_alone"
+MODEL = "held_alone"
 LIMIT = 4
 
 
 @pytest.fixture(scope="module")
-def few(repository: Path) -> Iterator[Busy]:
-    with ServerProcess(repository, options=[f"--max-admitted-requests={LIMIT}"]) as server:
-        yield Busy(server, cost_of_a_second(server.http))
+def few(repository: Path, gates: Gates) -> Iterator[Busy]:
+    options = [IN_PROCESS, f"--max-admitted-requests={LIMIT}"]
+    with ServerProcess(repository, options=options) as server:
+        yield Busy(server, gates)
         assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def small(repository: Path) -> Iterator[Busy]:
+def small(repository: Path, gates: Gates) -> Iterator[Busy]:
     options = [
-        "--max-admitted-bytes=100000", "--max-request-bytes=5000000", "--http-body-timeout-secs=1",
+        IN_PROCESS, "--max-admitted-bytes=100000", "--max-request-bytes=5000000",
+        "--http-body-timeout-secs=1",
     ]  # fmt: skip
     with ServerProcess(repository, options=options) as server:
-        yield Busy(server, cost_of_a_second(server.http))
+        yield Busy(server, gates)
         assert server.stop() == 0
 
 
@@ -87,11 +90,16 @@ async def test_too_many_requests_on_a_stream(few: Busy) -> None:
     from headrace.protocol.pb import grpc_service_pb2 as pb
 
     server = few.server
-    async with open_channel(server.grpc) as channel, holding(few, MODEL):
+    refused = (await metrics(server))["headrace_overloaded_total"]
+    async with open_channel(server.grpc) as channel:
         stream = open_stream(channel)
-        for value in range(LIMIT + 3):
-            await stream.write(busy_message(MODEL, value))
-        await stream.done_writing()
+        async with holding(few, MODEL):
+            for value in range(LIMIT + 3):
+                await stream.write(busy_message(MODEL, value))
+            await stream.done_writing()
+            await until(
+                lambda: metrics(server), lambda m: m["headrace_overloaded_total"] == refused + 4
+            )
         messages = [pb.ModelStreamInferResponse.FromString(data) async for data in stream]
     texts = [message.error_message for message in messages]
     assert texts[: LIMIT - 1] == [""] * (LIMIT - 1)
@@ -148,13 +156,14 @@ async def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why
     path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
     whole = post_bytes(path, busy_json(2) + b" " * 300_000)
     head, body = whole.split(b"\r\n\r\n", 1)
-    async with await HttpConnection.open(server.http) as connection, holding(few, MODEL):
-        waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
-        await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
-        await connection.send(head + b"\r\n\r\n" + body[:10])
-        answer = await connection.receive()
-        assert answer.status == (503 if why == "overload" else 404)
-        assert not any(task.done() for task in waiting)
+    async with await HttpConnection.open(server.http) as connection:
+        async with holding(few, MODEL):
+            waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(LIMIT - 1)]
+            await until(lambda: pending(server, MODEL), lambda n: n == LIMIT - 1)
+            await connection.send(head + b"\r\n\r\n" + body[:10])
+            answer = await connection.receive()
+            assert answer.status == (503 if why == "overload" else 404)
+            assert not any(task.done() for task in waiting)
         # Sent all the same, it is passed over, and the connection is as good as new.
         await connection.send(body[10:])
         await asyncio.gather(*waiting)
@@ -163,11 +172,13 @@ async def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--frontends=1"]], ids=["alone", "front ends"])
-def test_one_model_leaves_room_for_others(repository: Path, options: list[str]) -> None:
+def test_one_model_leaves_room_for_others(
+    repository: Path, gates: Gates, options: list[str]
+) -> None:
     async def scenario(busy: Busy) -> None:
         server = busy.server
         async with open_channel(server.grpc) as channel:
-            async with holding(busy, MODEL, 4):
+            async with holding(busy, MODEL):
                 waiting = [asyncio.ensure_future(infer(server, MODEL, n)) for n in range(79)]
                 await until(lambda: pending(server, MODEL), lambda n: n == 79)
                 answer = await post(server.http, INFER[MODEL], busy_json(9))
@@ -184,8 +195,9 @@ def test_one_model_leaves_room_for_others(repository: Path, options: list[str]) 
         await until(lambda: admitted(server), lambda found: found == (0, 0))
         assert await infer(server, MODEL, 7) == 7
 
-    with ServerProcess(repository, options=["--max-admitted-requests=100", *options]) as server:
-        asyncio.run(scenario(Busy(server, cost_of_a_second(server.http))))
+    options = [IN_PROCESS, "--max-admitted-requests=100", *options]
+    with ServerProcess(repository, options=options) as server:
+        asyncio.run(scenario(Busy(server, gates)))
         assert server.stop() == 0
 
 

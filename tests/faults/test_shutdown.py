@@ -5,8 +5,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -18,11 +17,12 @@ import psutil
 import pytest
 
 from tests.contract.graphs import spin
-from tests.faults.conftest import Busy
-from tests.faults.requests import INFER, busy_message, infer, infer_grpc
+from tests.faults.conftest import IN_PROCESS
+from tests.faults.requests import INFER, busy_message, closed_gate, infer, infer_grpc
 from tests.models.onnx_graphs import write_model
 from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.busy_model import FOREVER, busy_json, cost_of_a_second, write_busy_model
+from tests.support.held import Gates
 from tests.support.raw_clients import (
     SERVICE,
     HttpAnswer,
@@ -45,11 +45,9 @@ MODEL = "busy_alone"
 transports = pytest.mark.parametrize("transport", EACH_TRANSPORT)
 
 
-@contextmanager
-def serving(repository: Path, *options: str) -> Iterator[Busy]:
+def serving(repository: Path, *options: str) -> ServerProcess:
     """A server of one's own, to be ended."""
-    with ServerProcess(repository, options=options) as server:
-        yield Busy(server, cost_of_a_second(server.http))
+    return ServerProcess(repository, options=[IN_PROCESS, *options])
 
 
 async def ended(server: ServerProcess, within: float = 60) -> int:
@@ -69,24 +67,27 @@ async def refusing(server: ServerProcess) -> bool:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-async def test_nothing_in_flight_is_lost(repository: Path, transport: str, number: int) -> None:
-    with serving(repository, f"--grpc-transport={transport}") as busy:
-        server, cost = busy.server, busy.second // 20
+async def test_nothing_in_flight_is_lost(
+    repository: Path, gates: Gates, transport: str, number: int
+) -> None:
+    with serving(repository, f"--grpc-transport={transport}") as server:
         async with open_channel(server.grpc) as channel:
             stream = open_stream(channel)
-            for value in range(3):  # the first is still running when all others are there
-                work = cost if value else busy.second * 2
-                await stream.write(busy_message(MODEL, value, work))
-            waiting = [
-                asyncio.ensure_future(start)
-                for n in range(6)
-                for start in (
-                    infer(server, MODEL, n, cost),
-                    infer_grpc(channel, MODEL, n, cost),
-                )
-            ]
-            await until(lambda: admitted(server), lambda found: found[0] == 15)
-            server.send(number)
+            with closed_gate(gates) as gate:  # the first is still running when all others are there
+                for value in (gate, 1, 2):
+                    await stream.write(busy_message("held_alone", value))
+                await until(lambda: admitted(server), lambda found: found[0] == 3)
+                waiting = [
+                    asyncio.ensure_future(start)
+                    for n in range(6)
+                    for start in (
+                        infer(server, "held_alone", n),
+                        infer_grpc(channel, "held_alone", n),
+                    )
+                ]
+                await until(lambda: admitted(server), lambda found: found[0] == 15)
+                server.send(number)
+                await until(lambda: metrics(server), lambda m: m["headrace_ready"] == 0)
             assert await asyncio.gather(*waiting) == [n for n in range(6) for _ in (0, 1)]
             for _ in range(3):
                 assert isinstance(await stream.read(), bytes)
@@ -98,8 +99,7 @@ async def test_nothing_in_flight_is_lost(repository: Path, transport: str, numbe
 
 
 async def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
-    with serving(repository) as busy:
-        server = busy.server
+    with serving(repository) as server:
         whole = post_bytes(INFER[MODEL], busy_json(4))
         async with await HttpConnection.open(server.http) as connection:
             await connection.send(whole[:-10])
@@ -113,8 +113,7 @@ async def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None
 
 
 async def test_not_ready_first_and_refusing_later(repository: Path) -> None:
-    with serving(repository, "--shutdown-delay-secs=4") as busy:
-        server = busy.server
+    with serving(repository, "--shutdown-delay-secs=4") as server:
         async with open_channel(server.grpc) as channel:
             assert (await get(server.http, "/v2/health/ready")).status == 200
             server.send(signal.SIGTERM)
@@ -135,34 +134,34 @@ async def test_not_ready_first_and_refusing_later(repository: Path) -> None:
 
 @transports
 async def test_nothing_new_is_admitted_while_the_rest_is_finished(
-    repository: Path, transport: str
+    repository: Path, gates: Gates, transport: str
 ) -> None:
-    with serving(repository, f"--grpc-transport={transport}") as busy:
-        server = busy.server
+    with serving(repository, f"--grpc-transport={transport}") as server:
         async with open_channel(server.grpc) as channel, AsyncExitStack() as stack:
             await channel.channel_ready()
             early = [
                 await stack.enter_async_context(await HttpConnection.open(server.http))
                 for _ in range(100)
             ]
-            held = asyncio.ensure_future(infer(server, MODEL, 1, busy.second * 4))
-            await until(lambda: admitted(server), lambda found: found[0] == 1)
-            server.send(signal.SIGTERM)
-            await until(lambda: refusing(server), bool)
+            with closed_gate(gates) as gate:
+                held = asyncio.ensure_future(infer(server, "held_alone", gate))
+                await until(lambda: admitted(server), lambda found: found[0] == 1)
+                server.send(signal.SIGTERM)
+                await until(lambda: refusing(server), bool)
 
-            async def turned_away() -> HttpAnswer:
-                # Before a request is refused, this one is looked at.
-                answer = await early.pop().post(INFER[MODEL], b"{")
-                assert answer.headers["connection"] == "close"
-                return answer
+                async def turned_away() -> HttpAnswer:
+                    # Before a request is refused, this one is looked at.
+                    answer = await early.pop().post(INFER[MODEL], b"{")
+                    assert answer.headers["connection"] == "close"
+                    return answer
 
-            answer = await until(turned_away, lambda found: found.status != 400)
-            assert answer.status == 503
-            assert orjson.loads(answer.body) == {"error": "Server exiting"}
-            assert answer.headers["retry-after"]
-            code = await code_of(call(channel, "ModelInfer", busy_message(MODEL, 2)))
-            assert code is grpc.StatusCode.UNAVAILABLE
-            assert await held == 1
+                answer = await until(turned_away, lambda found: found.status != 400)
+                assert answer.status == 503
+                assert orjson.loads(answer.body) == {"error": "Server exiting"}
+                assert answer.headers["retry-after"]
+                code = await code_of(call(channel, "ModelInfer", busy_message(MODEL, 2)))
+                assert code is grpc.StatusCode.UNAVAILABLE
+            assert await held == gate
         assert await ended(server) == 0
 
 
@@ -211,7 +210,7 @@ def test_no_request_of_a_client_that_retries_nothing_is_lost(
     repository: Path, front_ends: str
 ) -> None:
     http, rpc = Counter[str](), Counter[str]()
-    with ServerProcess(repository, options=[f"--frontends={front_ends}"]) as server:
+    with serving(repository, f"--frontends={front_ends}") as server:
         clients = [
             *(partial(ask_until_refused, server.http, True, n / 100, http) for n in range(8)),
             *(partial(ask_until_refused, server.http, False, 0, http) for _ in range(2)),
@@ -234,8 +233,7 @@ def test_no_request_of_a_client_that_retries_nothing_is_lost(
 async def test_idle_connections_and_streams_do_not_hold_it_up(
     repository: Path, transport: str
 ) -> None:
-    with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as busy:
-        server = busy.server
+    with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as server:
         async with open_channel(server.grpc) as channel:
             kept = await HttpConnection.open(server.http)
             assert (await kept.post(INFER[MODEL], busy_json(1))).status == 200
@@ -255,8 +253,7 @@ async def test_idle_connections_and_streams_do_not_hold_it_up(
 
 
 async def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
-    with serving(repository) as busy:
-        server = busy.server
+    with serving(repository) as server:
         async with await HttpConnection.open(server.http) as connection:
             await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
             await until(lambda: admitted(server), lambda found: found[0] == 1)
@@ -274,8 +271,7 @@ async def status_of(server: ServerProcess, body: bytes) -> int:
 
 @pytest.mark.parametrize("over", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
-    with serving(repository, "--exit-timeout-secs=1") as busy:
-        server = busy.server
+    with serving(repository, "--exit-timeout-secs=1") as server:
         async with open_channel(server.grpc) as channel:
             waiting: asyncio.Future[int | grpc.StatusCode]
             if over == "http":
@@ -295,8 +291,7 @@ async def test_a_request_that_never_ends_is_given_up(repository: Path, over: str
 
 
 async def test_a_run_whose_client_has_gone_is_ended(repository: Path) -> None:
-    with serving(repository, "--exit-timeout-secs=4") as busy:
-        server = busy.server
+    with serving(repository, "--exit-timeout-secs=4") as server:
         async with await HttpConnection.open(server.http) as connection:
             await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
             await until(lambda: admitted(server), lambda found: found[0] == 1)

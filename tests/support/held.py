@@ -30,7 +30,8 @@ _MODEL = """
 
         def execute(self, requests):
             turn = next(TURNS)
-            values = [request.inputs()[0].as_numpy() for request in requests]
+            inputs = [pb_utils.get_input_tensor_by_name(r, "VALUE") for r in requests]
+            values = [tensor.as_numpy() for tensor in inputs]
             for number in np.unique(np.concatenate(values)).tolist():
                 while (self.gates / str(number)).exists():
                     time.sleep(0.002)
@@ -66,7 +67,7 @@ class Gates:
                 gate.unlink()
 
     def passed(self, number: int) -> bool:
-        """Whether a batch with this number, of at least a million, has been computed."""
+        """True once a batch with this number, of at least a million, has been computed."""
         return (self.folder / f"{number}.passed").exists()
 
 
