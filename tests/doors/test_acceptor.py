@@ -95,5 +95,5 @@ def test_clients_for_whom_there_is_no_descriptor(caplog: pytest.LogCaptureFixtur
         uvloop.run(scenario(stack))
     # One line for the first, and none for those soon after it.
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot accept 1 connection: Too many open files; they are closed, or wait"
+        "cannot accept 1 connection: Too many open files; they are closed or queued"
     ]

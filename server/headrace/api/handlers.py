@@ -1,8 +1,8 @@
 """Handlers of the operations: functions over messages and the engine.
 
-Over gRPC a handler's `answer` gets the request's message. Over HTTP it gets one made of the path's
-parameters and the body, and its answer is sent as JSON; where Triton's documents are not those
-messages, `json` answers instead. Both may be coroutines, and raise `ServerError`.
+Over gRPC a handler's `answer` receives the request's message. Over HTTP it receives one made of the
+path's parameters and the body, and its answer is sent as JSON; where Triton's documents differ from
+those messages, `json` answers instead. Both may be coroutines, and raise `ServerError`.
 """
 
 import base64
@@ -35,17 +35,17 @@ from headrace.protocol.parameters import (
 from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
-Parts = Mapping[str, str]  # the parameters of a path
+Parts = Mapping[str, str]  # parameters of a path
 Unary = Callable[[Buffer, object], Coroutine[Any, Any, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """How an operation is answered.
+    """The handler of an operation.
 
-    `json` gets the path's parameters and the body, or what `read` makes of that, which takes its
-    time for a long one; it gives the document, None for no body. `check` refuses an HTTP request
-    before its body is taken.
+    `json` receives the path's parameters and the body, or the result of `read` for it, which may
+    take long for a large body; it returns the document, None for no body. `check` refuses an HTTP
+    request before its body is read.
     """
 
     answer: Callable[[Engine, Any], Any]
@@ -71,7 +71,7 @@ def _model_ready(engine: Engine, parts: Parts, body: Document) -> Document:
 
 
 def _server_metadata(engine: Engine, parts: Parts, body: Document) -> Document:
-    """Also which process answers: clients pass over members that they do not know."""
+    """Server metadata with the answering process; clients ignore members they do not know."""
     return to_json(engine.server_metadata()) | {"headrace": engine.identity()}
 
 
@@ -100,12 +100,12 @@ async def _index(engine: Engine, asked: pb.RepositoryIndexRequest) -> pb.Reposit
 
 
 async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Document]:
-    """A repository in the path is passed over."""
+    """List the models; a repository in the path is ignored."""
     ready = body.get("ready", False)
     if type(ready) is not bool:
         raise InvalidRequest("Invalid value for 'ready': expected a boolean")
     models = to_json(await engine.control.index(ready))["models"]
-    # A model that was never loaded has a name and nothing else.
+    # A model that was never loaded has only a name.
     return [{key: value for key, value in model.items() if value} for model in models]
 
 
@@ -136,7 +136,7 @@ async def _unload_json(engine: Engine, parts: Parts, body: Document) -> None:
 
 
 def _check_control(engine: Engine, parts: Parts) -> None:
-    """Refuse a repository, and a model that clients may not load."""
+    """Refuse repository names, and models that clients may not load."""
     _refuse_repository(parts.get("repository", ""))
     engine.control.check(parts["name"])
 
@@ -218,7 +218,7 @@ def _trace_setting(engine: Engine, asked: pb.TraceSettingRequest) -> pb.TraceSet
 
 
 def _trace_setting_json(engine: Engine, parts: Parts, body: Document) -> Document:
-    """Levels are an array, everything else is a text."""
+    """Trace settings as JSON: levels are an array, everything else is text."""
     changes: dict[str, list[object] | None] = {}
     for name, value in body.items():
         if name == "trace_level" and value is not None and not isinstance(value, list):
@@ -248,7 +248,7 @@ def _log_settings(engine: Engine, asked: pb.LogSettingsRequest) -> pb.LogSetting
 def _log_settings_json(engine: Engine, parts: Parts, body: Document) -> Document:
     wanted = body.get("log_format")
     if isinstance(wanted, str) and wanted not in FORMATS:
-        # With Triton's status, which over gRPC is that of any wrong value.
+        # Triton's status, which over gRPC is that of any invalid value.
         raise Unavailable(f"invalid argument for --log_format, got: {wanted[:80]}")
     engine.logs.change(body)
     return engine.logs.document()
@@ -278,7 +278,7 @@ def _roll_back(engine: Engine, asked: traffic_pb2.ModelVersionRequest) -> Messag
 
 
 def _version_and_reason(parts: Parts, body: Document) -> traffic_pb2.ModelVersionRequest:
-    """Version and reason of a change, which may be left out."""
+    """Return version and reason of a change, both optional."""
     for name in body:
         if name not in ("version", "reason"):
             raise InvalidRequest(f"unknown member {name!r:.60}, it may have version, reason")
@@ -328,7 +328,7 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
-# --- the doors' ways to them
+# --- for the doors
 
 
 def request_class(operation: Operation) -> type[Message]:
@@ -342,7 +342,7 @@ def unary_handlers(
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> dict[str, Unary]:
-    """The procedures that are answered here, by full path: from message bytes to message bytes."""
+    """The procedures answered by the engine, by full path: from message bytes to message bytes."""
 
     def unary(operation: Operation, answer: Callable[[Engine, Any], Any]) -> Unary:
         kind = request_class(operation)
@@ -370,7 +370,7 @@ def unary_handlers(
 async def answer_json(
     engine: Engine, operation: Operation, handler: Handler, parts: Parts, body: Any
 ) -> Any:
-    """The JSON document of an answer, None for one without a body; raises `ServerError`."""
+    """The JSON document of an answer, None if it has no body; raises `ServerError`."""
     if handler.json is not None:
         found = handler.json(engine, parts, body)
     else:

@@ -1,14 +1,14 @@
-"""Rules on request headers: restricted operations, allowed origins, headers handed on to models.
+"""Rules on request headers: restricted operations, allowed origins, headers forwarded to models.
 
-A restriction has a group of the protocol's operations ask for a header with a certain value. A
-pattern picks headers by their names; each becomes a parameter of the inference request. For gRPC,
-headers are the metadata of a call.
+A restriction makes a group of operations require a header with a certain value. A pattern selects
+headers by name; each becomes a parameter of the inference request. For gRPC, headers are the call's
+metadata.
 
-Origins are those of web pages that may have a browser change this server. A page cannot read the
-answers of another site, but it can have a browser send requests there; and one whose name is made
-to mean another address (DNS rebinding) reads the answers, too, since its `Origin` and `Host` agree.
-So what counts is the origin alone, held against names that nobody else can have. Clients that are
-no browsers send none.
+Allowed origins are those of web pages whose scripts may change this server. A page cannot read the
+answers of another site, but its scripts can send requests there; and a page whose host name is made
+to resolve to another address (DNS rebinding) reads the answers, too, since its `Origin` and `Host`
+agree. So the origin alone is checked, against names that nobody else can own. Clients other than
+browsers send none.
 """
 
 import re
@@ -23,27 +23,28 @@ from headrace.core.errors import InvalidRequest, Restricted
 
 ALL = "*"
 _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
-_PORTS = {"http": 80, "https": 443}  # those that an origin does not name
+_PORTS = {"http": 80, "https": 443}  # default ports, which an origin omits
 _WEB = frozenset(_PORTS)
 _SHOWN = 80  # characters of an origin in an error
 _OWN_SITE = frozenset({b"same-origin", b"none"})  # a page of this server, or no page at all
 _Origin: TypeAlias = tuple[str, str, int | None]  # scheme, host, port
-Server: TypeAlias = Sequence[object] | None  # ASGI's: the address and port that a request came to
+# ASGI's server: the address and port that received the request.
+Server: TypeAlias = Sequence[object] | None
 
 
 class AllowedOrigins:
-    """Loopback names, the address that the server listens on, and what the operator names."""
+    """Loopback names, the address that the server listens on, and origins from the settings."""
 
     def __init__(self, named: Sequence[str] = (), address: str = "") -> None:
-        """`named` are `SCHEME://HOST[:PORT]`, or `*` for all; `address` is where the server
-        listens, as it was given. Raises `ValueError`.
+        """`named` are `SCHEME://HOST[:PORT]`, or `*` for all; `address` is the configured listening
+        address. Raises `ValueError`.
         """
         self._all = ALL in named
         self._named = {_named(text) for text in named if text != ALL}
         self._address = address.lower()
 
     def check(self, headers: Sequence[tuple[bytes, bytes]], server: Server) -> None:
-        """Raise `Restricted` if a browser sends a request for a page that is not allowed to.
+        """Raise `Restricted` for a browser's request from a page whose origin is not allowed.
 
         The names of `headers` are in lower case.
         """
@@ -80,7 +81,7 @@ class AllowedOrigins:
 
 
 def _parsed(text: str) -> _Origin | None:
-    """An origin in parts, its host without brackets; None for what is none, such as `null`."""
+    """Split an origin, its host without brackets; None if it is not one, such as `null`."""
     found = _FORM.fullmatch(text.lower())
     if found is None:
         return None
@@ -96,7 +97,7 @@ def _named(text: str) -> _Origin:
 
 
 def _unmapped(address: str) -> str:
-    """An address as an origin has it, also if IPv4 comes to a socket of IPv6."""
+    """Normalise an address as in an origin; IPv4-mapped IPv6 becomes IPv4."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 
@@ -115,10 +116,10 @@ _RESERVED = frozenset(
         "binary_data_output",
     }
 )  # fmt: skip
-_LONGEST = 256  # characters of a name that can match: patterns may take long on longer ones
-_KNOWN = 1024  # names
+_LONGEST = 256  # longest header name matched: patterns may be slow on longer ones
+_KNOWN = 1024  # cached names
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What can be a header of HTTP and metadata of a gRPC call alike.
+# Names valid both as an HTTP header and as gRPC metadata.
 _NAME_FOR_BOTH = re.compile(
     r"(?i)(?!grpc-|(?:te|host|connection|content-type)$)[0-9a-z_.-]+(?<!-bin)"
 )
@@ -126,28 +127,28 @@ _NAME_FOR_BOTH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A header and the value that it must have; `header` is in lower case."""
+    """A header and its required value; `header` is in lower case."""
 
     header: str
     value: str
 
     def opens(self, given: Sequence[bytes]) -> bool:
-        """True if the values of that header, in a request, are this one and no other.
+        """True if the request's values of the header are exactly the required one.
 
-        Takes as long for a value that is nearly right as for any other of its length.
+        Constant time: a nearly correct value takes as long as any other of its length.
         """
         return len(given) == 1 and compare_digest(given[0], self.value.encode())
 
 
 class HeaderPattern:
-    """Picks headers by their names, and remembers which names it has picked."""
+    """Selects headers by name, and caches the decision for each name."""
 
     def __init__(self, text: str) -> None:
         """`text` may match any part of a name, in any case unless it begins with `(?-i)`.
 
         Raises `ValueError` if it is no regular expression.
         """
-        # Doors have these imported; commands that only read the options can do without numpy.
+        # Doors have these imported already; commands that only parse options start without numpy.
         from headrace.core.texts import DEADLINE_PARAMETER
         from headrace.observability.trace_settings import TRACE_PARAMETER
 
@@ -163,9 +164,9 @@ class HeaderPattern:
         self._picked: dict[str, bool] = {}
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """The headers to be handed on; values of the same name are joined by commas.
+        """The selected headers as parameters; values of the same name are joined by commas.
 
-        Raises `InvalidRequest` if a name among them means something else as a parameter.
+        Raises `InvalidRequest` if a name is reserved as a parameter.
         """
         picked = self._picked
         found: dict[str, str] = {}
@@ -192,12 +193,11 @@ class HeaderPattern:
 
 @dataclass(frozen=True, slots=True)
 class HeaderRules:
-    """The rules of one door as its settings have them; "" forwards nothing.
+    """The header rules of one door from its settings; "" forwards nothing.
 
-    `restricted` are texts `CATEGORIES:HEADER=VALUE`, with commas between the categories, whose
-    headers have `prefix` before their names; `restricted_at_both` are rules of all doors, whose
-    headers have none. `origins` and `address` are for HTTP, as
-    `headrace.api.header_rules.AllowedOrigins` has them.
+    `restricted` are texts `CATEGORIES:HEADER=VALUE` with comma-separated categories, whose header
+    names get `prefix`; `restricted_at_both` are rules for all doors, without a prefix. `origins`
+    and `address` are for HTTP; see `AllowedOrigins`.
     """
 
     forward: str = ""
@@ -208,7 +208,7 @@ class HeaderRules:
     restricted_at_both: Sequence[str] = ()
 
     def pattern(self) -> HeaderPattern | None:
-        """The pattern of headers to forward, None for nothing; raises `ValueError`."""
+        """The pattern of headers to forward, None for none; raises `ValueError`."""
         return HeaderPattern(self.forward) if self.forward else None
 
     def allowed_origins(self) -> AllowedOrigins:
@@ -216,7 +216,7 @@ class HeaderRules:
         return AllowedOrigins(self.origins, self.address)
 
     def keys(self) -> dict[Category, Key]:
-        """The keys of restricted categories; raises `ValueError`."""
+        """The required headers of restricted categories; raises `ValueError`."""
         keys: dict[Category, Key] = {}
         _add_keys(keys, self.restricted_at_both, _NAME_FOR_BOTH)
         _add_keys(keys, self.restricted, _HEADER_NAME, self.prefix)

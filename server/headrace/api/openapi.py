@@ -1,7 +1,7 @@
-"""The OpenAPI description of the operations' HTTP routes, and of the models that are loaded.
+"""The OpenAPI description of the operations' HTTP routes, and of the loaded models.
 
-Answers whose documents are those of gRPC are described by their messages; what HTTP has in a form
-of its own is written down here, under the names of the messages that it stands for.
+Answers that share their documents with gRPC are described by their messages; documents specific to
+HTTP are declared here, under the names of the messages that they replace.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,11 +45,11 @@ _PARAMETERS = {
 _BINARY: Schema = {"type": "string", "format": "binary"}
 _TEXT = {"type": "string"}
 _FLAG = {"type": "boolean"}
-_MOST_ELEMENTS = 1000  # of an example
+_MOST_ELEMENTS = 1000  # elements of an example
 
 
 class LoadedVersion(NamedTuple):
-    """A version as it is when it is described: it may be unloaded meanwhile."""
+    """A loaded version at the time of description; it may be unloaded meanwhile."""
 
     model: str
     signature: Signature
@@ -58,7 +58,7 @@ class LoadedVersion(NamedTuple):
 
 
 def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
-    """The highest version of each model that is ready."""
+    """The highest ready version of each model."""
     newest = {version.model: version for version in versions if version.ready}
     return [LoadedVersion(v.model, v.signature, v.config, v.decoupled) for v in newest.values()]
 
@@ -66,7 +66,7 @@ def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
 def document(
     models: Iterable[LoadedVersion] = (), operations: Sequence[Operation] = OPERATIONS
 ) -> Schema:
-    """The OpenAPI document of the operations, and of `models`; for any thread."""
+    """The OpenAPI document of the operations, and of `models`; thread-safe."""
     paths: dict[str, Schema] = {}
     for operation in operations:
         for route in operation.routes:
@@ -197,7 +197,7 @@ def _model(version: LoadedVersion) -> dict[str, Schema]:
 
 
 def _tensors(signature: Signature, member: str, specs: Sequence[TensorSpec]) -> Schema:
-    """A request or response with tensors by these specifications."""
+    """The schema of a request or response with tensors of these specifications."""
     required = sum(not spec.optional for spec in specs)
     tensors = {
         "type": "array",
@@ -231,7 +231,7 @@ def _tensor(signature: Signature, spec: TensorSpec) -> Schema:
 
 
 def _flat(specs: Sequence[TensorSpec]) -> Schema:
-    """A document with tensors as members, as `generate` has them."""
+    """The schema of a document with tensors as members, as for `generate`."""
     kinds = {spec.name: {"type": [_kind(spec), "array"]} for spec in specs}
     return {"type": "object", "properties": kinds}
 
@@ -248,7 +248,7 @@ def _kind(spec: TensorSpec) -> str:
 
 
 def _example(version: LoadedVersion, signature: Signature, flat: bool) -> Schema | None:
-    """A request with zeros that the model takes; None where that is too long, or no JSON."""
+    """A valid request of zeros; None if it would be too long or has no JSON form."""
     zeros = {"boolean": False, "string": "", "number": 0.0, "integer": 0}
     example: Schema = {} if flat else {"inputs": []}
     for spec in signature.inputs:
@@ -273,7 +273,7 @@ def _example(version: LoadedVersion, signature: Signature, flat: bool) -> Schema
 
 
 def _schemas(operations: Sequence[Operation]) -> dict[str, Schema]:
-    """The schemas of all documents, by their names."""
+    """The schemas of all documents by name."""
     found: list[Descriptor] = [*_PARTS]
     for operation in operations:
         for route in operation.routes if operation.category != "inference" else ():
@@ -297,7 +297,7 @@ _SIZE = {"type": "integer", "minimum": 1}
 _SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _LEAST_ONE = {"type": "number", "minimum": 1}
 _VERSION: Schema = {"type": ["string", "integer"]}
-_CHANGED_FLAG = {"type": ["boolean", "null"]}  # null leaves a setting as it is
+_CHANGED_FLAG = {"type": ["boolean", "null"]}  # null leaves a setting unchanged
 _COUNT = {"type": "string", "pattern": "^-?[0-9]+$"}
 _CHANGED_COUNT = _COUNT | {"type": ["string", "null"]}
 _LEVELS = {"type": "array", "items": {"enum": ["OFF", "TIMESTAMPS", "TENSORS"]}}
@@ -310,7 +310,7 @@ _TRACE = {
     "trace_level": _LEVELS, "trace_rate": _COUNT, "trace_count": _COUNT,
     "trace_mode": _TEXT | {"enum": ["triton", "opentelemetry"]},
 }  # fmt: skip
-# Where metrics are; null where there are none.
+# The metrics' address; null if there is none.
 _METRICS = _record({"address": _TEXT, "port": {"type": "integer"}}, "address", "port") | {
     "type": ["object", "null"]
 }
@@ -325,7 +325,7 @@ _TENSOR = {
     "parameters": _VALUES,
     "data": _array({}) | {"description": "Elements in row-major order"},
 }
-# Members of the models' own: inputs and parameters, outputs and parameters.
+# Members named by the model: inputs and parameters, outputs and parameters.
 _OF_MODELS = {
     "additionalProperties": {
         "type": ["string", "number", "boolean", "array"],
@@ -362,7 +362,8 @@ _PARTS = (
     pb.CudaSharedMemoryStatusResponse.RegionStatus.DESCRIPTOR,
     traffic_pb2.ModelTrafficResponse.DESCRIPTOR,
 )
-_ELSEWHERE = {"ModelConfigResponse": _reference("ModelConfig")}  # the document is a part of it
+# The document is part of the message.
+_ELSEWHERE = {"ModelConfigResponse": _reference("ModelConfig")}
 _OWN: dict[str, Schema] = {
     "Error": _record({"error": _TEXT}, "error"),
     "Tensor": _record(_TENSOR, "name", "shape", "datatype"),
@@ -396,7 +397,7 @@ _OWN: dict[str, Schema] = {
         },
         "name", "version", "extensions", "headrace",
     ),
-    # A model that was never loaded has a name and nothing else.
+    # A model that was never loaded has only a name.
     "RepositoryIndexResponse": _array(_record(_INDEX_ENTRY, "name")),
     "RepositoryIndexRequest": _record({"ready": _FLAG | {"description": "Only what serves"}}),
     "RepositoryModelLoadRequest": _record({"parameters": _OVERRIDES}),
@@ -427,9 +428,9 @@ _OWN: dict[str, Schema] = {
         },
         "raw_handle", "device_id", "byte_size",
     ),
-    # Beside these, as texts, what there is to know of the mode.
+    # Beside these, settings of the mode, as texts.
     "TraceSettingResponse": _record(_TRACE, *_TRACE) | {"additionalProperties": _TEXT},
-    # What null does: a model's setting becomes the server's, the server's the command line's.
+    # The effect of null: a model's setting becomes the server's, the server's the command line's.
     "TraceSettingRequest": _record(
         {
             "trace_level": _LEVELS | {"type": ["array", "null"]},

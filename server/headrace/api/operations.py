@@ -1,9 +1,9 @@
-"""The table of operations: everything that the protocol offers, over HTTP and gRPC, once.
+"""The table of operations: each operation of the protocol, over HTTP and gRPC, declared once.
 
 From it come the HTTP routes and their OpenAPI description, the gRPC procedures of both transports,
-the categories of restricted access, what front ends hand on to the engine's process, the paths that
-the client asks, and the table in `docs/protocol.md`. A new operation is an entry
-here and its handler in `headrace.api.handlers`.
+the categories of restricted access, the procedures that front ends forward, the client's paths, and
+the table in `docs/protocol.md`. A new operation is an entry here and its handler in
+`headrace.api.handlers`.
 """
 
 import re
@@ -26,7 +26,7 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 class Category(StrEnum):
-    """The groups of operations that can be restricted, by Triton's names for them."""
+    """The groups of operations that can be restricted, under Triton's names."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -41,11 +41,11 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An HTTP method and path; what stands in brackets in the path may be left out.
+    """An HTTP method and path; parts of the path in brackets are optional.
 
-    `errors` are the statuses beside 200, `also` are further paths that the description leaves out.
-    A `body` is a JSON object; one that is `large` may have as many bytes as an infer request. With
-    `unready` the answer's status is 503 where its document says that something is not ready.
+    `errors` are the statuses beside 200, `also` are further paths that the description omits. A
+    `body` is a JSON object; a `large` one may be as long as an infer request. With `unready` the
+    answer's status is 503 if its document reports something as not ready.
     """
 
     method: str
@@ -55,7 +55,7 @@ class Route:
     body: bool = False
     large: bool = False
     unready: bool = False
-    reads: bool = False  # changes nothing, though it is not asked with GET
+    reads: bool = False  # changes nothing, although its method is not GET
     also: Sequence[str] = ()
 
     @property
@@ -65,11 +65,11 @@ class Route:
 
     @property
     def forms(self) -> list[str]:
-        """The paths of the route, from the shortest to the one with all parts."""
+        """The forms of the path, from the shortest to the one with all parts."""
         return _forms(self.path)
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The parameters in a path, empty ones left out; None for the path of another route."""
+        """The parameters in a path, without empty ones; None if the path is another route's."""
         found = _pattern(self.path).fullmatch(path)
         return found and {name: text for name, text in found.groupdict().items() if text}
 
@@ -78,7 +78,7 @@ class Route:
         return 503 if self.unready and not document["ready"] else 200
 
     def filled(self, **parts: str) -> str:
-        """The path with these values of its parameters; empty ones are left out."""
+        """The path with these parameter values; empty ones are left out."""
         given = {name: quote(value, safe="") for name, value in parts.items() if value}
         for form in self.forms:
             if set(parameters(form)) == given.keys():
@@ -88,22 +88,22 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation by the name of its procedure, or by its own if it is of HTTP alone.
+    """An operation, named like its procedure, or by a name of its own if it is HTTP only.
 
-    `request` and `response` are the messages, without their package; those of the procedure's name
-    unless they are given. `service` is "" for what gRPC does not have. `in_door` is answered by the
+    `request` and `response` are message names without the package; by default those of the
+    procedure. `service` is "" for HTTP-only operations. `in_door` marks operations answered by the
     door itself: inference and streams. `counted` is the label of its requests in the metrics.
     """
 
     name: str
-    category: Category | None  # None is open to all: it describes the protocol, and no models
+    category: Category | None  # None: unrestricted, describes the protocol and no models
     routes: Sequence[Route] = ()
     service: str = INFERENCE
     request: str = ""
     response: str = ""
     in_door: bool = False
     counted: str = ""
-    procedure: str = field(init=False)  # its full path, "" for none
+    procedure: str = field(init=False)  # the full path, "" for none
 
     def __post_init__(self) -> None:
         made = {
@@ -141,7 +141,7 @@ def _forms(path: str) -> list[str]:
 
 @cache
 def _pattern(path: str) -> re.Pattern[str]:
-    """The paths of a route's forms; versions are numbers."""
+    """The pattern of a route's forms; versions are numbers."""
     path = path.replace("[", "(?:").replace("]", ")?")
     values = {"version": "[0-9]+"}
     return re.compile(
@@ -154,11 +154,11 @@ _MODEL = "/v2/models/{name}[/versions/{version}]"
 _TRACE = "/v2[/models/{name}]/trace/setting"
 _RULES = "/v2/models/{name}/traffic"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
-_CHANGED = 400, 404, 413, 503  # of a change of traffic rules
+_CHANGED = 400, 404, 413, 503  # statuses of a change of traffic rules
 
 
 def _control(action: str, summary: str, *errors: int, large: bool = False) -> Route:
-    """Load or unload: also for names that are none, and in a named repository; both are refused."""
+    """A load or unload route; it also matches invalid names and repositories, which are refused."""
     return Route(
         "POST", f"/v2/repository/models/{{name:path}}/{action}", summary, errors, body=True,
         large=large, also=[f"/v2/repository/{{repository}}/models/{{name}}/{action}"],
@@ -210,7 +210,7 @@ OPERATIONS: tuple[Operation, ...] = (
                      "Register system shared memory", [400, 413, 501], body=True)]),
     Operation("SystemSharedMemoryUnregister", _C.SHARED_MEMORY,
               [Route("POST", _SYSTEM + "[/region/{region}]/unregister",
-                     "Forget all system shared memory", [501])]),
+                     "Unregister all system shared memory", [501])]),
     Operation("CudaSharedMemoryStatus", _C.SHARED_MEMORY,
               [Route("GET", _CUDA + "[/region/{region}]/status",
                      "All regions of CUDA shared memory", [404])]),
@@ -219,7 +219,7 @@ OPERATIONS: tuple[Operation, ...] = (
                      "Register CUDA shared memory", [400, 413, 501], body=True)]),
     Operation("CudaSharedMemoryUnregister", _C.SHARED_MEMORY,
               [Route("POST", _CUDA + "[/region/{region}]/unregister",
-                     "Forget all CUDA shared memory", [501])]),
+                     "Unregister all CUDA shared memory", [501])]),
     Operation("TraceSetting", _C.TRACE,
               [Route("GET", _TRACE, "Trace settings", [400]),
                Route("POST", _TRACE, "Change trace settings", [400, 413, 501], body=True)]),
@@ -228,13 +228,13 @@ OPERATIONS: tuple[Operation, ...] = (
                Route("POST", "/v2/logging", "Change settings of the log", [400, 413, 501, 503],
                      body=True)]),
     Operation("ModelTraffic", _C.MODEL_REPOSITORY,
-              [Route("GET", _RULES, "How requests are divided between versions", [404])],
+              [Route("GET", _RULES, "Rules that divide requests between versions", [404])],
               service=TRAFFIC),
     Operation("SetModelTraffic", _C.MODEL_REPOSITORY,
-              [Route("POST", _RULES, "Replace the rules for that", _CHANGED, body=True)],
+              [Route("POST", _RULES, "Replace the rules of traffic", _CHANGED, body=True)],
               service=TRAFFIC, response="ModelTrafficResponse"),
     Operation("ResetModelTraffic", _C.MODEL_REPOSITORY,
-              [Route("DELETE", _RULES, "Go back to the rules of the configuration",
+              [Route("DELETE", _RULES, "Restore the traffic rules of the configuration",
                      [400, 404, 503])],
               service=TRAFFIC, request="ModelTrafficRequest", response="ModelTrafficResponse"),
     Operation("PromoteModelVersion", _C.MODEL_REPOSITORY,
@@ -242,7 +242,7 @@ OPERATIONS: tuple[Operation, ...] = (
                      body=True)],
               service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
     Operation("RollBackModelVersion", _C.MODEL_REPOSITORY,
-              [Route("POST", _RULES + "/rollback", "Give them to the baseline again", _CHANGED,
+              [Route("POST", _RULES + "/rollback", "Roll back to the baseline", _CHANGED,
                      body=True)],
               service=TRAFFIC, request="ModelVersionRequest", response="ModelTrafficResponse"),
     Operation("Check", _C.HEALTH,
@@ -260,10 +260,10 @@ NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
 def by_procedure(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Operation]:
-    """The operations that gRPC has, by their full paths."""
+    """The operations available over gRPC, by full path."""
     return {found.procedure: found for found in operations if found.procedure}
 
 
 def handed_on(operations: Sequence[Operation] = OPERATIONS) -> list[str]:
-    """The procedures that are answered in the engine's process, whichever has the door."""
+    """The procedures that front ends forward to the engine's process."""
     return [path for path, found in by_procedure(operations).items() if not found.in_door]

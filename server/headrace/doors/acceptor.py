@@ -1,8 +1,8 @@
-"""A listening socket whose connections are accepted here, not by the event loop.
+"""A listening socket whose connections are accepted here instead of by the event loop.
 
-The loop's own servers close with connections in the kernel's queue, which resets them, and uvloop's
-hang up on clients without a word where no descriptor is left. An `Acceptor` takes the queue over
-before it closes, and counts and logs what cannot be accepted. Owned by the event loop.
+The loop's own servers close while connections are in the kernel's queue, which resets them, and
+uvloop's silently drop clients when no descriptor is left. An `Acceptor` accepts the queued
+connections before it closes, and counts and logs failures. Owned by the event loop.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 _QUEUE = 2048  # connections that can wait to be accepted
-_PAUSE_SECS = 1.0  # after a failure that accepting another connection would meet at once
-_LOG_SECS = 10.0  # between two lines about failures
-_LOOK_SECS = 0.02  # between two looks at what is waited for
-ANNOUNCE_SECS = 1.0  # for clients to learn that they are to go elsewhere
+_PAUSE_SECS = 1.0  # pause after a failure that would repeat at once
+_LOG_SECS = 10.0  # between log lines about failures
+_LOOK_SECS = 0.02  # polling interval of `wait_for`
+ANNOUNCE_SECS = 1.0  # for clients to notice the announcement
 
 
 class Acceptor:
-    """Makes a protocol of `make` for each connection; `failed` is called for each it cannot have.
+    """Makes a protocol by `make` for each connection; `failed` is called for each failure.
 
-    Where descriptors are exhausted, a client is not left waiting: one is kept for accepting its
-    connection and closing that at once.
+    When descriptors are exhausted, clients are not left hanging: one spare descriptor is kept to
+    accept a connection and close it at once.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Acceptor:
         self._failed = failed
         self._tls = tls
         self._handshake_secs = handshake_secs if tls else None
-        self._spare = -1  # a descriptor, to be closed for accepting a connection
+        self._spare = -1  # spare descriptor, closed to accept a connection
         self._connecting: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._log_at = 0.0
@@ -53,19 +53,19 @@ class Acceptor:
         self.closed = False
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Start accepting."""
         self._pause = None
         self._keep_spare()
-        # By its number: uvloop would put the closing of a socket off to its next turn.
+        # By its number: uvloop would delay closing the socket to its next turn.
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take over the connections that wait to be accepted, and close the socket."""
+        """Accept the queued connections, and close the socket."""
         if self.closed:
             return
         self.closed = True
         self._loop.remove_reader(self._listener.fileno())
-        for _ in range(_QUEUE):  # a flood would go on for ever
+        for _ in range(_QUEUE):  # bounded, since a flood would never end
             if not self._accept():
                 break
         if self._pause is not None:
@@ -75,15 +75,15 @@ class Acceptor:
             os.close(self._spare)
 
     def _accept(self) -> bool:
-        """Accept one connection; whether another one may wait.
+        """Accept one connection; returns True if another one may be queued.
 
-        The loop calls it for each: asking whether there is another one costs more than its turn.
+        The loop calls it for each connection: checking for another one costs more than a turn.
         """
         try:
             sock, _peer = self._listener.accept()
         except BlockingIOError:
             return False
-        except ConnectionAbortedError:  # the client has gone
+        except ConnectionAbortedError:  # the client has disconnected
             return True
         except OSError as error:
             return self._fail(error)
@@ -98,19 +98,19 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 self._make, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_secs
             )
-        except OSError as error:  # it has gone, or does not speak TLS
+        except OSError as error:  # disconnected, or not TLS
             log.debug("a connection was not made: %s", error)
             sock.close()
 
     def _fail(self, error: OSError) -> bool:
-        """Deal with a connection that cannot be accepted; whether to go on at once."""
+        """Handle a connection that cannot be accepted; returns True to go on at once."""
         self._failed()
         self._unlogged += 1
         now = self._loop.time()
         if now >= self._log_at:
             self._log_at = now + _LOG_SECS
             log.error(
-                "cannot accept %d connection%s: %s; they are closed, or wait", self._unlogged,
+                "cannot accept %d connection%s: %s; they are closed or queued", self._unlogged,
                 "s" if self._unlogged > 1 else "", error.strerror,
             )  # fmt: skip
             self._unlogged = 0
@@ -121,12 +121,12 @@ class Acceptor:
         return False
 
     def _turn_away(self) -> bool:
-        """Close the first connection that waits; whether there is a descriptor for doing so."""
+        """Close the first queued connection; returns False without a descriptor to do so."""
         if self._spare < 0:
             return False
         os.close(self._spare)
         self._spare = -1
-        with suppress(OSError):  # it has gone, or something else has taken the descriptor
+        with suppress(OSError):  # disconnected, or the descriptor was taken
             self._listener.accept()[0].close()
         self._keep_spare()
         return self._spare >= 0
@@ -138,7 +138,7 @@ class Acceptor:
 
 
 async def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition, at most `seconds`."""
+    """Poll a condition until it holds, for at most `seconds`."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition() and loop.time() < end:  # noqa: ASYNC110  # too many ways for an event

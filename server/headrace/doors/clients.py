@@ -1,4 +1,4 @@
-"""The doors of clients, HTTP and gRPC, in the server's process or in a front end."""
+"""The doors for clients, HTTP and gRPC, in the server's process or in a front end."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from headrace.engine.doors import Entrance
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The HTTP door."""
+    """Configuration of the HTTP door."""
 
     address: str
     port: int
@@ -34,7 +34,7 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
-    """The gRPC door."""
+    """Configuration of the gRPC door."""
 
     address: str
     port: int
@@ -45,7 +45,7 @@ class GrpcConfig:
 
 
 class ClientDoors:
-    """The doors that are open, which count with one `admission`."""
+    """The open doors, which share one `admission`."""
 
     def __init__(self, admission: Admission, max_request_bytes: int, access_log: bool) -> None:
         self._admission = admission
@@ -57,7 +57,7 @@ class ClientDoors:
     def open_http(
         self, config: HttpConfig, listener: socket.socket, app: ASGIApp, entrance: Entrance
     ) -> int:
-        """Answer over HTTP; the port. `app` has what is no plain request to `entrance`."""
+        """Open the HTTP door; returns its port. `app` serves all but plain infer requests."""
         rules, access_log = config.rules, self._access_log
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, access_log),
@@ -78,7 +78,7 @@ class ClientDoors:
     async def open_grpc(
         self, config: GrpcConfig, listener: socket.socket | None, handlers: Handlers, shared: bool
     ) -> int:
-        """Answer over gRPC, by grpcio without a `listener`, on a port `shared` or not; the port."""
+        """Open the gRPC door, by grpcio if there is no `listener`; returns its port."""
         given = handlers, self._admission, self._limit, self._access_log
         if listener is not None:
             context = config.tls.context() if config.tls else None
@@ -92,17 +92,17 @@ class ClientDoors:
         return port
 
     def end_unfinished(self) -> None:
-        """Give up requests that are half there."""
+        """Abandon incomplete requests."""
         if self._http is not None:
             self._http.end_unfinished()
 
     async def announce(self, grace: float) -> None:
-        """Send clients elsewhere; what they have sent is still taken."""
+        """Announce the shutdown to clients; requests already sent are still accepted."""
         doors = [door for door in (self._http, self._grpc) if door is not None]
         await asyncio.gather(*(door.announce(grace) for door in doors))
 
     async def close(self, grace: float, *beside: HttpServer) -> None:
-        """Close the doors, and others `beside` them; what is under way has `grace` seconds."""
+        """Close the doors, and further ones; requests in flight have `grace` seconds."""
         if self._grpc is not None:
             await self._grpc.stop(grace)
         doors = [*beside] if self._http is None else [self._http, *beside]

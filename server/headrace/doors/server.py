@@ -1,4 +1,4 @@
-"""All doors of a server: in its own process or in front ends, and that of the metrics."""
+"""All doors of a server: in its own process or in front ends, and the metrics door."""
 
 import socket
 import sys
@@ -29,9 +29,9 @@ Bind = Callable[[str, int, bool], socket.socket]
 
 
 class ServerDoors:
-    """The doors while they are open; with front ends, those have the clients, on ports kept here.
+    """The open doors; clients' doors are in front ends if there are any, on ports reserved here.
 
-    What takes memory and time is imported where it is wanted.
+    Expensive modules are imported where they are needed.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class ServerDoors:
             engine.admission, settings.max_request_bytes, settings.access_log
         )
         self._metrics: HttpServer | None = None
-        self._supervisor: Supervisor | None = None  # of front ends
-        self._ports: list[socket.socket] = []  # theirs
+        self._supervisor: Supervisor | None = None  # supervisor of the front ends
+        self._ports: list[socket.socket] = []  # reserved for front ends
 
     async def open(self) -> None:
-        """Answer from now on, and say where; raises `OSError`."""
+        """Open the doors and print their addresses; raises `OSError`."""
         settings = self._settings
         http = grpc = 0
         front_ends = ""
@@ -73,9 +73,9 @@ class ServerDoors:
         sys.stdout.flush()
 
     async def drain(self, seconds: float) -> int:
-        """Send clients elsewhere; requests that are on their way are still taken.
+        """Announce the shutdown to clients; requests in transit are still accepted.
 
-        Front ends finish and close: returns how many requests were still under way after that.
+        Front ends finish and close: returns the number of requests still in flight after that.
         """
         if self._supervisor is not None:
             return await self._supervisor.drain(seconds)
@@ -83,13 +83,13 @@ class ServerDoors:
         return 0
 
     def end_unfinished(self) -> None:
-        """Give up requests that are half there."""
+        """Abandon incomplete requests."""
         self._clients.end_unfinished()
         if self._metrics is not None:
             self._metrics.end_unfinished()
 
     async def close(self, grace: float) -> None:
-        """Close every door; what is under way has `grace` seconds."""
+        """Close every door; requests in flight have `grace` seconds."""
         if self._supervisor is not None:
             await self._supervisor.stop()
         for port in self._ports:
@@ -111,18 +111,18 @@ class ServerDoors:
         handlers = all_handlers(engine, engine, unary, engine.readiness, limit, config.rules)
         listener: socket.socket | None = self._listen("gRPC")
         if config.transport != "native" and listener is not None:
-            listener.close()  # only grpcio cannot say why it cannot have a port
+            listener.close()  # grpcio alone cannot explain why a port is refused
             listener = None
         return await self._clients.open_grpc(config, listener, handlers, settings.reuse_grpc_port)
 
     def _open_metrics(self) -> int:
-        """Answer scrapes; the port."""
+        """Open the metrics door; returns its port."""
         settings, engine = self._settings, self._engine
         interval = settings.metrics_interval_ms / 1000
         machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
 
         def build() -> ASGIApp:
-            # Which imports prometheus_client: 20 ms and 4 MB.
+            # Imports prometheus_client: 20 ms and 4 MB.
             from headrace.doors.http.routes import create_metrics_app
             from headrace.engine.metrics import (
                 CONTENT_TYPE,
@@ -147,7 +147,7 @@ class ServerDoors:
         return server.port
 
     def _listen(self, door: str, how: Bind = bind) -> socket.socket:
-        """A socket for a door; raises `OSError` that says which cannot have its port."""
+        """Bind a door's socket; raises `OSError` that names the door."""
         settings = self._settings
         address, port, shared = {
             "HTTP": (settings.http_address, settings.http_port, settings.reuse_http_port),
@@ -163,7 +163,7 @@ class ServerDoors:
     # --- in front ends
 
     async def _open_front_ends(self, count: int) -> tuple[int, int]:
-        """Start front ends, which answer over HTTP and gRPC; the ports, 0 for what is closed."""
+        """Start front ends with the HTTP and gRPC doors; returns the ports, 0 for closed ones."""
         from headrace.doors.frontends.session import EngineCalls
         from headrace.doors.frontends.supervisor import Supervisor
 
@@ -192,7 +192,7 @@ class ServerDoors:
         settings = self._settings
         http = grpc = None
         if (tls := settings.tls) is not None:
-            tls.context()  # which says what is wrong with the files
+            tls.context()  # raises with the problem of the files
         if settings.allow_http:
             http = replace(self._http_config(), port=self._keep("HTTP"))
         if settings.allow_grpc:
@@ -220,12 +220,12 @@ class ServerDoors:
         )  # fmt: skip
 
     def _keep(self, door: str) -> int:
-        """Keep a port for the front ends; its number."""
+        """Reserve a port for the front ends; returns its number."""
         self._ports.append(self._listen(door, reserve))
         number: int = self._ports[-1].getsockname()[1]
         return number
 
 
 def _host(address: str) -> str:
-    """An address as it stands before a port."""
+    """An address in the form that precedes a port."""
     return f"[{address}]" if ":" in address else address

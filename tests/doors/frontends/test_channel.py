@@ -59,7 +59,7 @@ async def test_both_ways() -> None:
     assert [number for _, number, _, _ in theirs.frames] == list(range(1000))
     assert ours.frames[7] == (Kind.ANSWER, 7, b"meta", b"rest")
     ours.channel.close()
-    assert await theirs.lost == "the other end has gone"
+    assert await theirs.lost == "the other end has closed"
 
 
 async def test_long_frames_keep_their_place() -> None:
@@ -176,7 +176,7 @@ async def test_nothing_waits_once_a_channel_is_closed() -> None:
 @pytest.mark.parametrize(("data", "reason"), [
     (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n\r\n", "a frame of kind 71"),
     (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
-    (b"", "the other end has gone"),
+    (b"", "the other end has closed"),
 ], ids=["nonsense", "no file", "nothing"])  # fmt: skip
 async def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     ours, theirs = socket.socketpair()

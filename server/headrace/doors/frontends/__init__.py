@@ -1,1 +1,1 @@
-"""Processes that answer clients for the one engine, and the way between them and it."""
+"""Front ends: processes that serve clients for one engine, and their link to it."""

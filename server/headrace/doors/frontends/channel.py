@@ -1,8 +1,8 @@
-"""One end of a link: frames over a socket pair, long ones in files that travel along.
+"""One end of a link: frames over a socket pair, with large ones in files passed along.
 
-What is sent within a turn of the event loop is written at its end, all in one. Files are made when
-their turn to be sent comes, so that few are open however much waits. While a large one is written,
-on a thread, frames of its exchange wait for it, and requests for one another; all others go on.
+Frames sent within a turn of the event loop are written together at its end. Files are created when
+their frame is next, so that few are open however much is queued. While a large one is written on a
+thread, later frames of its exchange wait for it, as requests do for one another; all others go on.
 Owned by the event loop.
 """
 
@@ -32,22 +32,22 @@ from headrace.workers.memory import map_file, write_file
 
 log = logging.getLogger(__name__)
 
-_READS = 16  # in one turn of the loop
-_FILES = 32  # in one message, and held open at once
-_CHUNK = 256 << 10  # bytes written at once
-_BACKLOG = 8 << 20  # bytes that wait, from which on nothing more is read from the other end
+_READS = 16  # reads per turn of the loop
+_FILES = 32  # files per message, and open at a time
+_CHUNK = 256 << 10  # bytes per write
+_BACKLOG = 8 << 20  # queued bytes above which the channel stops reading
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS)
 _AGAIN_SECS = 0.01
 
-_APART = 1 << 20  # bytes of a file from which on it is written apart from the event loop
-# A header with its meta, and what is to lie in a file, or the file.
+_APART = 1 << 20  # file bytes from which on a thread writes it
+# A header with its meta, and the content of a file, or the file.
 _Long = tuple[bytes, Sequence[Buffer] | int]
-_Going = Callable[[], None] | None  # called when a frame goes
-_IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # of all exchanges
+_Going = Callable[[], None] | None  # called when a frame is about to be sent
+_IN_ORDER = (Kind.INFER, Kind.CANCEL, Kind.PAUSE, Kind.GO_ON)  # kept in order across all exchanges
 
 
 class _Apart(NamedTuple):
-    """A header with its meta and what is to lie in a large file, or a frame behind such a one."""
+    """A header with its meta and the content of a large file, or a frame queued behind one."""
 
     head: bytes
     content: Sequence[Buffer]
@@ -55,11 +55,11 @@ class _Apart(NamedTuple):
 
 
 class Channel:
-    """Sends frames, and hands those that come to `take`, until `lost` is called: at most once.
+    """Sends frames, and passes received ones to `take`, until `lost` is called, at most once.
 
-    `take` may raise `BrokenFrame`, which ends the channel as any other nonsense does. The end that
-    has `on_waiting` reads nothing while the other end does not: only one of the two may have it, or
-    both could wait.
+    `take` may raise `BrokenFrame`, which ends the channel, as invalid bytes do. The end with
+    `on_waiting` stops reading while the other end does not read: only one of the two may have it,
+    or both could wait for each other.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Channel:
         on_waiting: Callable[[int], object] | None = None,
         count: Callable[[int], object] = int,
     ) -> None:
-        """`take` gets the header, meta and rest of a frame.
+        """`take` receives the header, meta and rest of a frame.
 
-        `count` is told of bytes more, or less, that copies on their way into a file take.
-        `on_waiting` is told of changes of `waiting`, for which the other end says what is `taken`.
+        `count` is called with the change of bytes held twice while they are copied to a file.
+        `on_waiting` is called when `waiting` changes; the other end reports files as `taken`.
         """
         sock.setblocking(False)
         self._socket = FrameSocket(sock, FrameReader(Kind))
@@ -84,16 +84,16 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._short: list[bytes] = []  # frames since the last long one
         self._waiting: deque[bytes | _Long] = deque()
-        self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first has a file
-        self._filling = False  # the file of the first of them is being written
-        self._filled = 0  # files that are, and wait to be sent
-        self._chunk: memoryview | None = None  # what is being written, and its files
+        self._apart: dict[int, deque[_Apart]] = {}  # by lane; the first of each has a file
+        self._filling = False  # the file of the first one is being written
+        self._filled = 0  # written files that wait to be sent
+        self._chunk: memoryview | None = None  # the buffer being written, and its files
         self._chunk_files: list[int] = []
-        self._size = 0  # bytes of all that waits here
-        self._sent = 0  # bytes of files that were sent, and are not taken
+        self._size = 0  # bytes queued here
+        self._sent = 0  # bytes of files sent but not yet taken
         self._told = 0
         self._scheduled = False
-        self._blocked = False  # the system takes nothing more for now
+        self._blocked = False  # the socket's buffer is full
         self._paused = False
         self._room: tuple[int, Callable[[], None]] | None = None
         self.closed = False
@@ -101,22 +101,22 @@ class Channel:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for the other end to take them."""
+        """Bytes queued for the other end."""
         return self._size + self._sent
 
     def taken(self, nbytes: int) -> None:
-        """The other end has taken a file of so many bytes."""
+        """Note that the other end has taken a file of `nbytes`."""
         self._sent -= nbytes
         self._tell()
 
     def when_room(self, nbytes: int, callback: Callable[[], None]) -> None:
-        """Call `callback`, once, when no more than `nbytes` wait."""
+        """Call `callback`, once, when at most `nbytes` are queued."""
         self._room = (nbytes, callback)
 
     # --- sending
 
     def send(self, kind: Kind, number: int = 0, meta: bytes = b"", rest: bytes = b"") -> None:
-        """Send a frame with little in it."""
+        """Send a small frame."""
         self._send_short(kind, number, frame(kind, meta, number, rest), None)
 
     def _send_short(self, kind: int, number: int, frame: bytes, going: _Going) -> None:
@@ -140,9 +140,9 @@ class Channel:
         rest: Sequence[Buffer],
         going: _Going = None,
     ) -> None:
-        """Send a frame with a rest in pieces, which must stay as they are.
+        """Send a frame whose rest is in pieces, which must not change.
 
-        `going` is called when nothing is in its way any more but what was sent already.
+        `going` is called when only frames that were already sent are ahead of it.
         """
         size = sum(map(len, rest))
         if size <= INLINE:
@@ -170,7 +170,7 @@ class Channel:
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
-        """Close the socket; what waits is not sent, and `lost` is not called."""
+        """Close the socket; queued frames are dropped, and `lost` is not called."""
         if self.closed:
             return
         self.closed = True
@@ -195,7 +195,7 @@ class Channel:
         self._scheduled = False
         if self._short:
             self._queue_short()
-        # Once closed, `on_waiting` would count what nobody takes any more.
+        # Once closed, `on_waiting` would count bytes that nobody takes any more.
         if not (self._blocked or self.closed):
             self._write()
 
@@ -215,7 +215,7 @@ class Channel:
         self._tell()
 
     def _tell(self) -> None:
-        """Report how many bytes wait, to `on_waiting` and the callback of `when_room`."""
+        """Report the queued bytes to `on_waiting` and the callback of `when_room`."""
         waiting = self._size + self._sent
         if waiting != self._told and self._on_waiting is not None:
             self._told = waiting
@@ -225,7 +225,7 @@ class Channel:
             room[1]()
 
     def _on_short(self, error: OSError) -> bool:
-        """Try again soon if the system is short of something, otherwise give up; which it is."""
+        """Retry soon if the system lacks a resource (True), otherwise close the channel (False)."""
         if error.errno not in _SHORT_OF:
             self._fail(str(error))
             return False
@@ -259,7 +259,7 @@ class Channel:
         self._chunk = memoryview(b"".join(pieces) if len(pieces) > 1 else pieces[0])
 
     def _fill(self) -> None:
-        """Write a large file on a thread, unless another one is being written, or waits."""
+        """Write a large file on a thread, unless one is being written or waits to be sent."""
         if self._filling or self._filled or self.closed or not self._apart:
             return
         lane, items = next(iter(self._apart.items()))
@@ -287,7 +287,7 @@ class Channel:
         self._loop.run_in_executor(None, write_file, content, nbytes).add_done_callback(filled)
 
     def _send_filled(self, lane: int, descriptor: int) -> None:
-        """Send the first frame of a lane, and those behind it up to the next with a large file."""
+        """Send the first frame of a lane, and those behind it up to the next large file."""
         items = self._apart.pop(lane)
         while items:
             head, content, going = items.popleft()
@@ -304,7 +304,7 @@ class Channel:
             self._write()
 
     def _went(self, nbytes: int) -> None:
-        """Move `nbytes` from what waits here to what was written to a file."""
+        """Account for `nbytes` written to a file."""
         self._size -= nbytes
         if self._on_waiting is not None:
             self._sent += nbytes
@@ -331,7 +331,7 @@ class Channel:
         self._write()
 
     def _consider(self) -> None:
-        """Read only while not too much waits to be written."""
+        """Read only while not too much is queued."""
         if self._on_waiting is None or self.closed:
             return
         if self._size > _BACKLOG and not self._paused:
@@ -355,7 +355,7 @@ class Channel:
                 self._fail(str(error))
                 return
             if received is None:
-                self._fail("the other end has gone")
+                self._fail("the other end has closed")
                 return
             try:
                 for header, meta, rest in received:
@@ -364,7 +364,7 @@ class Channel:
                 self._fail(str(error))
                 return
             except Exception:
-                # What came behind it is lost, and would be waited for until the end of days.
+                # Frames behind it are lost; their receivers would wait forever.
                 log.exception("bug while taking a frame")
                 self._fail("a bug")
                 return
@@ -387,11 +387,11 @@ class Channel:
 
 
 def _lane(kind: int, number: int) -> int:
-    """The lane of a frame, within which frames keep their order: its exchange, or all requests."""
+    """The lane of a frame, within which order is kept: its exchange, or all requests."""
     return -1 if kind in _IN_ORDER else number
 
 
 def allow_many_files() -> None:
-    """Raise the limit of open files to the hard limit: each mapped file counts."""
+    """Raise the soft limit of open files to the hard limit: each mapped file counts."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -16,7 +16,7 @@ from headrace.protocol.http2.keep_alive import KeepAlive
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
-    """One front end; a door that is None is not opened. Limits are those of the settings."""
+    """Configuration of one front end; a door that is None stays closed. Limits: see settings."""
 
     http: HttpConfig | None
     grpc: GrpcConfig | None
@@ -33,7 +33,7 @@ class FrontendConfig:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "FrontendConfig":
-        """The configuration in the document of `document`; raises `TypeError` for any other."""
+        """Parse the result of `document`; raises `TypeError` for any other."""
         values = dict(document)
         values["logs"] = LogSettings(**values["logs"])
         values["shares"] = Shares(**values["shares"])
@@ -50,11 +50,11 @@ class FrontendConfig:
 
 @dataclass(frozen=True, slots=True)
 class WantedHeaders:
-    """Headers whose values requests bring along, by model.
+    """Headers that requests must carry to the engine, by model.
 
-    `routed` is the one that traffic rules need of requests that name no version, `forwarded` are
-    those that go on to the servers which run the model. `traced` is whether those are wanted that
-    say which trace a request is part of; there, "" stands for all other models.
+    `routed` is needed by traffic rules for requests without a version, `forwarded` are sent on to
+    the model's upstreams. `traced` selects the headers with the trace context; there, "" stands for
+    all other models.
     """
 
     routed: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class WantedHeaders:
         return bool(self.routed or self.forwarded) or any(self.traced.values())
 
     def of(self, model: str, version: str) -> list[tuple[str, str]]:
-        """Headers wanted of a request, in lower case, and the parameters that they become."""
+        """The headers required of a request, in lower case, and the parameters that carry them."""
         names = [self.routed[model]] if not version and model in self.routed else []
         if self.traced.get(model, self.traced.get("", False)):
             names += CONTEXT_HEADERS

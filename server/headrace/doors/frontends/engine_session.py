@@ -1,7 +1,7 @@
-"""The engine as a front end has it: requests go over the link, responses come back.
+"""The front end's end of the link: sends requests to the engine, receives responses.
 
-A request that was submitted is in `_under_way` until its last response, its error, or its
-cancellation; what comes for one that is not there was under way when it was cancelled.
+A submitted request is in `_under_way` until its last response, its error, or its cancellation;
+frames for any other request were in transit when it was cancelled.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ from headrace.protocol.v2_json import error_body
 from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
 
 _NUMBERS = 2**32
-# Gives the next piece of a request's body, and whether it is the last.
+# Yields the next piece of a request's body, and a flag for the last one.
 Pieces: TypeAlias = Callable[[], Awaitable[tuple[bytes, bool]]]
-# What comes for a call: the meta and rest of its answer, an error, or None where the engine wants
-# the next piece of its body.
+# Receives a call's answer as meta and rest, an error, or None if the engine requests the next piece
+# of its body.
 _Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
 
 
@@ -60,16 +60,16 @@ class RemoteTarget:
     def __init__(self, link: "EngineSession", door: int, model: str, version: str) -> None:
         self.model = model
         self.name = version
-        self.decoupled = False  # until the engine says so
+        self.decoupled = False  # set by the engine
         self.number = 0
         self.nbytes = 0
-        self.handed = False  # counted as the engine's
+        self.handed = False  # charged to the engine's account
         self.call: Call | None = None
         self._link = link
         self._door = door
 
     def submit(self, call: Call) -> None:
-        """Send the call to the engine, with the values of headers that it wants as parameters."""
+        """Send the call to the engine, with the headers that it requires as parameters."""
         self.call = call
         call.owner = self
         if self._link.headers is not None:
@@ -82,22 +82,22 @@ class RemoteTarget:
         self._link.submit(self, call, flags)
 
     def going(self) -> None:
-        """The engine has the request next."""
+        """Hand the call's account over: the frame is about to be sent."""
         self._link.hand_over(self)
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         self.call = None
         self._link.cancel(self.number)
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         if self.call is not None:
             self._link.hold(self.number, held)
 
 
 class EngineSession:
-    """This front end's end of the link. `lost` is called when the engine is gone."""
+    """The front end's end of the link. `lost` is called when the engine is gone."""
 
     def __init__(
         self,
@@ -106,41 +106,41 @@ class EngineSession:
         on_drain: Callable[[float], None],
         lost: Callable[[str], None],
     ) -> None:
-        """`on_setup` gets what this front end is to be, `on_drain` the seconds it has to end."""
-        self.headers: WantedHeaders | None = None  # what requests bring along
+        """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
+        self.headers: WantedHeaders | None = None  # headers that requests must carry
         self._on_setup = on_setup
         self._on_drain = on_drain
-        self.readiness = Readiness(lambda: self._serves)  # the server's, as it was last told
+        self.readiness = Readiness(lambda: self._serves)  # the server's readiness as last reported
         self._serves = False
-        self.logs: LogSettings | None = None  # once they have changed
+        self.logs: LogSettings | None = None  # None until they change
         self.on_logs: Callable[[LogSettings], object] | None = None
         self._writer = RequestWriter()
         self._reader = ResponseReader()
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
         self._number = 0
-        self._requests = self._bytes = 0  # of the requests among them
-        self._held = Held()  # as it was last told
-        self._admission = Admission(0, 0)  # until there is one to `watch`
+        self._requests = self._bytes = 0  # of the requests in `_under_way`
+        self._held = Held()  # as last reported
+        self._admission = Admission(0, 0)  # replaced by `watch`
         self._scheduled = False
-        self._spared = 0  # bytes of blocks
+        self._spared = 0  # bytes of reusable blocks
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(sock, self._take, lost, count=self._copying)
 
     def ready(self) -> None:
-        """Send that the doors are open."""
+        """Report that the doors are open."""
         self._channel.send(Kind.READY)
 
     def unlogged(self, count: int) -> None:
-        """Send how many more lines could not be written into the log."""
+        """Report further log lines that could not be written."""
         self._channel.send(Kind.UNLOGGED, count)
 
     def answered(self, grown: Sequence[Grown]) -> None:
-        """Send the counts of answers since the last time."""
+        """Report the counts of answers since the last report."""
         if grown:
             self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
 
     def submit(self, target: RemoteTarget, request: Call, flags: int) -> None:
-        """Send a request; its target gets what comes back."""
+        """Send a request; its target receives the responses."""
         meta, pieces = self._writer.parts(request)
         target.number = number = self._next()
         target.nbytes = request.nbytes
@@ -148,30 +148,30 @@ class EngineSession:
         self._channel.send_parts(Kind.INFER, flags, number, meta, pieces, target.going)
 
     def hand_over(self, target: RemoteTarget) -> None:
-        """Count a request as the engine's, which has it next; until then it counts here."""
+        """Charge a request to the engine from now on, instead of to this process."""
         if self._under_way.get(target.number) is target:
             target.handed = True
             self._requests += 1
             self._bytes += target.nbytes
             if self._held.requests or self._held.bytes:
-                self._report()  # before it, or it would be counted twice
+                self._report()  # first, or the request would be counted twice
 
     def cancel(self, number: int) -> None:
-        """Want no answer any more."""
+        """Cancel a request."""
         if self._pop(number) is not None:
             self._channel.send(Kind.CANCEL, number)
 
     def hold(self, number: int, held: bool) -> None:
-        """Pause the model of a request, or let it go on."""
+        """Pause or resume the model of a request."""
         self._channel.send(Kind.PAUSE if held else Kind.GO_ON, number)
 
     async def call(
         self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Forward another call to the engine's process: its head, and its body as a whole or in
-        pieces, which are sent when the engine asks for them.
+        """Forward a call other than infer to the engine: its head, and its body as a whole or in
+        pieces, which are sent when the engine requests them.
 
-        Raises `ServerError`, and what `pieces` raises.
+        Raises `ServerError`, and whatever `pieces` raises.
         """
         number = self._next()
         waiting: _Waiting = asyncio.Queue()
@@ -183,7 +183,7 @@ class EngineSession:
                 flags = Flag.FINAL if last else 0
                 self._channel.send_parts(Kind.BODY, flags, number, b"", [piece])
         finally:
-            self.cancel(number)  # if it is not there yet, nobody waits for it
+            self.cancel(number)  # its answer is no longer awaited
         if isinstance(answer, ServerError):
             raise answer
         meta, rest = answer
@@ -191,13 +191,13 @@ class EngineSession:
         return document, rest
 
     def report_soon(self) -> None:
-        """Report to the engine, at the end of this turn, what is held here, if that has changed."""
+        """Report what is held here at the end of this turn, if it has changed."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._report)
 
     def watch(self, admission: Admission) -> None:
-        """Report what `admission` has counted, and the engine has not."""
+        """Report the counters of `admission` beyond those that the engine has."""
         self._admission = admission
         admission.when_changed(self.report_soon)
 
@@ -208,13 +208,13 @@ class EngineSession:
         if held.requests >= 0 and held != self._held:
             self._held = held
             self._channel.send(Kind.HELD, 0, rest=numbers_rest(*held))
-        # Memory that is the engine's now is not to be kept here as well.
+        # Memory held by the engine must not be kept for reuse here as well.
         if abs((spared := admission.unread + self._bytes) - self._spared) > INLINE:
             self._spared = spared
             BLOCKS.spare(spared)
 
     def _copying(self, nbytes: int) -> None:
-        """Count bytes more, or less, that are in two places."""
+        """Count bytes that exist twice while they are copied."""
         self._admission.count(nbytes)
 
     def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
@@ -232,7 +232,7 @@ class EngineSession:
                 return self._number
 
     def _taken(self, nbytes: int) -> None:
-        """Count here what came in a file, as far as it is still there."""
+        """Charge a received file here, as long as it exists."""
         self._report()
         self._channel.send(Kind.TAKEN, rest=numbers_rest(nbytes))
 
@@ -275,7 +275,7 @@ class EngineSession:
         elif header.kind is Kind.DRAIN:
             self._on_drain(header.number / 1_000)
         else:
-            raise BrokenFrame(f"a frame of kind {header.kind}")
+            raise BrokenFrame(f"unexpected frame of kind {header.kind}")
         if header.flags & IN_FILE:
             self._taken(header.data)
 
@@ -316,7 +316,7 @@ class EngineSession:
 
 
 class RemoteEngine:
-    """`Entrance` for one kind of door; `door` is the flag of that kind, 0 for streams."""
+    """The `Entrance` of one kind of door; `door` is its flag, 0 for streams."""
 
     known = NOTHING_KNOWN
 
@@ -331,15 +331,15 @@ class RemoteEngine:
         return self.admission.exiting
 
     def find(self, name: str, version: str = "") -> RemoteTarget:
-        """The target of a request; whether there is such a model turns out when it is submitted."""
+        """The target of a request; its existence is only known once it is submitted."""
         return RemoteTarget(self._link, self._door, name, version)
 
 
-_NO_BODY = b"0"  # a length
+_NO_BODY = b"0"  # the length of an empty body
 
 
 def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
-    """An application that takes what its routes claim itself, and hands everything else on."""
+    """An application that serves the routes, and forwards everything else to the engine."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -348,7 +348,7 @@ def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
             if route.claims(scope["method"], scope["path"]):
                 await route.handle(scope, receive, send)
                 return
-        scope[OPERATION] = ""  # the engine's process counts it
+        scope[OPERATION] = ""  # counted by the engine's process
         try:
             document, content = await link.call(_head(scope), pieces=_pieces(receive))
         except Disconnected:
@@ -368,7 +368,7 @@ def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
 
 
 def _head(scope: Scope) -> dict[str, object]:
-    """A request without its body, as JSON has it."""
+    """A request without its body, as a JSON document."""
     headers = scope["headers"]
     return {
         "method": scope["method"],
@@ -396,7 +396,7 @@ def _pieces(receive: Receive) -> Pieces:
 
 
 def forwarding_handler(link: EngineSession, path: str) -> Unary:
-    """A procedure that is answered by the engine's process."""
+    """A procedure that is forwarded to the engine's process."""
 
     async def handler(data: Buffer, call: object) -> bytes:
         _, message = await link.call({"grpc": path}, data)

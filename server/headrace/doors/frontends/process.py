@@ -1,10 +1,10 @@
-"""The life of a front end, and its doors, which share their ports with those of the others.
+"""The main program of a front end: its doors share their ports with other front ends.
 
-Start: the first frame says what to be; the doors open. End, when the engine asks for it: have
-clients go elsewhere, admit nothing new, finish what was admitted, close the doors, exit 0. Where
-that takes longer than it may, the rest is answered with the server's end. Without the engine
-nothing can be answered any more, so that the process ends at once. Signals are for the engine's
-process, which then asks for the end.
+Start: the first frame is the configuration; the doors open. End, when the engine asks for it:
+announce the shutdown to clients, admit nothing new, finish admitted requests, close the doors, exit
+0. When the time is up, the rest is answered with the server's shutdown error. Without the engine
+nothing can be answered, so the process exits at once. Signals go to the engine's process, which
+then requests the end.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
-_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection, as in the engine
-_COUNT_SECS = 1.0  # between reports of what was answered, and of lines that the log is missing
-_UNFINISHED_SECS = 2  # how long the rest of requests that are half there is waited for
+_COLLECT_AFTER = 20_000  # allocations between garbage collections, as in the engine
+_COUNT_SECS = 1.0  # between reports of answers and of lost log lines
+_UNFINISHED_SECS = 2  # for the rest of incomplete requests
 
 
 async def _open(
     doors: ClientDoors, config: FrontendConfig, link: EngineSession, admission: Admission
 ) -> None:
-    """Answer from now on; raises `OSError`."""
+    """Open the doors; raises `OSError`."""
     limit = config.max_request_bytes
     if (http := config.http) is not None:
         entrance = RemoteEngine(link, admission, Flag.HTTP)
@@ -66,7 +66,7 @@ async def _open(
 
 
 def main(descriptor: int) -> int:
-    """Serve over the link whose end is open as `descriptor`; the exit status."""
+    """Serve over the link whose end is open as `descriptor`; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     allow_many_files()
@@ -90,7 +90,7 @@ async def _serve(sock: socket.socket) -> int:
     except OSError as error:
         log.error("a front end cannot start: %s", error)
         return 1
-    # What start-up has built stays for good: the collector need not look at it again.
+    # Objects built at start-up stay for good: the garbage collector need not visit them again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 10, 10)
@@ -104,7 +104,7 @@ async def _serve(sock: socket.socket) -> int:
             link.unlogged(logs.dropped - told)
             told = logs.dropped
         link.answered(admission.answers.take())
-        link.report_soon()  # connections, too, whose changes are not told at once
+        link.report_soon()  # includes connections, whose changes are not reported at once
 
     while not (await asyncio.wait([drain], timeout=_COUNT_SECS))[0]:
         report()
@@ -137,7 +137,7 @@ async def _shut_down(
 
 
 def _without_engine(reason: str) -> NoReturn:
-    # Quietly: the engine has said what there is to say, or was killed.
+    # Silently: the engine has logged the reason, or was killed.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(1)

@@ -1,10 +1,10 @@
 """The engine's end of one front end's link.
 
-All requests of one read are submitted in the same turn of the event loop, so that they run
-together, whichever front ends they come from. A model that answers many times is asked to pause
-while the client, or the front end itself, does not read. Invariant: `_under_way` holds exactly the
-requests and calls of this front end that are not answered. The front end's account has each of the
-requests, what waits for the front end to take it, and what that says it holds besides.
+All requests of one read are submitted in the same turn of the event loop, so that they can share a
+batch, whichever front ends they come from. A decoupled model is asked to pause while the client, or
+the front end itself, does not read. Invariant: `_under_way` holds exactly the unanswered requests
+and calls of this front end. The front end's account is charged for each of the requests, for data
+that the front end has not taken yet, and for what it reports to hold besides.
 """
 
 import asyncio
@@ -53,35 +53,35 @@ _Parts: TypeAlias = tuple[bytes, bytes]  # meta and rest of an answer
 
 
 class UnderWay(Protocol):
-    """A request or call under way, which can be cancelled."""
+    """A request or call in flight, which can be cancelled."""
 
     def cancel(self) -> object:
-        """Nobody wants an answer any more."""
+        """Cancel: the answer is no longer awaited."""
 
 
 @runtime_checkable
 class CallUnderWay(UnderWay, Protocol):
-    """Something else than an infer request that is being answered."""
+    """A call in flight: an operation other than infer."""
 
     def take(self, piece: bytes, last: bool) -> None:
-        """Take a piece of the body that was asked for."""
+        """Receive a piece of the body that was requested."""
 
 
 class Calls(Protocol):
-    """Answers calls: everything but infer requests."""
+    """Answers calls: all operations but infer."""
 
     def begin(
         self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
     ) -> CallUnderWay:
-        """Answer once, later, unless cancelled.
+        """Start a call; it answers once, later, unless cancelled.
 
-        `answer` gets the meta and rest of the answer, and whether it is an error; `ask` is called
-        for each further piece of the body that is wanted.
+        `answer` receives the meta and rest of the answer, and whether it is an error; `ask`
+        requests the next piece of the body.
         """
 
 
 class EngineCalls:
-    """Answers calls by an ASGI application and by handlers of gRPC."""
+    """Answers calls by an ASGI application and by gRPC handlers."""
 
     def __init__(self, app: ASGIApp, unary: Mapping[str, Unary]) -> None:
         self._app = app
@@ -90,7 +90,7 @@ class EngineCalls:
     def begin(
         self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
     ) -> CallUnderWay:
-        """`Calls.begin`."""
+        """Implements `Calls.begin`."""
         if "grpc" in head:
             handler = self._unary[head["grpc"]]
             return _Answering(partial(_grpc, handler, body), answer)
@@ -99,22 +99,22 @@ class EngineCalls:
 
 
 class _HttpBody:
-    """The body of a request, which the front end has and sends on in pieces."""
+    """The body of a request, which the front end sends in pieces on demand."""
 
     def __init__(self, more: bool, ask: Callable[[], None]) -> None:
-        """`more` is whether there is one."""
+        """`more` is true if the request has a body."""
         self._more = more
-        self._told = False  # that there is no more
+        self._told = False  # the end of the body was reported
         self._ask = ask
         self._piece: asyncio.Future[tuple[bytes, bool]] | None = None
 
     def take(self, piece: bytes, last: bool) -> None:
-        """`CallUnderWay.take`."""
+        """Implements `CallUnderWay.take`."""
         if self._piece is not None and not self._piece.done():
             self._piece.set_result((piece, last))
 
     async def receive(self) -> Message:
-        """ASGI."""
+        """Implements ASGI's `receive`."""
         if self._told:
             return {"type": "http.disconnect"}
         piece = b""
@@ -128,7 +128,7 @@ class _HttpBody:
 
 
 class _Answering:
-    """A call that is being answered."""
+    """A call in progress."""
 
     def __init__(
         self, work: Callable[[], Awaitable[_Parts]], answer: Answer, body: _HttpBody | None = None
@@ -137,11 +137,11 @@ class _Answering:
         self._task = asyncio.get_running_loop().create_task(self._run(work, answer))
 
     def cancel(self) -> None:
-        """`UnderWay.cancel`."""
+        """Implements `UnderWay.cancel`."""
         self._task.cancel()
 
     def take(self, piece: bytes, last: bool) -> None:
-        """`CallUnderWay.take`."""
+        """Implements `CallUnderWay.take`."""
         if self._body is not None:
             self._body.take(piece, last)
 
@@ -160,7 +160,7 @@ async def _grpc(handler: Unary, body: bytes) -> _Parts:
 
 
 async def _http(app: ASGIApp, head: Any, receive: Receive) -> _Parts:
-    """Status and headers, and the body."""
+    """Run the application; returns status and headers, and the body."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -192,19 +192,19 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> _Parts:
     return orjson.dumps(document), b"".join(pieces)
 
 
-# Of `Flag`.
+# Members of `Flag`.
 _FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB = 2, 4, 8, 48, 80
-_PAUSE_BYTES = 1 << 20  # that the front end has not read, from which on models are asked to pause
-_BY_CLIENT, _BY_LINK = 1, 2  # who has them pause
+_PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked to pause
+_BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
 
 
 class FrontEndCall(Call):
-    """A call of a front end under way."""
+    """A call from a front end."""
 
     __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "until", "version")
 
     def __init__(self, host: "FrontEndSession", tag: int, flags: int, *asked: Any) -> None:
-        """`tag` is its number on the link, `flags` are those of its frame."""
+        """`tag` is the call's number on the link, `flags` are those of its frame."""
         super().__init__(*asked)
         self.host = host
         self.tag = tag
@@ -215,16 +215,16 @@ class FrontEndCall(Call):
             self.refusal = ""
         self.version = ""
         self.found: Target | None = None
-        self.until = 0  # when the client stops waiting, in ns of the monotonic clock; 0 for never
-        self._told = False  # that its model is decoupled
+        self.until = 0  # the client's deadline in ns of the monotonic clock; 0: none
+        self._told = False  # the front end knows that the model is decoupled
         self._held_by = 0
 
     def remaining(self) -> float:
-        """Seconds that the client still waits; 0 if it does not say."""
+        """Seconds until the client's deadline; 0 if it has none."""
         return max(self.until - monotonic_ns(), 1) / 1e9 if self.until else 0.0
 
     def routed(self, target: Target) -> None:
-        """Take what serves the call, now that it is decided."""
+        """Note the target, and report it to the front end if needed."""
         self.found = target
         self.version = target.name
         if target.decoupled and not self._told:
@@ -232,11 +232,11 @@ class FrontEndCall(Call):
             self.host.channel.send(Kind.DECOUPLED, self.tag)
 
     def answered_by(self, backend: str) -> None:
-        """Send which backend answers."""
+        """Report the backend that answers."""
         self.host.channel.send(Kind.BACKEND, self.tag, backend.encode())
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Send a response, unless far too much waits already."""
+        """Send a response, unless too much is queued already."""
         host = self.host
         if final:
             host.leave(self)
@@ -250,7 +250,7 @@ class FrontEndCall(Call):
         host.channel.send_parts(17, _FINAL if final else 0, self.tag, meta, pieces)
 
     def finish(self) -> None:
-        """Send that nothing more comes."""
+        """Report the end of the responses."""
         self.host.leave(self)
         self.host.channel.send(Kind.FINISH, self.tag)
 
@@ -260,17 +260,17 @@ class FrontEndCall(Call):
         self.host.send_error(self.tag, error, self.version, 0)
 
     def refuse(self, error: ServerError) -> None:
-        """Send the error that the call was refused with."""
+        """Send the error that refused the call."""
         self.host.leave(self)
         self.host.send_error(self.tag, error, self.version, _REFUSE)
 
     def cancel(self) -> None:
-        """Nobody wants an answer any more."""
+        """Cancel the call: the answer is no longer awaited."""
         self.host.leave(self)
         super().cancel()
 
     def hold_by(self, by: int, held: bool) -> None:
-        """Pause the model while client or link asks for it, if it may answer more than once."""
+        """Pause a decoupled model while the client or the link asks for it."""
         if self.found is None or (self.found.name and not self.found.decoupled):
             return
         before = self._held_by
@@ -280,7 +280,7 @@ class FrontEndCall(Call):
 
 
 class FrontEndSession:
-    """Takes one front end's frames. `ready` is called once its doors are open."""
+    """Processes one front end's frames. `ready` is called once its doors are open."""
 
     def __init__(
         self,
@@ -292,13 +292,13 @@ class FrontEndSession:
         give_up_bytes: int = GIVE_UP_BYTES,
         moved: Callable[[], object] = int,
     ) -> None:
-        """Beyond `give_up_bytes` not read, streams are given up.
+        """Streams with more than `give_up_bytes` unread are ended.
 
-        `moved` is called when so much changes in the account that other front ends may be told.
+        `moved` is called after a change of the account that other front ends should know.
         """
         self.writer = ResponseWriter()
         self.give_up_bytes = give_up_bytes
-        self.unlogged = 0  # lines that the front end could not write into the log
+        self.unlogged = 0  # log lines that the front end could not write
         self._reader = RequestReader()
         self._engine = engine
         self._admission = engine.admission
@@ -308,9 +308,9 @@ class FrontEndSession:
         self._ready = ready
         self._lost = lost
         self._held = Held()
-        self._elsewhere = 0  # bytes, as the front end was last told
+        self._elsewhere = 0  # bytes held by others, as last reported
         self._under_way: dict[int, UnderWay] = {}
-        self._paused: set[FrontEndCall] = set()  # until the front end reads
+        self._paused: set[FrontEndCall] = set()  # calls paused until the front end reads
         self._unread = Account(self._account)
         self.channel = Channel(
             sock, self._take, self._on_lost, self._unread.owe, self._account.count
@@ -321,19 +321,19 @@ class FrontEndSession:
         self.channel.send(Kind.SETUP, 0, orjson.dumps(document))
 
     def apply_logs(self, document: object) -> None:
-        """Send the front end other settings of its log."""
+        """Send the front end new log settings."""
         self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
 
     def tell_ready(self, ready: bool) -> None:
-        """Send whether the server is ready."""
+        """Send the server's readiness."""
         self.channel.send(Kind.READINESS, int(ready))
 
     def tell_headers(self, wanted: WantedHeaders) -> None:
-        """Send which headers' values requests are to bring along."""
+        """Send the headers that requests must carry."""
         self.channel.send(Kind.HEADERS, 0, orjson.dumps(wanted.document()))
 
     def tell_elsewhere(self) -> None:
-        """Send how many bytes others hold, if that has changed by a 64th of what all may hold."""
+        """Send the bytes held by others, if they changed by 1/64 of the limit."""
         server = self._admission
         now, told = server.bytes - self._account.bytes, self._elsewhere
         step = max(server.max_bytes // 64, 1)
@@ -342,16 +342,16 @@ class FrontEndSession:
             self.channel.send(Kind.ELSEWHERE, rest=numbers_rest(now))
 
     def drain(self, seconds: float) -> None:
-        """Ask the front end to finish its requests, and to end."""
+        """Ask the front end to finish its requests and to exit."""
         self.channel.send(Kind.DRAIN, round(seconds * 1_000))
 
     def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel all calls."""
         self.channel.close()
         self._cancel_all()
 
     def leave(self, call: FrontEndCall) -> None:
-        """Count a call out."""
+        """Remove a call from the account."""
         if self._under_way.pop(call.tag, None) is not None:
             self._account.leave(call.nbytes)
             if call.nbytes > INLINE:
@@ -362,7 +362,7 @@ class FrontEndSession:
         call.nbytes += nbytes
 
     def pause(self, call: FrontEndCall) -> None:
-        """Pause a model until the front end reads."""
+        """Pause a model until the front end reads again."""
         if call in self._paused:
             return
         if not self._paused:
@@ -377,7 +377,7 @@ class FrontEndSession:
                 call.hold_by(_BY_LINK, False)
 
     def send_error(self, number: int, error: ServerError | None, version: str, flags: int) -> None:
-        """Answer with an error, None for a bug."""
+        """Answer with an error; None means a bug."""
         meta, text = (b" ", b"") if error is None else error_parts(error, version)
         self.channel.send_parts(Kind.FAIL, flags, number, meta, [text])
 
@@ -390,11 +390,11 @@ class FrontEndSession:
             item.cancel()
         self._under_way.clear()
         self._unread.owe(0)
-        # What it has given up or refused is not undone by its end.
+        # Counts of requests given up or refused remain after its end.
         self._hold(self._held.ended())
 
     def _hold(self, held: Held) -> None:
-        """The front end holds so much that is not submitted, or not read by clients."""
+        """Note what the front end holds: requests not submitted, or answers not read by clients."""
         before, self._held = self._held, held
         self._admission.count_process(self._account, before, held)
         self._moved()

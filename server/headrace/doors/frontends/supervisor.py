@@ -1,9 +1,8 @@
-"""Keeps the front ends running: starts them, starts again what has ended, and has them end.
+"""Supervisor of the front ends: starts, restarts and ends their processes.
 
-Each is a process of its own with a fresh interpreter, in a process group of its own, so that a
-signal from a terminal reaches only this process, which ends them in order. One that ends by itself
-is started again at once if it had run for a while, else after a delay that grows. Owned by the
-event loop.
+Each is a fresh interpreter in a process group of its own, so that a signal from a terminal reaches
+only the engine's process, which ends them in order. A front end that exits unexpectedly is
+restarted at once if it had run for a while, else after a growing delay. Owned by the event loop.
 """
 
 import asyncio
@@ -26,12 +25,12 @@ from headrace.placement.worker.python_options import passed_environment
 log = logging.getLogger(__name__)
 
 _START_SECS = 60.0
-_LOOP_SECS = 10.0  # between starts of a front end that ends again and again
-_FAREWELL_SECS = 2.0  # for a front end to end after it should have
+_LOOP_SECS = 10.0  # between starts of a front end that keeps crashing
+_FAREWELL_SECS = 2.0  # grace for a front end to exit after its deadline
 
 
 class _FrontEnd:
-    """One front end, through all its processes."""
+    """One front end, across restarts of its process."""
 
     def __init__(self, owner: "Supervisor", number: int) -> None:
         self.number = number
@@ -50,12 +49,13 @@ class _FrontEnd:
         ours, theirs = socket.socketpair()
         try:
             self.process = ChildProcess(
-                # -P: what lies in the working directory is not to be imported.
+                # -P: nothing is to be imported from the working directory.
                 [
                     sys.executable, "-P", "-m", "headrace.doors.frontends", str(theirs.fileno()),
                     *(["private"] if is_private() else []),
                 ],
-                # What a model might read of it before it is private has no secrets in it.
+                # The environment that a model might read before the process is private has no
+                # secrets.
                 passed_environment("PYTHON*", "GRPC_*"),
                 descriptors=(theirs.fileno(),),
             )  # fmt: skip
@@ -75,7 +75,7 @@ class _FrontEnd:
             self.session.tell_headers(owner.headers)
 
     def kill(self) -> None:
-        """Kill the process without waiting for anything."""
+        """Kill the process immediately."""
         if self.process is not None:
             self.process.kill()
 
@@ -86,7 +86,7 @@ class _FrontEnd:
     def _on_lost(self, reason: str) -> None:
         if self.process is not None and not self._owner.draining:
             log.debug("link to front end %d lost: %s", self.number, reason)
-        self.kill()  # without its link it can do nothing
+        self.kill()  # the process is useless without its link
 
     def _on_exit(self) -> None:
         owner, process, session = self._owner, self.process, self.session
@@ -123,7 +123,7 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """All front ends of one engine. `on_change` is told whether any can be reached."""
+    """All front ends of one engine. `on_change` is called with whether any is reachable."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class Supervisor:
         self.document = config.document()
         self.loop = asyncio.get_running_loop()
         self.draining = False
-        self.unlogged_before = 0  # by front ends that have ended
-        self.serves = False  # what front ends tell those who watch the server's health
+        self.unlogged_before = 0  # lost log lines of front ends that have ended
+        self.serves = False  # the readiness that front ends report
         self.headers = WantedHeaders()
         self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
@@ -147,7 +147,7 @@ class Supervisor:
         self._telling = False
 
     async def start(self) -> None:
-        """Start all front ends and wait until they answer; raises `OSError`."""
+        """Start all front ends and wait until their doors are open; raises `OSError`."""
         allow_many_files()
         for front_end in self._front_ends:
             front_end.start()
@@ -161,14 +161,14 @@ class Supervisor:
             raise OSError("a front end did not start; see the log")
 
     def apply_logs(self, settings: LogSettings) -> None:
-        """Apply settings of logs to all front ends, also those that are started later."""
+        """Apply log settings to all front ends, including those started later."""
         self.document["logs"] = asdict(settings)
         for session in self._sessions:
             session.apply_logs(self.document["logs"])
 
     @property
     def unlogged(self) -> int:
-        """Lines that front ends could not write into the log."""
+        """Log lines that front ends could not write."""
         return self.unlogged_before + sum(session.unlogged for session in self._sessions)
 
     @property
@@ -176,13 +176,13 @@ class Supervisor:
         return (f.session for f in self._front_ends if f.session is not None)
 
     def tell_ready(self, ready: bool) -> None:
-        """Send the server's readiness to all front ends, also to those that are started later."""
+        """Send the server's readiness to all front ends, including those started later."""
         self.serves = ready
         for session in self._sessions:
             session.tell_ready(ready)
 
     def tell_soon(self) -> None:
-        """Send to all front ends, at the end of this turn, how much others hold."""
+        """Send the bytes held by others to all front ends at the end of this turn."""
         if not self._telling:
             self._telling = True
             self.loop.call_soon(self._tell_elsewhere)
@@ -193,15 +193,15 @@ class Supervisor:
             session.tell_elsewhere()
 
     def want_routed(self, headers: Mapping[str, str]) -> None:
-        """Say by model which header's value requests for it are to bring along."""
+        """Set, by model, the header that traffic rules need of its requests."""
         self._want(replace(self.headers, routed=dict(headers)))
 
     def want_contexts(self, models: Mapping[str, bool]) -> None:
-        """Say by model whether requests are to bring along which trace they are part of."""
+        """Set, by model, whether requests must carry the trace context."""
         self._want(replace(self.headers, traced=dict(models)))
 
     def want_forwarded(self, headers: Mapping[str, Sequence[str]]) -> None:
-        """Say by model which headers requests are to bring along for other servers."""
+        """Set, by model, the headers that requests must carry for upstreams."""
         self._want(replace(self.headers, forwarded=dict(headers)))
 
     def _want(self, headers: WantedHeaders) -> None:
@@ -210,7 +210,10 @@ class Supervisor:
             session.tell_headers(headers)
 
     async def drain(self, seconds: float) -> int:
-        """Drain and end all front ends; how many requests were under way after `seconds`."""
+        """Drain and end all front ends.
+
+        Returns the number of requests in flight after `seconds`.
+        """
         admission = self.engine.admission
         self.draining = True
         left = 0
@@ -239,12 +242,12 @@ class Supervisor:
         await self._end(_FAREWELL_SECS)
 
     def changed(self) -> None:
-        """A front end has come or gone."""
+        """Process the start or end of a front end."""
         self._changed.set()
         self._on_change(any(front_end.ready for front_end in self._front_ends))
 
     async def _end(self, seconds: float) -> None:
-        """Wait until all have ended; those that have not by then are killed."""
+        """Wait until all have exited; kill the others after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while any(front_end.process for front_end in self._front_ends):

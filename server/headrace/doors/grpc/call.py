@@ -1,4 +1,4 @@
-"""Calls as handlers see them, over either transport: types, keys, labels, errors, access log."""
+"""Calls as handlers see them, over either transport: types, headers, labels, errors, access log."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,24 +16,24 @@ from headrace.observability.statistics import OTHER, STATUS_NAMES
 from headrace.protocol.protobuf_contents import varint
 from headrace.protocol.status import retry_after
 
-Message = list[Buffer]  # one message in pieces, which are written one after the other
+Message = list[Buffer]  # one message as consecutive pieces
 
 
 Noted = tuple[str, str, str]  # a model, its version and the id of a request
 
 
 def noted_fields(noted: Noted | None) -> dict[str, str]:
-    """Fields of the access log's line."""
+    """The fields of an access log line."""
     return dict(zip(("model", "version", "request_id"), noted or (), strict=False))
 
 
 class RpcContext(Protocol):
     """One remote procedure call."""
 
-    noted: Noted | None  # for the call's line of the access log
+    noted: Noted | None  # for the access log
 
     def metadata(self) -> Mapping[str, str]:
-        """The metadata that the client sent; names in lower case, text values only."""
+        """The client's metadata: names in lower case, text values only."""
 
     @property
     def account(self) -> Account:
@@ -43,60 +43,60 @@ class RpcContext(Protocol):
         """Seconds until the client's deadline; 0 if it has none."""
 
     def set_trailing(self, name: str, value: str) -> None:
-        """Send `name: value` with the status, in place of any other value of that name."""
+        """Send `name: value` in the trailers, replacing any earlier value of that name."""
 
 
 class Peer(RpcContext, Protocol):
-    """The client's end of a stream of messages both ways."""
+    """The client's side of a bidirectional stream."""
 
     @property
     def congested(self) -> bool:
-        """True if too much waits for the client to read it; `Session.sent` tells of less."""
+        """True if too much is queued for the client; `Session.sent` reports when it is less."""
 
     def send(self, message: Message) -> None:
         """Send a message."""
 
     def finish(self, error: ServerError | None = None) -> None:
-        """End the stream, with a good status or an error's."""
+        """End the stream, with status OK or that of an error."""
 
     def hold(self, held: bool) -> None:
-        """Let no more messages come for now, or again; those under way may still come."""
+        """Stop or resume the client's messages; those in transit may still arrive."""
 
 
 class Session(Protocol):
-    """The receiver of one stream's messages, on the event-loop thread. Must not wait.
+    """The receiver of one stream's messages, on the event-loop thread. Must not block.
 
-    May raise `ServerError`, which ends the stream. After `finish` nothing is called but `closed`.
+    May raise `ServerError`, which ends the stream. After `finish` only `closed` is called.
     """
 
     def receive(self, message: Buffer) -> None:
-        """Take a message."""
+        """Receive a message."""
 
     def half_close(self) -> None:
-        """The client sends no more."""
+        """The client has finished sending."""
 
     def sent(self) -> None:
-        """The client has read something, since when it is not congested."""
+        """The client has read something and is no longer congested."""
 
     def closed(self) -> None:
-        """The stream is over, whoever ended it. Called exactly once, last."""
+        """The stream has ended, from either side. Called exactly once, last."""
 
 
 class Server(Protocol):
-    """Either of the two transports."""
+    """Interface of both transports."""
 
     async def announce(self, grace: float) -> None:
-        """Accept no connections, and have clients send new calls elsewhere.
+        """Accept no connections, and tell clients to send new calls elsewhere.
 
-        Calls that are sent before a client knows of it are taken. Calls under way have `grace`
-        seconds in all.
+        Calls sent before a client learns of it are accepted. Calls in flight have `grace` seconds
+        in all.
         """
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+        """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
 
 
-# Given the message and an `InferCall`, which it answers.
+# Called with the message and an `InferCall`, which the handler answers.
 Direct = Callable[[Buffer, Any], None]
 Unary = Callable[[Buffer, Any], Awaitable[bytes]]
 Open = Callable[[Peer], Session]
@@ -104,12 +104,12 @@ Open = Callable[[Peer], Session]
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """All procedures by their full path, such as `/inference.GRPCInferenceService/ModelInfer`.
+    """All procedures by full path, such as `/inference.GRPCInferenceService/ModelInfer`.
 
-    `direct` are unary as well, but are called synchronously; the call is its own answer, with no
-    task or future between. `sessions` take and give many messages. A handler raises `ServerError`;
-    a transport turns it into a status by `headrace.protocol.status`. `keys` are what procedures ask
-    for in the metadata.
+    `direct` ones are unary, but called synchronously; the call itself is answered, without a task
+    or future. `sessions` exchange any number of messages. A handler raises `ServerError`; the
+    transport maps it to a status by `headrace.protocol.status`. `keys` are the metadata that
+    restricted procedures require.
     """
 
     direct: Mapping[str, Direct]
@@ -118,7 +118,7 @@ class Handlers:
     keys: Mapping[str, Key] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
-        """All procedures."""
+        """The paths of all procedures."""
         return [*self.direct, *self.unary, *self.sessions]
 
 
@@ -126,7 +126,7 @@ access = logging.getLogger("headrace.access")
 
 
 def labels(operations: Sequence[Operation] = OPERATIONS) -> dict[str, str]:
-    """The labels of procedures in the metrics, by their paths."""
+    """The metrics labels of procedures, by path."""
     return {path: found.counted for path, found in by_procedure(operations).items()}
 
 
@@ -134,12 +134,12 @@ _COUNTED = labels()
 
 
 def operation_of(path: str) -> str:
-    """The label of a procedure's calls in the metrics."""
+    """The metrics label of a procedure's calls."""
     return _COUNTED.get(path, OTHER)
 
 
 def without_key(key: Key, metadata: Mapping[str, str]) -> Restricted | None:
-    """The error of a call without the key, None for one with it."""
+    """The error of a call without the required metadata; None if it is present."""
     given = metadata.get(key.header)
     if given is not None and key.opens([given.encode("latin-1", "replace")]):
         return None
@@ -147,14 +147,14 @@ def without_key(key: Key, metadata: Mapping[str, str]) -> Restricted | None:
 
 
 def error_text(error: ServerError) -> str:
-    """The error's text, cut to what fits into trailers: a client refuses longer ones altogether."""
+    """The error's text, cut to what fits into trailers, which clients limit."""
     return bounded(str(error))
 
 
 def retry_details(error: ServerError, status: int, text: str) -> bytes:
     """`grpc-status-details-bin`: a `google.rpc.Status` with a `RetryInfo` in it.
 
-    Empty for an error that does not say when to come again.
+    Empty for an error without a retry delay.
     """
     seconds = retry_after(error)
     if not seconds:
@@ -165,12 +165,12 @@ def retry_details(error: ServerError, status: int, text: str) -> bytes:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    """A field of a message, with a length."""
+    """A length-delimited field of a message."""
     return bytes((number << 3 | 2,)) + varint(len(data)) + data
 
 
 def log_access(client: str, path: str, status: int, begun: float, notes: dict[str, str]) -> None:
-    """Write the line of a call that began at `begun`, by `perf_counter`."""
+    """Write the access log line of a call that began at `begun`, by `perf_counter`."""
     name = STATUS_NAMES[status] if 0 <= status < len(STATUS_NAMES) else str(status)
     fields = {
         "client": client,

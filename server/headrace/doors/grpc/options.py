@@ -10,7 +10,7 @@ from headrace.protocol.http2.keep_alive import KeepAlive
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# What zlib is to do for each level of compression.
+# The effort of zlib for each compression level.
 LEVELS = {"none": 0, "low": 1, "medium": 3, "high": 6}
 # The procedures whose answers are compressed by level.
 INFERENCE = frozenset(NAMED[name].procedure for name in ("ModelInfer", "ModelStreamInfer"))
@@ -18,10 +18,10 @@ INFERENCE = frozenset(NAMED[name].procedure for name in ("ModelInfer", "ModelStr
 
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
-    """`compression`, one of `LEVELS`, is of inference answers to those who take them compressed.
+    """`compression`, one of `LEVELS`, applies to inference answers for clients that accept it.
 
-    A client may make no progress for `patience_secs`, in sending a message or reading an answer. A
-    connection without calls ends after `idle_secs`; 0: never.
+    A client may make no progress for `patience_secs` while sending a message or reading an answer.
+    A connection without calls is closed after `idle_secs`; 0: never.
     """
 
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
@@ -32,9 +32,9 @@ class GrpcOptions:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of the server's certificate and key, and of the roots of clients' certificates.
+    """Paths of the server's certificate and key, and of the CA for client certificates.
 
-    `mutual` takes only clients that have a certificate.
+    `mutual` requires a certificate of clients.
     """
 
     certificate: str
@@ -43,7 +43,7 @@ class TlsFiles:
     mutual: bool = False
 
     def check(self) -> None:
-        """Raise `OSError` that names the setting which does not do."""
+        """Raise `OSError` that names the invalid setting."""
         for setting, path, needed in (
             ("--grpc-server-cert", self.certificate, True),
             ("--grpc-server-key", self.key, True),
@@ -55,8 +55,8 @@ class TlsFiles:
                 raise OSError(f"{setting}: there is no file {path}")
 
     def context(self) -> "SSLContext":
-        """For a server of our own that speaks HTTP/2; raises `OSError`."""
-        import ssl  # which commands that only read options can do without
+        """The TLS context for the native server; raises `OSError`."""
+        import ssl  # imported late: commands that only parse options do not need it
 
         self.check()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

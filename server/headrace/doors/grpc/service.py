@@ -1,4 +1,4 @@
-"""ModelInfer of `GRPCInferenceService`, from message bytes to message bytes."""
+"""ModelInfer, from message bytes to message bytes."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,21 +14,21 @@ from headrace.protocol.compression import check_size
 from headrace.protocol.parameters import add_timing, exact_timing, wants_timing
 from headrace.protocol.v2_protobuf import InferMessage, InferReader, InferWriter
 
-BACKEND_METADATA = "headrace-backend"  # which one has answered, of a model that has several
+BACKEND_METADATA = "headrace-backend"  # the backend that has answered, for a model with several
 
 
 class MessageCall(Call):
-    """A call that is asked by a ModelInferRequest, alone or on a stream."""
+    """A call made from a ModelInferRequest, unary or on a stream."""
 
     door = "GRPC"
-    timed = False  # answered with timings among the parameters
+    timed = False  # true if timings are requested among the parameters
 
     def charge(self, nbytes: int) -> None:
-        """Count what the message becomes; raises `Overloaded`."""
+        """Charge the decoded message; raises `Overloaded`."""
         raise NotImplementedError
 
     def decoded(self, message: InferMessage) -> None:
-        """Look at the message once the call is filled with what it asks."""
+        """Called once the call has been filled from the message."""
 
     def submit(
         self,
@@ -40,7 +40,7 @@ class MessageCall(Call):
     ) -> None:
         """Decode the message, on a thread if that takes long, and submit the call.
 
-        `told` are parameters made of metadata. `after` is called once a thread is done.
+        `told` are parameters made from metadata. `after` is called once a thread has finished.
         """
 
         def submit(asked: Call) -> None:
@@ -50,7 +50,7 @@ class MessageCall(Call):
                 self.timed = wants_timing(self)
             self.parameters.update(told)
             found = target
-            if message.long:  # the model may have been replaced meanwhile
+            if message.long:  # find the model again: it may have been replaced
                 found = engine.find(message.model_name, message.model_version)
                 self.routed(found)
             found.submit(self)
@@ -67,15 +67,15 @@ class MessageCall(Call):
 
 
 class InferCall(MessageCall):
-    """One ModelInfer, which its transport derives from: the context, and the reply, too."""
+    """One ModelInfer call; each transport derives its context and reply from it."""
 
     refusal = GRPC_NOT_DECOUPLED
 
     account: ConnectionAccount
-    noted: Noted | None  # for the call's line of the access log
+    noted: Noted | None  # for the access log
     service: "InferenceService"
-    entered = False  # whether the account has counted it as a request, with `nbytes`
-    named = True  # the version that serves it is known before the answer
+    entered = False  # true once it is charged to the account, with `nbytes`
+    named = True  # the serving version is known before the answer
 
     # --- for the transport
 
@@ -86,24 +86,24 @@ class InferCall(MessageCall):
         raise NotImplementedError
 
     def answer(self, message: Message, timing: bytes) -> None:
-        """Answer with a message and a good status, and with `timing` as `server-timing`."""
+        """Answer with a message, status OK, and `timing` as `server-timing`."""
         raise NotImplementedError
 
-    # --- for whoever serves it
+    # --- for the service
 
     def charge(self, nbytes: int) -> None:
-        """Count what the message becomes; raises `Overloaded`."""
+        """Charge the decoded message; raises `Overloaded`."""
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
     def leave(self) -> None:
-        """Count the request out, if it was counted in."""
+        """Release the request's charge, if any."""
         if self.entered:
             self.entered = False
             self.account.leave(self.nbytes)
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Encode and send."""
+        """Encode and send a response."""
         self.leave()
         if self.timed:
             add_timing(response)
@@ -112,30 +112,30 @@ class InferCall(MessageCall):
         self.answer(self.service.writer.pieces(response), exact_timing(response.timing))
 
     def header(self, name: str) -> str:
-        """The value of metadata by their name in lower case, "" for none."""
+        """A metadata value by lower-case name; "" if there is none."""
         return self.metadata().get(name, "")
 
     def routed(self, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
+        """Note the target that serves the request."""
         self.noted = target.model, target.name, self.id
 
     def answered_by(self, backend: str) -> None:
-        """Send along which backend answers."""
+        """Report the backend in the metadata."""
         self.set_trailing(BACKEND_METADATA, backend)
 
     def cancel(self) -> None:
-        """Drop the call: nobody waits any more."""
+        """Cancel the call: the client no longer waits."""
         super().cancel()
         self.leave()
 
 
 class InferenceService:
-    """ModelInfer; the stream is in `headrace.doors.grpc.stream`."""
+    """ModelInfer; the streaming form is in `headrace.doors.grpc.stream`."""
 
     def __init__(
         self, engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
     ) -> None:
-        """`pattern` picks what of the metadata models are told."""
+        """`pattern` selects metadata that is forwarded to models."""
         self.writer = InferWriter()
         self.reader = InferReader()
         self.engine = engine
@@ -143,7 +143,7 @@ class InferenceService:
         self._limit = max_request_bytes
 
     def __call__(self, data: Buffer, call: InferCall) -> None:
-        """ModelInfer; raises `ServerError`, after which the call is to `leave`."""
+        """Answer ModelInfer; raises `ServerError`, after which the caller must `leave` the call."""
         nbytes = check_size(data, self._limit)
         call.begin()
         call.account.enter(nbytes)
@@ -156,7 +156,7 @@ class InferenceService:
         told: Mapping[str, str] = {}
         if self.pattern is not None:
             told = self.pattern.parameters(call.metadata().items())
-        # In a front end, or by rules, the answer says which version it was.
+        # In a front end, or with traffic rules, the answer names the version.
         call.named = bool(found.name)
         call.submit(self.engine, asked, found, told)
         alike, direct = asked.alike, found.direct

@@ -1,7 +1,7 @@
 """All services of the gRPC door, for the engine's process and for front ends.
 
-The operations of the table come as `unary`: from the engine, or handed on to its process. What a
-door answers itself is here, too: health, reflection, inference.
+The operations of the table come as `unary`: from the engine, or forwarded to its process.
+Operations that a door answers itself are here: health, reflection, inference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,9 +46,9 @@ def all_handlers(
     max_request_bytes: int,
     rules: HeaderRules,
 ) -> Handlers:
-    """The handlers of all services, and the keys that they ask for.
+    """The handlers of all services, with the metadata that they require.
 
-    `streams` is the way to the engine of requests in streams, `entrance` that of all others.
+    `streams` leads to the engine for requests in streams, `entrance` for all others.
     """
     admission, pattern = entrance.admission, rules.pattern()
     check, watch = health_handlers(readiness, admission)
@@ -70,9 +70,9 @@ def all_handlers(
 def restricted(
     handlers: Handlers, rules: HeaderRules, operations: Sequence[Operation] = OPERATIONS
 ) -> Handlers:
-    """Handlers that ask for the keys of their categories.
+    """Wrap handlers so that they require the metadata of their categories.
 
-    Raises `LookupError` for a procedure that is no operation of the table: none can be forgotten.
+    Raises `LookupError` for a procedure missing in the table, so that none can be forgotten.
     """
     table, keys = by_procedure(operations), rules.keys()
     by_path: dict[str, Key] = {}
@@ -85,11 +85,11 @@ def restricted(
     return replace(handlers, keys=by_path)
 
 
-# --- grpc.health.v1.Health: the server's readiness for any service name, as Triton answers it
+# --- grpc.health.v1.Health: the server's readiness for any service name, as in Triton
 
 
 def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, Open]:
-    """Check, and Watch: whether the server is ready now, and each time that has changed."""
+    """Check and Watch: the server's readiness now, and on each change."""
 
     async def check(data: Buffer, call: object) -> bytes:
         return _status(readiness.ready and not admission.exiting)
@@ -98,25 +98,25 @@ def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, 
 
 
 class Watch:
-    """A `Session` that tells whether the server is ready, until it exits.
+    """A `Session` that reports the server's readiness until it exits.
 
-    The client's one message says of which service, which makes no difference.
+    The client's single message names a service, which is ignored.
     """
 
     def __init__(self, readiness: Readiness, admission: Admission, peer: Peer) -> None:
         self._readiness, self._admission, self._peer = readiness, admission, peer
         self._asked = self._begun = False
-        self._last: bool | None = None  # what the client was told
+        self._last: bool | None = None  # as last reported
         admission.watch_close(self.sent)
 
     def receive(self, message: Buffer) -> None:
-        """Take the one message."""
+        """Receive the single message."""
         if self._asked:
             raise InvalidRequest("the call takes one message, got another")
         self._asked = True
 
     def half_close(self) -> None:
-        """Begin to tell."""
+        """Start reporting."""
         if not self._asked:
             raise InvalidRequest("the call takes one message, got none")
         self._begun = True
@@ -124,10 +124,10 @@ class Watch:
         self.sent()
 
     def sent(self) -> None:
-        """Send the status if it has changed, once there is room for it."""
+        """Send the status if it has changed, once there is room."""
         exiting = self._admission.exiting
         if not self._begun:
-            if exiting:  # a client that asks nothing holds up no exit
+            if exiting:  # a client without requests must not delay the exit
                 self._peer.finish(ServerExiting("Server exiting"))
             return
         if self._peer.congested:
@@ -140,7 +140,7 @@ class Watch:
             self._peer.finish()
 
     def closed(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._begun = False
         self._readiness.unwatch(self.sent)
         self._admission.unwatch_close(self.sent)
@@ -166,7 +166,7 @@ class Reflection:
         admission.watch_close(self._exit)
 
     def receive(self, message: Buffer) -> None:
-        """Answer, and take no more while the client does not read."""
+        """Answer; stop reading while the client does not read."""
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(bytes(message))
         except DecodeError as error:
@@ -180,12 +180,12 @@ class Reflection:
         self._peer.finish()
 
     def sent(self) -> None:
-        """Go on once there is room."""
+        """Resume reading once there is room."""
         if not self._peer.congested:
             self._peer.hold(False)
 
     def closed(self) -> None:
-        """Watch for the server's end no more."""
+        """Stop watching for the server's end."""
         self._admission.unwatch_close(self._exit)
 
     def _exit(self) -> None:
@@ -221,7 +221,7 @@ def _file_of(symbol: str) -> FileDescriptor:
     """The file that declares `symbol`; raises `KeyError`."""
     try:
         return POOL.FindFileContainingSymbol(symbol)
-    except KeyError:  # the pool does not find methods by their full names
+    except KeyError:  # the pool cannot look up methods by full name
         service, _, method = symbol.rpartition(".")
         descriptor = POOL.FindServiceByName(service)
         if method not in descriptor.methods_by_name:
@@ -230,7 +230,7 @@ def _file_of(symbol: str) -> FileDescriptor:
 
 
 def _add_files(response: reflection_pb2.ServerReflectionResponse, file: FileDescriptor) -> None:
-    """The file and all that it imports."""
+    """Add the file and everything that it imports."""
     todo, seen = [file], set[str]()
     while todo:
         current = todo.pop()

@@ -1,14 +1,14 @@
-"""ModelStreamInfer: one bidirectional stream with requests for any models.
+"""ModelStreamInfer: a bidirectional stream with requests for any models.
 
-Requests are submitted as they arrive and executed concurrently. Responses of ordinary models are
+Requests are submitted as they arrive and execute concurrently. Responses of ordinary models are
 written in the order of their requests; those of decoupled models as they come. An error does not
-end the stream: it is a message of its own, unless the client asked for real statuses with the
-metadata `triton_grpc_error: true`. When the server ends, so does the stream, as soon as all its
+end the stream: it is a separate message, unless the client asked for real statuses with the
+metadata `triton_grpc_error: true`. When the server shuts down, the stream ends once all its
 requests are answered.
 
-What a client that does not read can pile up is bounded: by how many requests may be under way, and
-for models that answer many times by holding the requests whose messages wait here. One that goes on
-nevertheless is given up in the end.
+What a slow reader can pile up is bounded: by the number of requests in flight, and for decoupled
+models by pausing requests whose messages are queued here. A request that goes on nevertheless is
+ended eventually.
 """
 
 import logging
@@ -39,14 +39,13 @@ log = logging.getLogger(__name__)
 
 FINAL_PARAMETER = "triton_final_response"
 _MAX_IN_FLIGHT = 1024
-_PAUSE_ALL_BYTES = 8 << 20  # that wait in a stream, from which on every request of it is held
+_PAUSE_ALL_BYTES = 8 << 20  # queued in a stream above which all its requests are held
 
 
 class Slot(MessageCall):
-    """One request of a stream, and what came for it and is not written yet.
+    """One request of a stream, and its messages that are not written yet.
 
-    `empty_final` are the model and version as the request has them, if it asked to be told of an
-    end without a response.
+    `empty_final` has the model and version of the request, if it asked for an empty final response.
     """
 
     __slots__ = (
@@ -60,33 +59,33 @@ class Slot(MessageCall):
         self.found: Target | None = None
         self.empty_final: tuple[str, str] | None = None
         self.ordered = True
-        self.answered = False  # nothing more comes than what waits
-        self.executing = False  # counted in by admission, and submitted
-        self.ready = False  # has its turn to write
-        self.paused = False  # its model was asked to pause
-        self.waiting = 0  # bytes of messages
+        self.answered = False  # no further messages follow the queued ones
+        self.executing = False  # charged by admission, and submitted
+        self.ready = False  # scheduled to write
+        self.paused = False  # the model was asked to pause
+        self.waiting = 0  # bytes of queued messages
         self.messages: deque[Message] = deque()
         self.error: ServerError | None = None
 
     def charge(self, nbytes: int) -> None:
-        """Count what the message becomes; raises `Overloaded`."""
+        """Charge the decoded message; raises `Overloaded`."""
         self.stream.count_more(self, nbytes)
         self.nbytes += nbytes
 
     def decoded(self, message: InferMessage) -> None:
-        """Note whether the client is to be told of an end without a response."""
+        """Note whether the client wants an empty final response."""
         if message.empty_final:
             self.empty_final = message.model_name, message.model_version
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Take a response."""
+        """Queue a response."""
         if self.timed:
             add_timing(response)
         response.parameters[FINAL_PARAMETER] = final
         self._add(stream_response(self.stream.writer.pieces(response)), final)
 
     def finish(self) -> None:
-        """Take the end, with which no response comes."""
+        """Queue the end, which has no response."""
         if self.empty_final is not None:
             parameters = {FINAL_PARAMETER: True}
             message = stream_message("", self.id, *self.empty_final, parameters)
@@ -96,7 +95,7 @@ class Slot(MessageCall):
             self.stream.came(self, None)
 
     def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
+        """Queue the error that ends the request."""
         found = self.found if self.executing else None
         names = ("", "") if found is None else (found.model, found.name)
         parameters = {} if found is None else {FINAL_PARAMETER: True}
@@ -105,25 +104,25 @@ class Slot(MessageCall):
         self._add([stream_message(str(error), self.id, *names, parameters)], True)
 
     def refuse(self, error: ServerError) -> None:
-        """Take the error that the request was refused with."""
+        """Queue the error that refused the request."""
         self.stream.count_out(self)
         self.fail(error)
 
     def header(self, name: str) -> str:
-        """The value of metadata by their name in lower case, "" for none."""
+        """A metadata value by lower-case name; "" if there is none."""
         return self.stream.metadata().get(name, "")
 
     def remaining(self) -> float:
-        """`RpcContext.remaining`."""
+        """Implements `RpcContext.remaining`."""
         return self.stream.remaining()
 
     def routed(self, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
+        """Note the target that serves the request."""
         self.found = target
 
     def _add(self, message: Message, final: bool) -> None:
         if self.answered:
-            return  # an error here has ended it before its model did
+            return  # an error has ended it before its model did
         if final:
             self.stream.end(self)
         self.stream.came(self, message)
@@ -132,11 +131,11 @@ class Slot(MessageCall):
 class StreamInfer:
     """One stream.
 
-    Its requests are in `_ordered`, in order of arrival, or in `_unordered`, until all that came for
-    them is written. `_ready` are those that may write now, each once: they take turns, message by
-    message. `_waiting` counts the bytes of messages of decoupled models' requests that have not
-    ended, which are those that can grow; `_kept` those of all, and `_charged` how many of them the
-    account has, which is told of those that could not be written at once.
+    Requests are in `_ordered`, in order of arrival, or in `_unordered`, until all their messages
+    are written. `_ready` are those that may write now, each once: they take turns, message by
+    message. `_waiting` counts the queued bytes of decoupled models' requests that have not ended,
+    which are those that can grow; `_kept` those of all, and `_charged` the part charged to the
+    account, which covers messages that could not be written at once.
     """
 
     def __init__(
@@ -149,8 +148,8 @@ class StreamInfer:
         give_up_bytes: int,
         pattern: HeaderPattern | None,
     ) -> None:
-        self._told: Mapping[str, str] = {}  # parameters for models, made of metadata
-        self._fault = ""  # for which every request is refused
+        self._told: Mapping[str, str] = {}  # parameters for models, from metadata
+        self._fault = ""  # reason for refusing every request
         if pattern is not None:
             try:
                 self._told = pattern.parameters(peer.metadata().items())
@@ -170,13 +169,13 @@ class StreamInfer:
         self._ordered: deque[Slot] = deque()
         self._unordered: set[Slot] = set()
         self._ready: deque[Slot] = deque()
-        self._drained: list[Slot] = []  # held ones of which everything is written
+        self._drained: list[Slot] = []  # held slots whose messages are all written
         self._waiting = self._kept = self._charged = 0
         self._half_closed = False
         self._holding = False
         self._over = False
         self._writing = False
-        self._deferring = False  # a request is being decoded, those after it are `_behind`
+        self._deferring = False  # a request is being decoded; later ones are `_behind`
         self._behind: deque[tuple[Slot, Buffer]] = deque()
         engine.admission.watch_close(self.write)
 
@@ -184,10 +183,10 @@ class StreamInfer:
     def _under_way(self) -> int:
         return len(self._ordered) + len(self._unordered)
 
-    # --- what the client does
+    # --- from the client
 
     def receive(self, message: Buffer) -> None:
-        """Submit a request, once those before it are."""
+        """Submit a request, after those before it."""
         slot = Slot(self)
         self._ordered.append(slot)
         if self._deferring:
@@ -200,17 +199,17 @@ class StreamInfer:
             self._peer.hold(True)
 
     def half_close(self) -> None:
-        """End once everything is answered."""
+        """End the stream once everything is answered."""
         self._half_closed = True
         self.write()
 
     def sent(self) -> None:
-        """Go on writing."""
+        """Resume writing."""
         self.write()
         self._charge()
 
     def closed(self) -> None:
-        """Cancel what is still under way."""
+        """Cancel requests still in flight."""
         self._over = True
         self._kept = 0
         self._charge()
@@ -229,33 +228,33 @@ class StreamInfer:
                 if not slot.answered:
                     slot.cancel()
 
-    # --- what the server does
+    # --- from the engine
 
     def count_out(self, slot: Slot) -> None:
-        """A request is not under way any more."""
+        """Release the charge of a request that has ended."""
         if slot.executing:
             slot.executing = False
             self._account.leave(slot.nbytes)
 
     def count_more(self, slot: Slot, nbytes: int) -> None:
-        """Count bytes of a request in; raises `Overloaded`."""
+        """Charge further bytes of a request; raises `Overloaded`."""
         self._account.grow(nbytes, slot.nbytes)
 
     def end(self, slot: Slot) -> None:
-        """Mark a request as answered: nothing more comes than what waits, and maybe one message."""
+        """Mark a request as answered; at most one message follows."""
         slot.answered = True
         self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
         if not slot.ordered:
             self._waiting -= slot.waiting
 
     def came(self, slot: Slot, message: Message | None) -> None:
-        """A message came for a request, or nothing but its end."""
+        """Queue a message of a request, or only its end."""
         if self._over:
             return
         if slot.ordered and slot.found is not None and slot.found.decoupled:
             self._ordered.remove(slot)
             self._leave_order(slot)
-            self._offer_first()  # which may be another one now
+            self._offer_first()  # the first request may have changed
         if message is not None:
             slot.messages.append(message)
             nbytes = sum(map(len, message))
@@ -273,7 +272,7 @@ class StreamInfer:
             self._restrain(slot)
 
     def write(self) -> None:
-        """Write what may be written now, and end the stream if it is time."""
+        """Write what may be written now, and end the stream if due."""
         if self._writing or self._over:
             return
         self._writing = True
@@ -291,13 +290,13 @@ class StreamInfer:
         self._go_on()
 
     def _charge(self) -> None:
-        """Count what waits now."""
+        """Charge the queued bytes."""
         if change := self._kept - self._charged:
             self._charged = self._kept
             self._account.count(change)
 
     def _go_on(self) -> None:
-        """End the stream if it is time, or let more requests come."""
+        """End the stream if due, or resume receiving."""
         if self._over:
             return
         under_way = self._under_way
@@ -310,31 +309,31 @@ class StreamInfer:
             self._peer.hold(False)
 
     def _finish(self, error: ServerError | None) -> None:
-        """Write no more; what is left is dealt with when the stream is `closed`."""
+        """Stop writing; `closed` deals with the rest."""
         self._over = True
         self._peer.finish(error)
 
-    # --- whose turn it is
+    # --- scheduling of writes
 
     def _offer(self, slot: Slot) -> None:
-        """Give a turn to a request that may write, if it has something."""
+        """Schedule a request that may write and has messages."""
         if not slot.ready and (slot.messages or slot.answered):
             slot.ready = True
             self._ready.append(slot)
 
     def _offer_first(self) -> None:
-        """Give a turn to the first of the requests that have an order."""
+        """Schedule the first of the ordered requests."""
         ordered = self._ordered
         while ordered:
             slot = ordered[0]
-            # In a front end that may not have been known when the request was sent.
+            # In a front end this may have been unknown when the request was sent.
             if slot.found is None or not slot.found.decoupled:
                 self._offer(slot)
                 return
             self._leave_order(ordered.popleft())
 
     def _leave_order(self, slot: Slot) -> None:
-        """Let a request that is not ordered any more be answered at any time."""
+        """Move a request out of the ordered ones, so that it can be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
         if not slot.answered:
@@ -342,7 +341,7 @@ class StreamInfer:
         self._offer(slot)
 
     def _write_one(self, slot: Slot) -> bool:
-        """One message of a request, or its end; whether to go on."""
+        """Write one message of a request, or its end; returns True to go on."""
         slot.ready = False
         messages = slot.messages
         if messages:
@@ -350,7 +349,7 @@ class StreamInfer:
                 self._real_errors
                 and slot.error is not None
                 and slot.executing
-                and len(messages) == 1  # what came before the error is still good
+                and len(messages) == 1  # messages before the error are still valid
             ):
                 self._finish(slot.error)
                 return False
@@ -370,7 +369,7 @@ class StreamInfer:
         return True
 
     def _answered(self, slot: Slot) -> None:
-        """Everything that came for a request is written."""
+        """Remove a request whose messages are all written."""
         self.count_out(slot)
         if slot.ordered:
             self._ordered.popleft()
@@ -379,7 +378,7 @@ class StreamInfer:
             self._unordered.discard(slot)
 
     def _restrain(self, slot: Slot) -> None:
-        """Bound what waits, after more has come: pause the request, or give one up."""
+        """Bound the queue after a new message: hold the request, or end one."""
         if not slot.paused:
             if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
                 slot.paused = True
@@ -388,7 +387,7 @@ class StreamInfer:
             self._give_up()
 
     def _give_up(self) -> None:
-        """End the request of which most waits: its model was asked to pause, and did not."""
+        """End the request with the most queued bytes: its model has not paused when asked."""
         held = [slot for slot in self._unordered if slot.paused and not slot.answered]
         slot = max(held, key=lambda slot: slot.waiting)
         slot.cancel()
@@ -399,7 +398,7 @@ class StreamInfer:
         slot.fail(not_read())
 
     def _count_in(self, slot: Slot, data: Buffer) -> bool:
-        """Count a request in that is submitted later, unless it is refused."""
+        """Charge a request that is submitted later; returns False if it is refused."""
         try:
             nbytes = check_size(data, self._limit)
             self._account.enter(nbytes)
@@ -447,10 +446,10 @@ def stream_opener(
     give_up_bytes: int = GIVE_UP_BYTES,
     pattern: HeaderPattern | None = None,
 ) -> Open:
-    """The factory of sessions of ModelStreamInfer.
+    """Create a factory of ModelStreamInfer sessions.
 
-    Beyond `give_up_bytes` that wait in one stream, a request that is held is given up. `pattern`
-    picks what of the metadata models are told.
+    A held request is ended once more than `give_up_bytes` are queued in its stream. `pattern`
+    selects metadata that is forwarded to models.
     """
     reader, writer = InferReader(), InferWriter()
 

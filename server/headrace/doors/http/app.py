@@ -1,8 +1,8 @@
-"""The HTTP routes of the table of operations, but for inference: a FastAPI application.
+"""The HTTP routes of the table of operations, except inference: a FastAPI application.
 
-Before anything of a request is read but its head: who has the key of the operation's category, and,
-for a route that changes models or settings, whether a web page had a browser send the request that
-is not allowed to. A client that goes before its request is there as a whole is no error.
+Two checks need only a request's head: the header required by the operation's category, and, for a
+route that changes models or settings, the origin of a browser's request. A client that disconnects
+before its request is complete is no error.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ _JSON = "application/json"
 _HTML = "text/html; charset=utf-8"
 _NO_ROUTE = "Not Found: /docs describes all paths"
 _BODY_LIMIT = 1 << 20  # bytes of a body, unless it is large
-_ALWAYS = 64 << 10  # bytes of a body for which there is room on a server that is full
-_LONG = 64 << 10  # bytes of a body, from which on it is read on a thread
+_ALWAYS = 64 << 10  # bytes of a body that are accepted even if the server is full
+_LONG = 64 << 10  # bytes of a body from which on it is parsed on a thread
 
 
 def create_app(
@@ -55,7 +55,7 @@ def create_app(
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> FastAPI:
-    """The application that answers for `engine`, by these rules for headers; see `LateApp`."""
+    """The application for `engine`, with these header rules; see `LateApp`."""
     app = FastAPI(
         title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
         redoc_url=None, openapi_url=None,
@@ -77,7 +77,7 @@ def create_app(
 
 
 class _OperationRoute(APIRoute):
-    """A route of an operation, which asks for its key before it looks at the method."""
+    """A route of an operation, which checks the required header before the method."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class _OperationRoute(APIRoute):
         self._key = key
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette's routing interface; raises `Restricted`."""
+        """Handle a request (Starlette's interface); raises `Restricted`."""
         scope[OPERATION] = self._counted
         check_key(self._key, scope["headers"])
         try:
             await super().handle(scope, receive, send)
-        except ClientDisconnect:  # without an answer, which would be counted as one
-            log.debug("the client of %s went before its request was there", scope["path"])
+        except ClientDisconnect:  # without an answer, which would be counted
+            log.debug("the client of %s left before its request was complete", scope["path"])
 
 
 def _is_probe(operation: Operation, route: Route) -> bool:
@@ -108,7 +108,7 @@ def _is_probe(operation: Operation, route: Route) -> bool:
 
 
 class _Operations:
-    """Endpoints of the operations' routes."""
+    """Endpoints for the routes of operations."""
 
     def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
         self._engine = engine
@@ -125,7 +125,7 @@ class _Operations:
             scope, parts = request.scope, request.path_params
             if route.changes:
                 self._origins.check(scope["headers"], scope["server"])
-            if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as Triton has it
+            if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
             if handler.check is not None:
                 handler.check(self._engine, parts)
@@ -138,7 +138,7 @@ class _Operations:
         return answer
 
     async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
-        """The request's body, as the handler has read it."""
+        """Read the request's body and pass it through the handler's `read`."""
 
         def read() -> Any:
             return handler.read(parse_object(body))
@@ -153,11 +153,10 @@ class _Operations:
 async def whole_body(
     pieces: AsyncIterator[bytes], account: Account, limit: int = 0
 ) -> AsyncIterator[bytes]:
-    """A body of up to `limit` bytes, 0 for that of control requests.
+    """Read a body of up to `limit` bytes, 0 for that of control requests.
 
-    It counts while it comes and is being used; the first bytes whatever the limits: whoever
-    operates a server that is full has to be able to ask something of it. Raises `PayloadTooLarge`,
-    `Overloaded` and `ServerExiting`.
+    It is charged while it arrives and is in use, except for its first bytes: the operator of a full
+    server has to be able to control it. Raises `PayloadTooLarge`, `Overloaded` and `ServerExiting`.
     """
     body = bytearray()
     size, charged, begun = 0, 0, False  # charged: bytes beyond the first ones
@@ -203,13 +202,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _add_pages(
     app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
 ) -> None:
-    """The pages for people, and the OpenAPI document, which shows models as metadata do."""
+    """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
     key = rules.keys().get(Category.METADATA)
 
     async def described(
         request: Request, write: Callable[[dict[str, Any]], bytes | str]
     ) -> bytes | str:
-        """The document by `write`, made on a thread: there may be thousands of models."""
+        """The output of `write`, made on a thread: there may be thousands of models."""
         shown = key is None or opens(key, request.scope["headers"])
         models = loaded(engine.versions()) if shown else ()
         return await asyncio.to_thread(lambda: write(document(models, operations)))
@@ -233,7 +232,7 @@ def _add_pages(
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error in the protocol's form, also those that the framework itself finds."""
+    """Return every error in the protocol's form, including the framework's own."""
 
     @app.exception_handler(ServerError)
     async def server_error(_: Request, error: ServerError) -> Response:
@@ -257,21 +256,21 @@ def _add_errors(app: FastAPI) -> None:
         return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
 
 
-_ALIKE = 0.65  # from which on a path is taken for another one that was written wrongly
-_LONGEST = 100  # characters of a path that is compared with others
+_ALIKE = 0.65  # similarity from which on a path is suggested
+_LONGEST = 100  # longest path that is compared with others
 _MODEL = "/v2/models/{name}"
 _OF_MODEL = re.compile(
     r"(?:/v\d)?/models?/(?P<name>[^/:]+)(?:/versions?/(?P<version>\d+))?(?:[/:](?P<end>[\w/]+))?",
     re.IGNORECASE,
 )
-# Words of other servers.
+# Path elements of other servers.
 _INFER = frozenset({"infer", "predict", "predictions", "invocations", "inference", "run"})
 _METRICS = "metrics have a port of their own, 8002 unless --metrics-port says another"
 
 
 @cache
 def _known() -> tuple[list[str], list[str]]:
-    """The ends of paths behind a model's name, and all other paths."""
+    """The known paths: their ends behind a model's name, and all others."""
     forms = [form for found in OPERATIONS for route in found.routes for form in route.forms]
     ends = [form.removeprefix(_MODEL) for form in forms if form.startswith(_MODEL)]
     others = [form for form in forms if "{" not in form]
@@ -280,10 +279,9 @@ def _known() -> tuple[list[str], list[str]]:
 
 
 def hint(path: str) -> str:
-    """The path that one which is not there was probably meant to be, as the end of a sentence.
+    """A suggestion for an unknown path, as the end of a sentence; "" if nothing is similar.
 
-    Those who come from other servers ask for `/v1/models/m:predict`, `/models/m/infer` or
-    `/health`; "" if nothing is like the path.
+    Users of other servers try `/v1/models/m:predict`, `/models/m/infer` or `/health`.
     """
     if len(path) > _LONGEST:
         return ""

@@ -1,5 +1,4 @@
-"""The pages at `/`, which says where one is, and at `/docs`: the OpenAPI description as HTML that
-needs nothing from elsewhere.
+"""The pages at `/`, an overview, and at `/docs`: the OpenAPI description as self-contained HTML.
 
 The usual viewers are loaded from a public network, which a cluster often cannot reach.
 """
@@ -26,17 +25,17 @@ table { border-collapse: collapse } td { padding: .15rem 1.2rem .15rem 0; vertic
 
 
 _PLACES = (
-    ("<a href=/docs>/docs</a>", "every path, with what it takes and answers"),
+    ("<a href=/docs>/docs</a>", "all paths, with their requests and responses"),
     ("<a href=/openapi.json>/openapi.json</a>", "the same for tools"),
-    ("<a href=/v2>/v2</a>", "the server's name and what it offers"),
-    ("<a href=/v2/health/ready>/v2/health/ready</a>", "whether it takes requests"),
-    ("<a href=/v2/models/stats>/v2/models/stats</a>", "its models, and what they have done"),
-    ("<code>/v2/models/NAME/infer</code>", "where models are asked, with POST"),
+    ("<a href=/v2>/v2</a>", "the server's metadata"),
+    ("<a href=/v2/health/ready>/v2/health/ready</a>", "readiness"),
+    ("<a href=/v2/models/stats>/v2/models/stats</a>", "its models and their statistics"),
+    ("<code>/v2/models/NAME/infer</code>", "runs a model, with POST"),
 )
 
 
 def render_root(version: str) -> str:
-    """The page for those who look what answers here. It tells nothing of models."""
+    """The overview page. It reveals nothing about models."""
     rows = "\n".join(f"<tr><td>{place}<td>{what}" for place, what in _PLACES)
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>\n"
@@ -49,7 +48,7 @@ def render_root(version: str) -> str:
 
 
 def render_docs(document: dict[str, Any]) -> str:
-    """The whole page for an OpenAPI document."""
+    """The page for an OpenAPI document."""
     info = document["info"]
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -57,7 +56,7 @@ def render_docs(document: dict[str, Any]) -> str:
         f"<title>{escape(info['title'])}</title><style>{_STYLE}</style>",
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         f"<p>{escape(info.get('summary', ''))}. {escape(info.get('description', ''))}"
-        " The same as a document for tools:"
+        " The same for tools:"
         " <a href=/openapi.json>/openapi.json</a></p>",
     ]
     by_tag: dict[str, list[str]] = {}
@@ -102,7 +101,7 @@ def _body(contents: dict[str, Any]) -> str:
 
 
 def _schema(content: dict[str, Any]) -> str:
-    """The form of an answer: a link where it has a name."""
+    """The schema of an answer: a link if it has a name."""
     reference = content["schema"].get("$ref", "").rpartition("/")[2]
     if reference:
         return f"<a href='#{escape(reference)}'>{escape(reference)}</a> "

@@ -1,7 +1,7 @@
-"""One infer request over HTTP from its head to its answer, whichever route carries it.
+"""One infer request over HTTP from its head to its answer, for every route.
 
-Order of work: find the model, count the request in, take the body within its limit, decode, submit,
-encode the response or the error, count the request out.
+Steps: find the model, charge the request, receive the body within its limit, decode, submit, encode
+the response or the error, release the charge.
 """
 
 import logging
@@ -44,10 +44,10 @@ from headrace.protocol.v2_json import (
 
 log = logging.getLogger(__name__)
 
-# Header lines as they are written.
+# Header lines in wire format.
 JSON = b"content-type: application/json\r\n"
 CLOSE = b"connection: close\r\n"
-_BACKEND = b"headrace-backend: %b\r\n"  # which one has answered, of a model that has several
+_BACKEND = b"headrace-backend: %b\r\n"  # the backend that has answered, for a model with several
 _TIMING = b"server-timing: %b\r\n"
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
@@ -62,17 +62,17 @@ class Answer:
 
     @property
     def closes(self) -> bool:
-        """True if the connection has to end with it."""
+        """True if the connection must be closed after the answer."""
         return self.status != 200 and self.lines.endswith(CLOSE)
 
     @property
     def size(self) -> int:
-        """Bytes of the body."""
+        """The size of the body in bytes."""
         return sum(map(len, self.buffers))
 
 
 class Exchange(Call):
-    """An infer request under way. After `open`, `close` must be called exactly once."""
+    """An infer request in flight. After `open`, `close` must be called exactly once."""
 
     __slots__ = (
         "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_more", "_timed",
@@ -85,7 +85,7 @@ class Exchange(Call):
     _form: ResponseForm | None
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
-        """`limit` is of the body's bytes, also once it is decompressed.
+        """`limit` bounds the body in bytes, also once it is decompressed.
 
         `account` is the connection's.
         """
@@ -99,7 +99,7 @@ class Exchange(Call):
         self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
 
     def open(self) -> None:
-        """Find the model and count a message in whose body is yet to come; raises `ServerError`."""
+        """Find the model and charge a request whose body is yet to arrive; raises `ServerError`."""
         self.begin()
         self._find()
         declared = self.head.length or 0
@@ -108,7 +108,7 @@ class Exchange(Call):
         self._held = True
 
     def open_whole(self, nbytes: int) -> None:
-        """Find the model and count the request in, its body of `nbytes` being there.
+        """Find the model and charge the request with its complete body of `nbytes`.
 
         Raises `ServerError`.
         """
@@ -125,7 +125,7 @@ class Exchange(Call):
             raise PayloadTooLarge(too_large("request body", self._limit, declared))
 
     def grow(self, nbytes: int) -> None:
-        """Count bytes of the body in; raises `ServerError` beyond a limit."""
+        """Charge received bytes of the body; raises `ServerError` beyond a limit."""
         if self.nbytes + nbytes > self._limit:
             raise PayloadTooLarge(too_large("request body", self._limit))
         self.account.grow(nbytes, self.nbytes)
@@ -133,9 +133,9 @@ class Exchange(Call):
         self._again = True
 
     def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
-        """Decode the whole body and queue the request, at once or later; raises `ServerError`.
+        """Decode the body and queue the request, at once or on a thread; raises `ServerError`.
 
-        If later, it is refused with what is wrong, and `after` is called in the end.
+        In the latter case errors refuse the request, and `after` is called at the end.
         """
         self._consumed = True
         head, found = self.head, self.found
@@ -163,43 +163,43 @@ class Exchange(Call):
         self.submit_to(found)
 
     def submit_to(self, found: Target) -> None:
-        """Submit, with what models are told of the head; raises `ServerError`."""
+        """Submit, with the headers forwarded to models; raises `ServerError`."""
         if self.head.told:
             self.parameters.update(self.head.told)
         found.submit(self)
 
     def bound(self) -> None:
-        """Wait no longer than the head allows."""
+        """Apply the timeout of the head."""
         timeout = self.head.timeout
         if timeout and not 0 < self.timeout < timeout:
             self.timeout = timeout
 
     def header(self, name: str) -> str:
-        """The value of a header by its name in lower case, "" for none."""
+        """A header's value by its lower-case name; "" if there is none."""
         return self.head.headers.get(name.encode("latin-1"), "")
 
     def routed(self, target: Target) -> None:
-        """Take what serves the request, now that it is decided."""
+        """Note the target that serves the request."""
         self.found = target
 
     def answered_by(self, backend: str) -> None:
-        """Take which backend answers."""
+        """Note the backend that answers."""
         if not self._backend:
             self._timed, self._more = self._more, True
         self._backend = backend
 
     @property
     def timed(self) -> bool:
-        """True if timings are wanted in the answer."""
+        """True if the answer must have timings."""
         return self._timed if self._backend else self._more
 
     @property
     def backend_line(self) -> bytes:
-        """The header that names the backend, if there are several."""
+        """The header line that names the backend, if the model has several."""
         return _BACKEND % self._backend.encode() if self._backend else b""
 
     def encodes_long(self, response: InferResponse) -> bool:
-        """True if it takes long to encode a response, of which an output is larger than `LARGE`."""
+        """True if encoding the response is slow: an output is larger than `LARGE`."""
         form = self._form
         return form is not None and (
             self.head.accept_encoding is not None
@@ -211,23 +211,23 @@ class Exchange(Call):
 
     @property
     def workbench(self) -> Workbench:
-        """Where long work for it is done."""
+        """The threads for long work on the request."""
         return self._engine.admission.workbench
 
     def succeed_later(self, response: InferResponse, done: Callable[[Answer], None]) -> Job[Answer]:
-        """Make the answer of `success` on a thread, and call `done` with it."""
+        """Encode the answer of `success` on a thread, and call `done` with it."""
 
         def finish(answer: Answer | None, problem: Exception | None) -> None:
-            self.owner = NOBODY  # the job has the call: a body must not wait for the collector
+            self.owner = NOBODY  # breaks a reference cycle, so that the body is freed at once
             done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
 
         size = sum(tensor.array.nbytes for tensor in response.outputs)
-        self.account.count(size)  # the answer, until it is handed over
+        self.account.count(size)  # the answer, until it is sent
         self.nbytes += size
         return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Answer with `response`, which is encoded on a thread if that takes long."""
+        """Send `response`, encoded on a thread if that is slow."""
         if self._form is None:
             self._form = ResponseForm()
         for tensor in response.outputs:
@@ -237,7 +237,7 @@ class Exchange(Call):
         self.end(self.success(response))
 
     def fail(self, error: ServerError) -> None:
-        """Answer with an error."""
+        """Send an error."""
         self.end(self.failure(error))
 
     def end(self, answer: Answer) -> None:
@@ -245,7 +245,7 @@ class Exchange(Call):
         raise NotImplementedError
 
     def success(self, response: InferResponse) -> Answer:
-        """The answer with a response in it; an error's if it has no form that was asked for."""
+        """The answer with a response; an error's if it has no representation as requested."""
         try:
             return self._encode(response)
         except Exception as error:
@@ -263,15 +263,15 @@ class Exchange(Call):
         if isinstance(error, UnsupportedEncoding):
             lines += b"accept-encoding: gzip, deflate\r\n"
         lines += self.backend_line
-        # Answered at once, not when the body is there; the rest of it is passed over. Only where
-        # that is too much, or of unknown size, the connection is given up instead.
+        # Sent at once, not after the body; the rest of the body is skipped. Only if it is too long,
+        # or of unknown size, the connection is closed instead.
         length = self.head.length
         if not self._consumed and (length is None or length > self._limit):
             lines += CLOSE
         return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
 
     def close(self) -> None:
-        """Count the request out."""
+        """Release the request's charge."""
         if self.entered:
             self.entered = False
             self.account.leave(self.nbytes)
@@ -280,12 +280,12 @@ class Exchange(Call):
             self.account.drop(self.nbytes)
 
     def admit(self) -> None:
-        """The body is there as a whole: count it as a request; raises `Overloaded`."""
+        """Charge the request, whose body is complete; raises `Overloaded`."""
         self.account.admit()
         self._held, self.entered = False, True
 
     def fields(self) -> dict[str, str]:
-        """Fields of the access log's line besides the path."""
+        """Fields of the access log line besides the path."""
         if self.found is None:
             return {}
         return {
@@ -293,7 +293,7 @@ class Exchange(Call):
         }  # fmt: skip
 
     def _find(self) -> Target:
-        """The model version that serves the request now; raises `ServerError`."""
+        """Find the model version that serves the request; raises `ServerError`."""
         if self.head.fault:
             raise InvalidRequest(self.head.fault)
         self.found = found = self._engine.find(self.head.model, self.head.version)
@@ -305,7 +305,7 @@ class Exchange(Call):
         return takes_long(body, self.head.json_size, signature)
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
-        """The request in a body that may be compressed; on a thread."""
+        """Decode a body that may be compressed; runs on a thread."""
         head = self.head
         if head.content_encoding is not None:
             body = decompress(body, head.content_encoding, self._limit, charge=charge)
@@ -319,13 +319,13 @@ class Exchange(Call):
         """Decode on a thread, then queue the request."""
 
         def submit(asked: Call) -> None:
-            found = self._find()  # it may have been replaced meanwhile
+            found = self._find()  # the version may have been replaced meanwhile
             self.take(asked)
             self.bound()
             self._more = wants_timing(self)
             self.submit_to(found)
 
-        # What is compressed may become long, and mostly does.
+        # An estimate: compressed data mostly becomes long.
         size = len(body) << 3 if self.head.content_encoding is not None else len(body)
         Deferred(
             self.workbench, size,
@@ -333,7 +333,7 @@ class Exchange(Call):
         )  # fmt: skip
 
     def _charge(self, nbytes: int) -> None:
-        """Count what the body becomes; raises `Overloaded`."""
+        """Charge the decoded body; raises `Overloaded`."""
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
@@ -351,7 +351,7 @@ class Exchange(Call):
         return Answer(200, lines, buffers)
 
     def _encode_more(self, response: InferResponse) -> Answer:
-        """An answer that says more than the response."""
+        """The answer to a request that asked for more than the response."""
         if self.timed:
             add_timing(response)
         self._more = False
@@ -361,14 +361,14 @@ class Exchange(Call):
 
 
 def plain_lines(timing: Timing) -> bytes:
-    """The header lines of an answer that is nothing but JSON."""
+    """The header lines of a plain JSON answer."""
     return JSON + _TIMING % server_timing(timing)
 
 
 def decode_body(
     head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
 ) -> tuple[Call, ResponseForm]:
-    """The request in a body, and how to answer it; raises `InvalidRequest`."""
+    """Decode a body; returns the request and the form of its answer; raises `InvalidRequest`."""
     json_size = None if head.json_size is None else parse_json_size(head.json_size, len(body))
     if json_size != 0:
         return decode_infer(head.model, head.version, body, json_size, signature, charge)

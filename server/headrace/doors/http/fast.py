@@ -1,12 +1,12 @@
-"""The fast path: infer requests answered straight from the connection's bytes.
+"""The fast path: infer requests parsed and answered directly on the connection.
 
-Strategy: an infer request whose head is complete in what was received is taken here, without ASGI's
-scope, task and events; everything else goes to uvicorn's parser and the application, and while that
-is busy with anything of this connection, everything does. Answers keep the order of requests.
+An infer request whose head is complete in the received bytes is handled here, without ASGI's scope,
+task and events; everything else goes to uvicorn's parser and the application, and while that
+handles anything of this connection, everything does. Answers keep the order of requests.
 
 Clients repeat their heads, so a head is parsed once (by llhttp, the parser that uvicorn uses) and
-then known by its bytes. Only a head that means the same whenever it comes is known: HTTP/1.1, kept
-alive, a plain Content-Length, nothing to upgrade to or to expect.
+then recognised by its bytes. Only heads with a fixed meaning are cached: HTTP/1.1, keep-alive, a
+plain Content-Length, no upgrade and no expectation.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from headrace.protocol.plain_json import HTTP_ANSWER, PlainJson
 from headrace.protocol.v2_json import error_body
 
 _END = b"\r\n\r\n"
-_UNDER_WAY = 64  # requests of one connection that are executed at once; more wait to be read
+_UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
-_DIRECT = 256 << 10  # bytes of a body still to come from which they are received into place
+_DIRECT = 256 << 10  # missing body bytes from which on they are received in place
 _JOIN = 64 << 10  # bytes up to which an answer is sent as one buffer
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -40,22 +40,22 @@ _STATUS_LINES = {
 
 
 class BodyReader(asyncio.BufferedProtocol):
-    """Stands in for a connection's protocol until `place` is full."""
+    """Replaces a connection's protocol until `place` is full."""
 
     def __init__(self, connection: "FastProtocol", place: memoryview) -> None:
         self._connection = connection
         self._place = place
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The rest of the place, to receive into."""
+        """The rest of the place."""
         return self._place
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Count bytes that have come into the place."""
+        """Count bytes received into the place."""
         self._place = self._place[nbytes:]
         if not self._connection.body_grew(nbytes):
-            # The transport refers to its last reader for as long as the connection lives, which
-            # must not keep the body.
+            # The transport refers to its last reader for as long as the connection lives; that
+            # reader must not keep the body alive.
             self._place = memoryview(b"")
 
     def eof_received(self) -> None:
@@ -72,16 +72,16 @@ class BodyReader(asyncio.BufferedProtocol):
 
 
 class HttpCall(Exchange):
-    """One infer request of a connection, which is the call itself."""
+    """One infer request of a connection; the exchange is the call."""
 
     __slots__ = ("answer", "begun", "body", "connection", "filled", "json")
 
     answer: Answer | None
-    body: memoryview | None  # what is being gathered, `filled` bytes of it there
-    json: PlainJson | None  # which has read the body, and may write the answer
+    body: memoryview | None  # the body being received; `filled` bytes have arrived
+    json: PlainJson | None  # decoded the body, and may encode the answer
 
     def __init__(self, connection: "FastProtocol", limit: int, head: Head) -> None:
-        # As `Exchange.__init__` and `begin`, which would be calls more for each request.
+        # Inlined `Exchange.__init__` and `begin`, to save Python calls per request.
         self.head = head
         self.account = connection.account
         self._engine = head.entrance
@@ -97,7 +97,7 @@ class HttpCall(Exchange):
         self.begun = perf_counter() if connection.access_log else 0.0
 
     def respond_from(self, batch: Computed) -> None:
-        """Answer with the part of `batch`, in one step if the call is plain."""
+        """Answer with the call's part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not self._more:
             texts = batch.texts
@@ -113,14 +113,17 @@ class HttpCall(Exchange):
 
     @property
     def begun_ns(self) -> int:
-        """When it began to come, in nanoseconds of the monotonic clock; 0 if it came at once."""
+        """Arrival of the first byte, in nanoseconds of the monotonic clock.
+
+        0 if all came at once.
+        """
         return int(self.connection.begun_reading * 1e9) if self.filled else 0
 
     def end(self, answer: Answer) -> None:
-        """Answer as soon as all requests before this one are answered."""
+        """Answer once all earlier requests are answered."""
         self.answer = answer
         self.connection.flush()
-        if self.entered:  # those before it are not answered yet
+        if self.entered:  # earlier requests are not answered yet
             self.account.count(answer.size)
             self.nbytes += answer.size
 
@@ -142,13 +145,13 @@ class FastProtocol(BoundedProtocol):
         self._engine = engine
         self._heads = heads
         self._limit = max_request_bytes
-        self._requests: deque[HttpCall] = deque()  # not answered yet, in order of arrival
+        self._requests: deque[HttpCall] = deque()  # unanswered, in order of arrival
         self._gathering: HttpCall | None = None  # the last of them, if its body is incomplete
-        self._skip = 0  # bytes of a body that nobody wants any more
-        self._held = b""  # received, but not to be looked at yet
+        self._skip = 0  # bytes of a body to skip
+        self._held = b""  # received, but not to be parsed yet
         self._consuming = False
         self._closing = False
-        self._deferring = False  # the last request is not queued yet; those after it wait
+        self._deferring = False  # the last request is still being decoded; later ones wait
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -156,7 +159,7 @@ class FastProtocol(BoundedProtocol):
 
     @property
     def begun_reading(self) -> float:
-        """When the request that is being read, or was last, began to come; the loop's time."""
+        """The loop's time when the current, or last, request began to arrive."""
         return self._begun
 
     @property
@@ -198,32 +201,32 @@ class FastProtocol(BoundedProtocol):
             request.end(answer)
 
     def give_up(self) -> None:
-        """Answer all that is under way with the server's end."""
+        """Answer everything in flight with the shutdown error."""
         for request in list(self._requests):
             if request.answer is None:
                 request.cancel()
                 request.end(request.failure(ServerExiting("Server exiting")))
 
     def flush(self) -> None:
-        """Write what can be written in order."""
+        """Write answers, in the order of requests."""
         requests = self._requests
         while requests and (answer := requests[0].answer) is not None:
             request = requests.popleft()
-            if request is self._gathering:  # answered before its body was there: pass it over
+            if request is self._gathering:  # answered before its body arrived: skip the rest
                 self._skip = (request.head.length or 0) - request.filled
                 self._gathering = None
             last = answer.closes or ((self._closing or self._engine.exiting) and not requests)
             self._write(answer, last)
             self._count_out(request, answer.status)
             if last:
-                self._forget()  # requests behind it were never promised an answer
+                self._forget()  # later requests get no answer
                 self.transport.close()
                 return
         self._touched = self.loop.time()
         self._go_on()
 
     def answer(self, request: HttpCall, batch: Computed, body: bytes) -> bool:
-        """Write the answer to the only request under way, if nothing else is to be done."""
+        """Write the answer to the only request in flight, if nothing else is pending."""
         requests = self._requests
         if (
             len(requests) != 1
@@ -252,17 +255,17 @@ class FastProtocol(BoundedProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Take in what was received, or held, as far as it can be dealt with now."""
+        """Process received, or held, bytes as far as possible now."""
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         if not self._in_head:
             self._touched = self.loop.time()
         if self._held:
-            self._held += data  # one piece may still come after reading was paused
+            self._held += data  # one piece may still arrive after reading was paused
             return
         self._consuming = True
         known, requests = self._heads.known, self._requests
-        cycle: Any = self.cycle  # of the application's last request, if it ever had one
+        cycle: Any = self.cycle  # of the application's last request, if any
         position, size = 0, len(data)
         while position < size and not self.transport.is_closing():
             if self._gathering is not None:
@@ -283,7 +286,7 @@ class FastProtocol(BoundedProtocol):
                 head = known.get(raw) or self._heads.read(raw)
                 if head is None:
                     if requests:
-                        self._hold(data[position:])  # their answers come first
+                        self._hold(data[position:])  # earlier answers come first
                     else:
                         super().data_received(data[position:])
                     break
@@ -302,7 +305,7 @@ class FastProtocol(BoundedProtocol):
         self._consuming = False
 
     def _begin(self, request: HttpCall, body: Buffer) -> None:
-        """Count a request in whose body is there, and submit it."""
+        """Charge a request whose body is complete, and submit it."""
         try:
             nbytes, head = len(body), request.head
             found = head.entrance.known.get(head.key)
@@ -319,7 +322,7 @@ class FastProtocol(BoundedProtocol):
                 if (plain := direct.json.decode(body)) is not None:
                     request.json = direct.json
                     request.id, request.inputs, request.rows = plain
-                    # `Call.ask`, which would be a call more for each request.
+                    # Inlined `Call.ask`, to save a Python call per request.
                     request.model_name, request.model_version = head.key
                     request.outputs, request.parameters = (), {}
                     request.priority = request.timeout = request.sequence_id = 0
@@ -333,7 +336,7 @@ class FastProtocol(BoundedProtocol):
         self._submit(request, body)
 
     def _begin_message(self, request: HttpCall) -> None:
-        """Count a message in whose body is yet to come."""
+        """Charge a request whose body is yet to arrive."""
         try:
             request.open()
         except Exception as error:
@@ -347,15 +350,15 @@ class FastProtocol(BoundedProtocol):
             request.end(request.failure(error))
 
     def _submitted(self) -> None:
-        """A request that was decoded apart is queued, or refused."""
+        """Continue after a request decoded on a thread has been queued or refused."""
         self._deferring = False
         self._go_on()
 
     def _gather(self, request: HttpCall, data: bytes, position: int) -> int:
-        """Add to a body; where the next request begins."""
+        """Add received bytes to a body; returns the start of the next request."""
         length = request.head.length or 0
         begin = request.filled
-        if request.answer is not None:  # it waits for earlier answers, and not for its body
+        if request.answer is not None:  # answered early, it waits for earlier answers
             self._gathering = None
             self._skip = length - begin
             return position
@@ -376,7 +379,7 @@ class FastProtocol(BoundedProtocol):
         return position + taken
 
     def body_grew(self, nbytes: int) -> bool:
-        """`nbytes` of the body that is being gathered are in their place; whether more may come."""
+        """Process `nbytes` received into the body's buffer; returns True while more are missing."""
         self._touched = self.loop.time()
         request = self._gathering
         assert request is not None, "a body that nobody gathers. This is a bug."
@@ -394,13 +397,13 @@ class FastProtocol(BoundedProtocol):
         return False
 
     def _switch(self, protocol: asyncio.BaseProtocol) -> None:
-        """Let `protocol` have what comes from now on."""
-        self.transport.pause_reading()  # the loop asks how to read when it begins to
+        """Make `protocol` receive further bytes."""
+        self.transport.pause_reading()  # the loop determines the reading mode when it resumes
         self.transport.set_protocol(protocol)
         self.transport.resume_reading()
 
     def _complete(self, request: HttpCall) -> None:
-        """Submit a request whose body has been gathered."""
+        """Submit a request whose body is complete."""
         self._gathering = None
         body, request.body = request.body, None
         if request.answer is None and body is not None:
@@ -408,7 +411,7 @@ class FastProtocol(BoundedProtocol):
 
     @property
     def held(self) -> int:
-        """`BoundedProtocol.held`."""
+        """Implements `BoundedProtocol.held`."""
         return len(self._held) + super().held
 
     def _hold(self, data: bytes) -> None:
@@ -417,7 +420,7 @@ class FastProtocol(BoundedProtocol):
         self.count_waiting()
 
     def _go_on(self) -> None:
-        """Take in what was held, if something of it can be dealt with now."""
+        """Process held bytes if any of them can be processed now."""
         if (
             self._held
             and not self._consuming
@@ -446,7 +449,7 @@ class FastProtocol(BoundedProtocol):
             self.count_waiting()
 
     def _forget(self) -> None:
-        """Drop what is held and cancel what is not answered: nobody will have the answers."""
+        """Drop held bytes and cancel unanswered requests."""
         self._held = b""
         requests, self._requests = self._requests, deque()
         self._gathering = None

@@ -1,8 +1,8 @@
 """Generate requests: flat JSON in, and flat JSON or a stream of server-sent events out.
 
-A bare ASGI endpoint in front of the FastAPI application, as the infer route is. Responses are
-encoded when they come and sent when the client reads. While it does not, they wait, and the model
-is asked to pause; when it goes away, the request is cancelled.
+A bare ASGI endpoint in front of the FastAPI application, like the infer route. Responses are
+encoded when they come and sent when the client reads. While it does not read, they are queued, and
+the model is asked to pause; when the client disconnects, the request is cancelled.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ from headrace.protocol.v2_json import error_body, pass_raw
 
 
 class Responses:
-    """Responses to one generate request that are not taken yet, as JSON.
+    """Queued responses to one generate request, as JSON.
 
     Owned by the event loop. Invariants: the call is held exactly while the model was asked to
-    pause; after `ended` or `gone` nothing more is taken in.
+    pause; after `ended` or `gone` no more responses are accepted.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Responses:
         workbench: Workbench | None = None,
         account: Account | None = None,
     ) -> None:
-        """Beyond `give_up_bytes` that wait, the request is given up.
+        """The request is ended once more than `give_up_bytes` are queued.
 
-        With a `workbench`, what is large is encoded there. `account` counts what waits.
+        With a `workbench`, large responses are encoded there. `account` is charged for the queue.
         """
         self.count = 0  # responses so far
         self.ended = False
-        self.error: Exception | None = None  # that it ended with
-        self.refused = False  # whether that was before the request was queued
+        self.error: Exception | None = None  # the error that ended the request
+        self.refused = False  # true if the request was refused before it was queued
         self.gone = False
         self._encode = encode
         self._workbench = workbench
@@ -70,18 +70,18 @@ class Responses:
         self._give_up_bytes = give_up_bytes
         self._texts: list[bytes] = []
         self._nbytes = 0
-        self._pending = 0  # bytes of responses that are not encoded
-        self._charged = 0  # of both, as the account has them
+        self._pending = 0  # bytes of responses not encoded yet
+        self._charged = 0  # bytes charged to the account
         self._news = asyncio.Event()
         self._call: Call | None = None
         self._held = False
-        self._job: Job[bytes] | None = None  # encodes a response
-        self._behind: deque[Callable[[], None]] = deque()  # what came since
+        self._job: Job[bytes] | None = None  # encodes a large response
+        self._behind: deque[Callable[[], None]] = deque()  # events queued behind the job
 
-    # --- what the engine does
+    # --- from the engine
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Take a response."""
+        """Queue a response."""
         if self.ended:
             return
         size = sum(tensor.array.nbytes for tensor in response.outputs)
@@ -97,7 +97,7 @@ class Responses:
             self._encode_here(response, final)
 
     def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
-        """Encode a response of `size` bytes that are pending, on the workbench if it is large."""
+        """Encode a response of `size` bytes, on the workbench if it is large."""
         if size > LARGE and self._workbench is not None:
             self._job = self._workbench.do(
                 size, lambda charge: self._encode(response), partial(self._encoded, final, size),
@@ -110,7 +110,7 @@ class Responses:
     def _encode_here(self, response: InferResponse, final: bool) -> None:
         try:
             text = self._encode(response)
-        except Exception as error:  # it has no such form, or that is a bug
+        except Exception as error:  # no JSON form, or a bug
             self._give_up(error)
             return
         self._add(text, final)
@@ -118,7 +118,7 @@ class Responses:
     def _encoded(
         self, final: bool, size: int, text: bytes | None, problem: Exception | None
     ) -> None:
-        """Take a response that was encoded on the workbench, and what came since."""
+        """Queue a response encoded on the workbench, and process later events."""
         self._job = None
         self._pending -= size
         if text is None:
@@ -138,14 +138,14 @@ class Responses:
         self._restrain(final)
 
     def _charge(self) -> None:
-        """Count what waits now."""
+        """Charge the queued bytes."""
         if self._account is not None:
             waiting = self._nbytes + self._pending
             self._account.count(waiting - self._charged)
             self._charged = waiting
 
     def _restrain(self, final: bool) -> None:
-        """Hold the call, or give it up, when more waits than its limits allow."""
+        """Hold the call, or end it, if more is queued than its limits allow."""
         self._charge()
         waiting = self._nbytes + self._pending
         if final:
@@ -159,7 +159,7 @@ class Responses:
                 self._call.hold(True)
 
     def finish(self) -> None:
-        """Take the end without a further response."""
+        """Note the end without a further response."""
         if self._job is not None:
             self._behind.append(self.finish)
             return
@@ -167,7 +167,7 @@ class Responses:
         self._news.set()
 
     def fail(self, error: ServerError) -> None:
-        """Take the error that ends the request."""
+        """Note the error that ends the request."""
         if self._job is not None:
             self._behind.append(partial(self.fail, error))
         elif not self.ended:
@@ -175,14 +175,14 @@ class Responses:
             self.finish()
 
     def refuse(self, error: ServerError) -> None:
-        """Take the error that the request was refused with."""
+        """Note the error that refused the request."""
         self.refused = True
         self.fail(error)
 
-    # --- what the client does
+    # --- from the client
 
     def attach(self, call: Call) -> None:
-        """The request is under way."""
+        """Note the submitted call."""
         self._call = call
         if self.ended:
             call.cancel()
@@ -190,12 +190,12 @@ class Responses:
             call.hold(True)
 
     def leave(self) -> None:
-        """The client has gone away."""
+        """Cancel the request: the client has disconnected."""
         self.gone = True
         self._news.set()
 
     def close(self) -> None:
-        """Nobody wants anything any more."""
+        """Drop the queue and cancel the call."""
         if self._job is not None:
             self._job.cancel()
             self._job = None
@@ -207,11 +207,11 @@ class Responses:
             self._call.cancel()
 
     async def news(self) -> None:
-        """Wait until there is something to take, the end, or nobody to have it."""
+        """Wait for a response, the end, or the client's disconnection."""
         await self._news.wait()
 
     def take(self) -> list[bytes]:
-        """The responses since the last time; the model goes on."""
+        """Take the queued responses; the model resumes."""
         texts, self._texts = self._texts, []
         self._nbytes = 0
         self._charge()
@@ -234,11 +234,11 @@ NOT_ONE_RESPONSE = (
     " use generate stream for model that generates various number of responses"
 )
 _EVENTS = b"content-type: %b\r\n" % EVENT_STREAM
-_FAREWELL_SECS = 1  # for telling a client that the server ends
+_FAREWELL_SECS = 1  # for sending the shutdown error to a client
 
 
 class GenerateExchange(Exchange):
-    """A generate request under way."""
+    """A generate request in flight."""
 
     __slots__ = ("responses", "timing")
 
@@ -250,7 +250,7 @@ class GenerateExchange(Exchange):
         self.responses = Responses(self.encode, workbench=self.workbench, account=self.account)
 
     def open(self) -> None:
-        """`Exchange.open`."""
+        """Implements `Exchange.open`."""
         super().open()
         encoding = self.head.content_encoding
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
@@ -259,7 +259,7 @@ class GenerateExchange(Exchange):
             )
 
     def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
-        """`Exchange.submit`."""
+        """Implements `Exchange.submit`."""
         self._consumed = True
         head, found = self.head, self.found
         assert found is not None, "submit before open. This is a bug."
@@ -278,19 +278,19 @@ class GenerateExchange(Exchange):
         self.submit_to(found)
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """`Responses.respond`."""
+        """Implements `Responses.respond`."""
         self.responses.respond(response, final)
 
     def finish(self) -> None:
-        """`Responses.finish`."""
+        """Implements `Responses.finish`."""
         self.responses.finish()
 
     def fail(self, error: ServerError) -> None:
-        """`Responses.fail`."""
+        """Implements `Responses.fail`."""
         self.responses.fail(error)
 
     def refuse(self, error: ServerError) -> None:
-        """`Responses.refuse`."""
+        """Implements `Responses.refuse`."""
         self.responses.refuse(error)
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
@@ -300,7 +300,7 @@ class GenerateExchange(Exchange):
         return request
 
     def encode(self, response: InferResponse) -> bytes:
-        """A response as JSON; raises `InvalidRequest` if it has no such form."""
+        """Encode a response as JSON; raises `InvalidRequest` if it has no JSON form."""
         self.id = response.id
         self.timing = response.timing
         if self.timed:
@@ -314,7 +314,7 @@ class GenerateRoute(PostRoute):
     operations = ("Generate", "GenerateStream")
 
     async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-        """`PostRoute.post`."""
+        """Implements `PostRoute.post`."""
         exchange = GenerateExchange(self._limit, head, self.account(scope))
         responses = exchange.responses
         try:
@@ -326,12 +326,12 @@ class GenerateRoute(PostRoute):
             responses.close()
             exchange.close()
             scope["inference"] = exchange.fields()
-            del exchange.responses  # each has the other: tensors must not wait for the collector
+            del exchange.responses  # breaks a reference cycle, so that tensors are freed at once
 
     async def _submit(
         self, exchange: GenerateExchange, responses: Responses, receive: Receive, send: Send
     ) -> bool:
-        """Read and queue the request; whether that went well, otherwise it is answered."""
+        """Read and queue the request; returns False if it was answered with an error instead."""
         try:
             exchange.open()
             body = await read_body(exchange, receive)
@@ -345,7 +345,7 @@ class GenerateRoute(PostRoute):
         return True
 
     async def _answer(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
-        """Send the one response, or what is wrong instead."""
+        """Send the single response, or an error."""
         texts: list[bytes] = []
         try:
             ended = False
@@ -362,7 +362,7 @@ class GenerateRoute(PostRoute):
             await self._send(_one_answer(exchange, responses, texts), send)
 
     async def _stream(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
-        """Send one event for each response, and for the error in the end."""
+        """Send one event per response, and one for a final error."""
         started = ended = False
         failure: Answer | None = None
         try:
@@ -387,7 +387,7 @@ class GenerateRoute(PostRoute):
         except asyncio.CancelledError as error:
             answer = answer_instead(exchange, error)
             assert answer is not None, "an end of the server without a word. This is a bug."
-            with suppress(TimeoutError):  # a client that does not read is not told
+            with suppress(TimeoutError):  # a client that does not read gets no error
                 async with asyncio.timeout(_FAREWELL_SECS):
                     if started:
                         last = event(bytes(answer.buffers[0]))
@@ -396,7 +396,7 @@ class GenerateRoute(PostRoute):
                         await self._send(answer, send)
 
     async def _begin(self, exchange: GenerateExchange, failure: Answer | None, send: Send) -> None:
-        """Send the head of a stream, which says how the first thing to come has ended."""
+        """Send the head of a stream, with the status of its first response."""
         status, lines = 200, _EVENTS + exchange.backend_line
         if failure is not None:
             status, lines = failure.status, _EVENTS + failure.lines.removeprefix(JSON)
@@ -410,7 +410,7 @@ class GenerateRoute(PostRoute):
 
 def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:
     if len(texts) > 1:
-        # As with Triton: the first response has decided on the status.
+        # As in Triton: the first response decides the status.
         return Answer(200, JSON, [error_body(NOT_ONE_RESPONSE)])
     if responses.error is not None:
         return exchange.failure(responses.error)
@@ -424,7 +424,7 @@ def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[by
 async def _watched(
     giving: Coroutine[None, None, None], responses: Responses, receive: Receive
 ) -> None:
-    """Send what there is, and tell `responses` should the client go away meanwhile."""
+    """Send data, and tell `responses` if the client disconnects meanwhile."""
     watch = asyncio.create_task(watch_disconnect(receive, responses.leave))
     try:
         await giving
@@ -438,6 +438,6 @@ def inference_routes(
     rules: HeaderRules,
     generate: Entrance | None = None,
 ) -> list[Route]:
-    """The routes of inference; `generate` is another way to the engine."""
+    """The routes of inference; `generate` is the entrance for generate requests."""
     given = max_request_bytes, rules.pattern(), rules.keys().get(Category.INFERENCE)
     return [InferRoute(engine, *given), GenerateRoute(generate or engine, *given)]

@@ -1,4 +1,4 @@
-"""Heads of infer requests: parsed once, and then known by their bytes."""
+"""Heads of infer requests: parsed once, then recognised by their bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ from headrace.protocol.parameters import timeout_of
 class Head:
     """The head of an infer request; `length` is None for a chunked body.
 
-    `version` is "" where the path names none. `json_size` and the encodings are the headers' text.
-    `entrance` is where the request goes, `headers` are all that came. `timeout` is as of
-    `Call`: microseconds, 0 for none. `told` are parameters for models, made of headers, unless
-    there is a `fault` for which the request is refused.
+    `version` is "" if the path names none. `json_size` and the encodings are the headers' text.
+    `entrance` is the request's entrance to the engine, `headers` are all headers. `timeout` is as
+    in `Call`: microseconds, 0 for none. `told` are parameters for models, made from headers, unless
+    a `fault` is set, for which the request is refused.
     """
 
     entrance: Entrance
@@ -39,7 +39,7 @@ class Head:
     fault: str = ""
 
     key: tuple[str, str] = field(init=False)  # model and version
-    is_plain: bool = field(init=False)  # it says nothing but how long a body of JSON is
+    is_plain: bool = field(init=False)  # nothing but the length of a JSON body
 
     def __post_init__(self) -> None:
         self.key = self.model, self.version
@@ -54,7 +54,7 @@ class Head:
 def told(
     pattern: HeaderPattern | None, headers: Sequence[tuple[bytes, bytes]]
 ) -> tuple[dict[str, str], str]:
-    """Parameters for models made of these headers, and why they must not be, "" if they may."""
+    """Parameters for models made from these headers, and the reason to refuse them, or ""."""
     if pattern is None:
         return {}, ""
     try:
@@ -64,13 +64,13 @@ def told(
 
 
 def opens(key: Key, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """True if a request with these headers, their names in lower case, may be answered."""
+    """True if a request with these headers, with lower-case names, is permitted."""
     name = key.header.encode()
     return key.opens([value for given, value in headers if given == name])
 
 
 def check_key(key: Key | None, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise `Restricted` unless these headers have the key, or there is none."""
+    """Raise `Restricted` unless the headers have the required one, if any."""
     if key is not None and not opens(key, headers):
         raise Restricted(f"This API is restricted, expecting header '{key.header}'")
 
@@ -82,7 +82,7 @@ def head_of(
     headers: Sequence[tuple[bytes, bytes]],
     told: tuple[Mapping[str, str], str] = ({}, ""),
 ) -> Head:
-    """The head of a request to the model, and version, in a path; raises `InvalidRequest`."""
+    """The head of a request to the model and version of a path; raises `InvalidRequest`."""
     values = {name: value.decode("latin-1") for name, value in headers}
     length: int | None = None
     if b"transfer-encoding" not in values:
@@ -106,7 +106,7 @@ def head_of(
 
 
 def _text(value: bytes) -> str:
-    """A header's value: UTF-8 where it can be."""
+    """A header's value, decoded as UTF-8 if possible."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -114,7 +114,7 @@ def _text(value: bytes) -> str:
 
 
 def unquoted(raw_path: bytes) -> str:
-    """A path as it comes in a request line, with its percent encoding undone."""
+    """The path of a request line with percent encoding undone."""
     path = raw_path.decode("ascii")
     return unquote(path) if "%" in path else path
 
@@ -126,19 +126,19 @@ _KNOWN_HEAD_SIZE = 4096
 
 
 class Heads:
-    """Heads by their bytes; None for those that are not for the fast path."""
+    """Heads by their bytes; None for those that the fast path does not handle."""
 
     def __init__(
         self, engine: Entrance, pattern: HeaderPattern | None = None, key: Key | None = None
     ) -> None:
-        """`pattern` picks headers for models; without `key`, heads are for the plain route."""
-        self.known: dict[bytes, Head | None] = {}  # those that `read` was asked for
+        """`pattern` selects headers for models; without `key`, heads go to the plain route."""
+        self.known: dict[bytes, Head | None] = {}  # the cache of `read`
         self._engine = engine
         self._pattern = pattern
         self._key = key
 
     def read(self, raw: bytes) -> Head | None:
-        """The head whose bytes are `raw`, up to and with its empty line."""
+        """The head whose bytes, including the empty line, are `raw`."""
         if not raw.startswith(_START):
             return None
         try:
@@ -152,7 +152,7 @@ class Heads:
         return head
 
     def _parse(self, raw: bytes) -> Head | None:
-        """The head of an infer request for the fast path, else None."""
+        """Parse the head of an infer request for the fast path; None for any other."""
         reader = _HeadReader()
         parser = httptools.HttpRequestParser(reader)
         try:
@@ -170,12 +170,12 @@ class Heads:
                 return None
             models = told(self._pattern, reader.headers)
             return head_of(self._engine, path, parts, headers, models)
-        except InvalidRequest:  # which the plain route tells
+        except InvalidRequest:  # reported by the plain route
             return None
 
 
 class _HeadReader:
-    """Collects what the parser finds in a head, and notices if it ends before the bytes do."""
+    """Collects the parser's results for a head, and notes if it ends before the bytes do."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -201,7 +201,7 @@ class _HeadReader:
 
 
 def _is_plain(reader: _HeadReader, parser: Any, names: list[bytes]) -> bool:
-    """True if a head means the same whenever it comes."""
+    """True if a head has a fixed meaning."""
     return (
         reader.complete
         and reader.messages == 1

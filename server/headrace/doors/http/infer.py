@@ -1,8 +1,8 @@
 """The plain infer route: a bare ASGI endpoint over bytes, in front of the FastAPI application.
 
-It takes none of FastAPI's routing and dependency machinery. What a connection answers in front of
-the application (`headrace.doors.http.fast`) never comes here; this is its reference, and takes
-what it leaves: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
+It bypasses FastAPI's routing and dependency machinery. Requests answered directly on the connection
+(`headrace.doors.http.fast`) never reach it; it is their reference, and handles what they leave:
+chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from headrace.observability.statistics import OTHER, Answers
 from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import error_body
 
-_WATCH_AFTER = 0.005  # seconds; most answers are there before anyone can have gone away
+_WATCH_AFTER = 0.005  # seconds; most answers are ready before a client can disconnect
 
 
 class Disconnected(Exception):
-    """The client has gone; there is nobody to answer."""
+    """The client has disconnected."""
 
 
 class _RouteCall(Exchange):
@@ -46,7 +46,7 @@ class _RouteCall(Exchange):
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def end(self, answer: Answer) -> None:
-        """Hand over the answer."""
+        """Deliver the answer to the route."""
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -55,14 +55,14 @@ class Route(Protocol):
     """A bare endpoint for some paths, in front of an application."""
 
     def claims(self, method: str, path: str) -> bool:
-        """True if such requests are for this route."""
+        """True if the route handles such requests."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; ASGI. Never raises."""
+        """Answer one request (ASGI). Never raises."""
 
 
 class PostRoute:
-    """The routes of some operations of inference, all of them by POST."""
+    """The POST routes of some inference operations."""
 
     operations: Sequence[str]  # their names
 
@@ -73,18 +73,18 @@ class PostRoute:
         pattern: HeaderPattern | None = None,
         key: Key | None = None,
     ) -> None:
-        """`pattern` picks the headers that models are told, `key` is what inference asks for."""
+        """`pattern` selects headers for models, `key` is the header that inference requires."""
         self._engine = engine
         self._key = key
         self._pattern = pattern
         self._limit = max_request_bytes
 
     def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
+        """Implements `Route.claims`."""
         return self._found(path) is not None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`Route.handle`."""
+        """Implements `Route.handle`."""
         found = self._found(scope["path"])
         assert found is not None, "a route that does not claim the path. This is a bug."
         parts, scope[OPERATION] = found
@@ -106,7 +106,7 @@ class PostRoute:
         await self.post(head, scope, receive, send)
 
     def account(self, scope: Scope) -> Account:
-        """The account of a request's connection, the server's where that has none."""
+        """The account of a request's connection, or the server's if it has none."""
         found: Account = scope.get(ACCOUNT) or self._engine.admission
         return found
 
@@ -115,7 +115,7 @@ class PostRoute:
         raise NotImplementedError
 
     def _found(self, path: str) -> tuple[Mapping[str, str], str] | None:
-        """The parameters in a path, and its requests' label; None for a path of no route."""
+        """The parameters in a path, and the request's label; None if no route matches."""
         for operation in map(NAMED.__getitem__, self.operations):
             for route in operation.routes:
                 if (parts := route.match(path)) is not None:
@@ -129,7 +129,7 @@ class InferRoute(PostRoute):
     operations = ("ModelInfer",)
 
     async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-        """`PostRoute.post`."""
+        """Implements `PostRoute.post`."""
         exchange = _RouteCall(self._limit, head, self.account(scope))
         try:
             answer = await self._answer(exchange, receive)
@@ -142,7 +142,7 @@ class InferRoute(PostRoute):
             exchange.close()
 
     async def _answer(self, exchange: _RouteCall, receive: Receive) -> Answer | None:
-        """The answer, None if there is nobody to have it."""
+        """The answer, None if the client has disconnected."""
         try:
             exchange.open()
             body = await read_body(exchange, receive)
@@ -157,11 +157,11 @@ class InferRoute(PostRoute):
 
 
 def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
-    """The answer where `error` came instead of a response; None if nobody is to have it."""
+    """The answer for an exception; None if the client has disconnected."""
     if isinstance(error, Disconnected):
         return None
     if isinstance(error, asyncio.CancelledError):
-        # Only the end of the process cancels a request, one that it has waited for long enough.
+        # Only the end of the process cancels a request, after waiting for it long enough.
         answer = exchange.failure(ServerExiting("Server exiting"))
         answer.lines += b"" if answer.closes else CLOSE
         return answer
@@ -169,7 +169,7 @@ def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
 
 
 async def read_body(exchange: Exchange, receive: Receive) -> bytes:
-    """The whole body, bounded in size; its connection is given up if it does not come.
+    """Read the whole body within its limit; closes the connection if it is incomplete.
 
     Raises `ServerError` and `Disconnected`.
     """
@@ -186,16 +186,16 @@ async def read_body(exchange: Exchange, receive: Receive) -> bytes:
 
 
 async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:
-    """Call `gone` once the client has gone away; the body must have been read."""
+    """Call `gone` once the client has disconnected; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
     gone()
 
 
 async def _first(future: "asyncio.Future[Answer]", receive: Receive) -> Answer:
-    """The answer, unless the client goes away first.
+    """Wait for the answer, unless the client disconnects first.
 
-    Watching for that costs a task, so it begins only when the answer takes its time.
+    Watching for that costs a task, so it begins only if the answer takes a while.
     """
     loop = asyncio.get_running_loop()
     watch: list[asyncio.Task[None]] = []
@@ -217,7 +217,7 @@ async def _first(future: "asyncio.Future[Answer]", receive: Receive) -> Answer:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Send a whole answer."""
+    """Send a complete answer."""
     lines = answer.lines + b"content-length: %d\r\n" % answer.size
     await send_head(send, answer.status, lines)
     for buffer in answer.buffers[:-1]:
@@ -232,9 +232,9 @@ async def send_head(send: Send, status: int, lines: bytes) -> None:
 
 
 class CountedApp:
-    """An application whose answers are counted by operation and status, and logged if asked for.
+    """An application whose answers are counted by operation and status, and logged if enabled.
 
-    Whatever answers a request says in its scope, as `OPERATION`, what it is counted as; "" for what
+    The handler of a request stores its label in the scope, as `OPERATION`; "" for requests that
     another process counts.
     """
 
@@ -244,7 +244,7 @@ class CountedApp:
         self._logged = logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on what a client may leave unfinished, or unread.
+"""uvicorn's HTTP/1.1 protocol with bounds on unfinished requests and unread answers.
 
-uvicorn's parser collects a head of any size, and waits for the rest of a request for ever; its
-transport keeps what a client does not read for ever, also when it is to be closed.
+uvicorn's parser collects heads of any size, and waits for the rest of a request for ever; its
+transport keeps unread answers for ever, even when it is to be closed.
 """
 
 import logging
@@ -21,17 +21,17 @@ from headrace.protocol.v2_json import error_body
 
 access = logging.getLogger("headrace.access")
 
-# A server may pass over the wish to change the protocol, which clients such as Java's send with
-# every request. The parser would take it for granted and end the request before its body.
+# A server may ignore an upgrade request, which clients such as Java's send with every request. The
+# parser would accept it and end the request before its body.
 _UPGRADE = re.compile(rb"(?im)^(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n")
 _END = b"\r\n\r\n"
 _CLOSE = (b"connection", b"close")
-_LAST_SECS = 0.05  # that a connection stays open for a request that is on its way to a server's end
-ACCOUNT = "headrace.account"  # in a scope: what the connection counts with
-OPERATION = "headrace.operation"  # in a scope: what the request is counted as
-NAMES = "headrace.headers"  # in a scope: headers with their names as they came, if they are wanted
-_PIPELINED = 4 << 10  # bytes that a request takes as objects, which waits for those before it
-GONE = 499  # in place of a status: the client went away before its answer
+_LAST_SECS = 0.05  # that an idle connection stays open for a request in transit at shutdown
+ACCOUNT = "headrace.account"  # in a scope: the connection's account
+OPERATION = "headrace.operation"  # in a scope: the request's metrics label
+NAMES = "headrace.headers"  # in a scope: headers with names in original case, if needed
+_PIPELINED = 4 << 10  # bytes of objects of a pipelined request
+GONE = 499  # in place of a status: the client disconnected before its answer
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
     400: b"Bad Request",
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Its server calls `check` now and then."""
+    """One connection. Its server calls `check` periodically."""
 
     account: ConnectionAccount
     _progress: Progress
@@ -55,40 +55,40 @@ class BoundedProtocol(HttpToolsProtocol):
         read_secs: float = 60.0,
         **given: Any,
     ) -> None:
-        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+        """`patience_secs`: maximum wait for the next part of an unfinished request.
 
-        `keep_names` has the application see headers as they came, too, under `NAMES`. `admission`
-        counts connections and what they hold. An answer that the client does not read is given up
-        after `read_secs` without progress. `given` is what uvicorn gives its protocol class.
+        `keep_names` provides headers in original case under `NAMES`. `admission` counts
+        connections and what they hold. The connection is closed if the client does not read an
+        answer for `read_secs`. `given` are uvicorn's arguments for its protocol class.
         """
         super().__init__(**given)
         self._admission = admission or Admission(0, 0)
-        self._sending = Patience(patience_secs)  # with the client that sends a request
+        self._sending = Patience(patience_secs)  # for the client's requests
         self._read_secs = read_secs
-        self._stalled = False  # something waits to be read, or has
-        self._added = 0  # bytes that were written while others waited to be read
+        self._stalled = False  # answers are unread, or were until just now
+        self._added = 0  # bytes written while earlier ones were unread
         self._retire_at = inf
-        self._retired = False  # the next answer is the last
+        self._retired = False  # the connection closes after the next answer
         self._take_header = self._keep_header if keep_names else super().on_header
-        self._touched = self.loop.time()  # when anything last came or was answered
-        self._begun = self._touched  # when the request that is being read began
+        self._touched = self.loop.time()  # time of the last received byte or answer
+        self._begun = self._touched  # start of the request being received
         self._message_size = 0
         self._upgrades = False
-        self._fault = ""  # what is wrong with a head, if that is not its form
+        self._fault = ""  # a problem with a head other than its syntax
         self._in_head = False
         self._in_message = False
         self._head_size = 0
-        self._cycles: list[RequestResponseCycle] = []  # those that are not answered, in order
+        self._cycles: list[RequestResponseCycle] = []  # unanswered requests, in order
 
     @property
     def answering(self) -> bool:
-        """True if the application has a request of this connection that is not answered."""
+        """True if the application has an unanswered request of this connection."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
     @property
     def idle(self) -> bool:
-        """True if nothing that came on this connection is to be answered."""
+        """True if no request on this connection is unanswered."""
         return not self.answering
 
     def connection_made(self, transport: Any) -> None:
@@ -101,13 +101,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self.refuse(503, text, counted=False)
 
     def check(self, now: float) -> None:
-        """Give the connection up if its client makes no progress; `now` as the loop's clock."""
+        """Close the connection if its client makes no progress; `now` as the loop's clock."""
         if not self._unread_too_long(now):
             self.check_time(now)
 
     def check_time(self, now: float) -> None:
-        """Give up a request of which too little has come, and a connection without one."""
-        # Where earlier requests are not answered, it is this side that does not read.
+        """Close on a request that arrives too slowly, and a connection idle for too long."""
+        # While earlier requests are unanswered, it is this side that does not read.
         reading = not self.pipeline and not (self._in_head and self.answering)
         if self._in_message:
             if reading and (fault := self.lateness(now, self._message_size)):
@@ -120,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _waiting(self) -> int:
-        """Bytes that were written and wait for the client to read them."""
+        """Bytes that were written but not read by the client."""
         if self.flow.write_paused or self.transport.is_closing():
             waiting: int = self.transport.get_write_buffer_size()
             return waiting
@@ -128,20 +128,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def held(self) -> int:
-        """Bytes that have come and wait for this side, or for the rest of their head."""
+        """Received bytes that wait to be processed, or for the rest of their head."""
         if self.transport.is_closing():
             return 0
         return self._message_size * self._in_head + len(self.pipeline) * _PIPELINED
 
     def count_waiting(self) -> bool:
-        """Count what waits on the connection, which is given up beyond its share; else true."""
+        """Charge unread and unprocessed bytes; closes the connection beyond its share (False)."""
         if self._progress.within(self._waiting, self.held):
             return True
         self.transport.abort()
         return False
 
     def _unread_too_long(self, now: float) -> bool:
-        """True if the connection was given up, since its client does not read."""
+        """True if the connection was closed because its client does not read."""
         waiting = self._waiting
         if not waiting and not self._stalled:
             return False
@@ -164,29 +164,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self.count_waiting()
 
     def live_until(self, at: float) -> None:
-        """Retire the connection at that time, or as soon as `check_age` is called after it."""
+        """Retire the connection at that time, or at the next `check_age` after it."""
         self._retire_at = at
 
     def check_age(self, now: float) -> None:
-        """Close the connection with its next answer, if it is old enough."""
+        """Close the connection after its next answer, if it is old enough."""
         if now >= self._retire_at:
             self.retire()
 
     def awaited(self, since: float) -> bool:
-        """True if the client was heard of since then, and nothing of it is to be answered."""
+        """True if the client was active since `since`, and nothing is unanswered."""
         return self.idle and self._touched > since and not self.transport.is_closing()
 
     def retire(self) -> None:
-        """Close the connection with its next answer; one that is idle waits for one more request.
+        """Close the connection after its next answer; an idle one waits for one more request.
 
-        Closing it at once could lose a request that is on its way.
+        Closing it at once could lose a request in transit.
         """
         self._retired = True
 
     def shutdown(self) -> None:
-        """Close the connection with its next answer; soon, and not before another look, if idle.
+        """Close the connection after its next answer; an idle one soon, after another read.
 
-        A client may have sent a request and take it for executed if there is no answer.
+        A client whose request gets no answer may assume that it was executed.
         """
         self.retire()
         if self.answering:
@@ -195,15 +195,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LAST_SECS, self._close_idle, 2)
 
     def _close_idle(self, turns: int) -> None:
-        if turns:  # of the loop, in one of which it looks at what has come
+        if turns:  # turns of the loop, one of which reads received bytes
             self.loop.call_soon(self._close_idle, turns - 1)
         elif self.idle and not self.transport.is_closing():
             self.transport.close()
 
     def lateness(self, now: float, size: int) -> str:
-        """Why not to wait any longer for the rest of a request; "" if there is no reason.
+        """The reason to stop waiting for the rest of a request; "" if there is none.
 
-        `size` bytes of it have come.
+        `size` bytes of it have arrived.
         """
         patience = self._sending
         if self._progress.sends(patience, self._begun, size, now):
@@ -213,12 +213,12 @@ class BoundedProtocol(HttpToolsProtocol):
         return f"the request comes more slowly than {SLOWEST} bytes/s"
 
     def end_unfinished(self) -> None:
-        """Give up a request that is not there as a whole: the server is about to end."""
+        """Abandon an incomplete request: the server is about to end."""
         if self._in_message:
             self.abandon(503, "Server exiting")
 
     def abandon(self, status: int, text: str) -> None:
-        """Give up the request that is being read."""
+        """Abandon the request that is being received."""
         if self.answering and self.cycle.response_started:
             self._hang_up()
         else:
@@ -234,9 +234,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._tell_gone()
 
     def _tell_gone(self) -> None:
-        """Disconnect every request of the application that is not answered.
+        """Notify the application of the disconnection for every unanswered request.
 
-        uvicorn tells it of the last one only, and has it answer the others into nothing.
+        uvicorn does so for the last one only, and lets it answer the others in vain.
         """
         cycles, self._cycles = self._cycles, []
         for cycle in cycles:
@@ -257,16 +257,16 @@ class BoundedProtocol(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[ACCOUNT] = self.account
         self._check_host()
         if self._retired:
-            self.headers.append(_CLOSE)  # as if the client had wished for it
+            self.headers.append(_CLOSE)  # as if the client had asked for it
         if not self._upgrades:
             super().on_headers_complete()
             self._cycles = [one for one in self._cycles if not one.response_complete]
             self._cycles.append(self.cycle)
-            if self._retired:  # newer versions of uvicorn ask the parser, not the headers
+            if self._retired:  # newer versions of uvicorn consult the parser, not the headers
                 self.cycle.keep_alive = False
 
     def _check_host(self) -> None:
-        """Refuse a head of which others could take another host than this server does."""
+        """Refuse a head whose host other servers could interpret differently."""
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
             self._fault = f"a request has one Host header, got {len(hosts)}"
@@ -283,7 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.count_waiting()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # a trailer behind a chunked body, of which nobody here wants any
+        if not self._in_head:  # a trailer behind a chunked body, which is ignored
             self._head_size += len(name) + len(value)
             if self._head_size > HEAD_LIMIT:
                 raise ValueError("too many trailers")  # the parser turns it into a refusal
@@ -298,14 +298,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         continued = self._in_head
         if not continued:
-            # A head has to be there in time as a whole: for it, this stands still.
+            # The clock of a head is not reset: it has to arrive in time as a whole.
             self._touched = self.loop.time()
         if not self._in_message:
             data = without_upgrade(data)
         self._message_size += len(data)
         super().data_received(data)
         if self._in_head and not continued:
-            self._message_size = min(len(data), HEAD_LIMIT)  # what of it is of this head, at most
+            self._message_size = min(len(data), HEAD_LIMIT)  # upper bound of this head's part
         if self._upgrades:
             self.refuse(400, "the protocol of a connection cannot be changed")
             return
@@ -319,8 +319,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.refuse(400, self._fault or msg)
 
     def refuse(self, status: int, text: str, counted: bool = True) -> None:
-        """Answer what is no request, and end the connection."""
-        if counted and not self.answering:  # the application counts what it has
+        """Answer an invalid request, and close the connection."""
+        if counted and not self.answering:  # the application counts its own
             self._admission.answers.of("http", OTHER)[status] += 1
         body = error_body(text)
         self.transport.write(
@@ -331,7 +331,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """`data`, which begins with a head, without a wish in that head to change the protocol."""
+    """Remove an upgrade request from the head at the start of `data`."""
     end = data.find(_END)
     if end < 0 or not _UPGRADE.search(data, 0, end + 2):
         return data
@@ -341,7 +341,7 @@ def without_upgrade(data: bytes) -> bytes:
 def log_access(
     client: str, method: str, path: str, status: int, begun: float, more: Mapping[str, str]
 ) -> None:
-    """Write the line of a request that began at `begun`, by `perf_counter`."""
+    """Write the access log line of a request that began at `begun`, by `perf_counter`."""
     fields: dict[str, object] = {
         "client": client,
         "method": method,

@@ -1,9 +1,9 @@
-"""The application of the HTTP door: bare routes, and behind them FastAPI's, made when first needed.
+"""The application of the HTTP door: bare routes, and FastAPI's, built when first needed.
 
 Importing FastAPI and building its application takes a quarter of a second and 18 MB, and a server
-of which only inference and probes are asked never needs it: those are answered by the routes in
-front. The first other request has it built, on a thread, so that everything else is answered
-meanwhile; those that come until it is there wait for the same build.
+that only serves inference and probes never needs it: the routes in front answer those. The first
+other request triggers the build on a thread, so that everything else is served meanwhile; further
+ones wait for the same build.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class HealthRoute:
-    """The paths of liveness and readiness, which every probe asks for, some with HEAD.
+    """The paths of liveness and readiness, which every probe requests, some with HEAD.
 
-    FastAPI's application has routes with the same answers for all other methods.
+    FastAPI's application answers them for all other methods.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class HealthRoute:
         operations: Sequence[Operation] = OPERATIONS,
         handlers: Mapping[str, Handler] = HANDLERS,
     ) -> None:
-        """`key` is what the category asks for."""
+        """`key` is the header that the category requires."""
         self._engine = engine
         self._key = key
         self._probes = [
@@ -54,13 +54,13 @@ class HealthRoute:
         ]
 
     def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
+        """Implements `Route.claims`."""
         return method in ("GET", "HEAD") and any(
             route.match(path) is not None for route, *_ in self._probes
         )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`Route.handle`."""
+        """Implements `Route.handle`."""
         scope[OPERATION] = Category.HEALTH
         try:
             check_key(self._key, scope["headers"])
@@ -81,10 +81,10 @@ class HealthRoute:
 
 
 class LateApp:
-    """Routes, and behind them an application that `build` gives, on a thread, when first needed.
+    """Routes in front of an application that `build` makes, on a thread, when first needed.
 
-    A build that fails is logged; those who wait for it are answered with a 500, and the next
-    request has it tried again. Owned by the event loop.
+    A failed build is logged; requests waiting for it are answered with a 500, and the next one
+    retries. Owned by the event loop.
     """
 
     def __init__(self, routes: Sequence[Route], build: Callable[[], ASGIApp]) -> None:
@@ -95,7 +95,7 @@ class LateApp:
         self._building: asyncio.Task[ASGIApp | None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle a request (ASGI)."""
         for route in self._routes:
             if route.claims(scope["method"], scope["path"]):
                 await route.handle(scope, receive, send)
@@ -110,7 +110,8 @@ class LateApp:
         """The application, None if it cannot be built."""
         if self._building is None:
             self._building = asyncio.create_task(self._make())
-        return await asyncio.shield(self._building)  # one that goes away takes it from no other
+        # Cancelling one waiter must not cancel the build.
+        return await asyncio.shield(self._building)
 
     async def _make(self) -> ASGIApp | None:
         try:
@@ -118,7 +119,7 @@ class LateApp:
         except Exception as error:
             log.error("bug while building an HTTP application", exc_info=error)
         else:
-            gc.freeze()  # what was imported and built stays, and need not be looked through again
+            gc.freeze()  # the imported modules and the application stay for good
         self._building = None
         return self._app
 
@@ -126,13 +127,13 @@ class LateApp:
 def late_app(
     engine: Engine, max_request_bytes: int, rules: HeaderRules, inference: Sequence[Route] = ()
 ) -> LateApp:
-    """The application that answers for `engine`, by these rules for headers.
+    """The application for `engine`, with these header rules.
 
-    `inference` answers what is inference, where that is not done by other processes.
+    `inference` are the routes of inference, unless other processes have them.
     """
 
     def build() -> ASGIApp:
-        from headrace.doors.http.app import create_app  # which imports FastAPI
+        from headrace.doors.http.app import create_app  # imports FastAPI
 
         return create_app(engine, max_request_bytes, rules)
 
@@ -140,7 +141,7 @@ def late_app(
 
 
 def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str) -> ASGIApp:
-    """The metrics door, which answers `GET /metrics` with what `scrape` gives."""
+    """The metrics door: answers `GET /metrics` with the output of `scrape`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,4 +1,4 @@
-"""uvicorn's protocol on a socket of ours, without its server: one process runs several doors."""
+"""uvicorn's protocol on a socket of this server, so that one process can have several doors."""
 
 import asyncio
 import functools
@@ -25,19 +25,19 @@ from headrace.engine.doors import Entrance
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_JITTER = 0.1  # so that not all clients come back at once
-_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished
-_LAST_WRITES_SECS = 0.1  # for the answers to what is given up
+_JITTER = 0.1  # so that not all clients reconnect at once
+_LOOK_SECS = 1.0  # between checks for unfinished requests
+_LAST_WRITES_SECS = 0.1  # for the error answers to abandoned requests
 Protocols = Callable[..., BoundedProtocol]
 
 
-# The fast path leans on how uvicorn's protocol class works inside; other versions, which
-# pyproject.toml keeps from being installed, get the plain route.
+# The fast path depends on internals of uvicorn's protocol class; with other versions, which
+# pyproject.toml excludes, requests take the plain route.
 TESTED_UVICORN = ((0, 34), (0, 54))  # the first and the last version
 
 
 class HttpServer:
-    """One listening socket that answers with one ASGI application."""
+    """One listening socket that serves one ASGI application."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class HttpServer:
         admission: Admission | None = None,
         read_secs: int = 60,
     ) -> None:
-        """`patience_secs`: how long the next part of an unfinished request may be awaited.
+        """`patience_secs`: maximum wait for the next part of an unfinished request.
 
-        `admission` counts connections and what they hold; without it, nothing is bounded by that.
-        A client that does not read an answer is hung up on after `read_secs` without progress.
+        `admission` counts connections and what they hold; None means no limits. A connection is
+        closed if its client does not read an answer for `read_secs`.
 
-        `keep_names` has the application see the names of headers as they came. A connection is
-        closed with the next answer after `max_age_secs`, give or take a tenth; 0 for never.
+        `keep_names` provides header names in original case. A connection is closed after the next
+        answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
         """
         made: Any = functools.partial(
             protocol, patience_secs=patience_secs, keep_names=keep_names,
@@ -92,12 +92,12 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port on which the server listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start serving."""
         self._config.load()
         self._acceptor = Acceptor(self._listener, self._connection, self._failed)
         self._acceptor.start()
@@ -112,9 +112,9 @@ class HttpServer:
         return connection
 
     async def announce(self, grace: float) -> None:
-        """Accept nothing more, and close each connection with its next answer.
+        """Stop accepting connections, and close each one after its next answer.
 
-        Waits for those whose clients were heard of lately, at most half the `grace` that there is.
+        Waits for recently active clients, at most half the `grace`.
         """
         if self._acceptor is None:
             return
@@ -130,7 +130,7 @@ class HttpServer:
     async def stop(self, grace: float) -> None:
         """Close the socket and idle connections; the others have `grace` seconds to be answered.
 
-        What is under way after that is answered with 503.
+        Requests in flight after that are answered with 503.
         """
         if self._acceptor is not None:
             self._acceptor.close()
@@ -152,7 +152,7 @@ class HttpServer:
         return cast(list[BoundedProtocol], list(self._state.connections))
 
     def end_unfinished(self) -> None:
-        """Give up requests that are not there as a whole; called when nothing new is admitted."""
+        """Abandon incomplete requests; called when nothing new is admitted."""
         for connection in self._connections():
             connection.end_unfinished()
 
@@ -170,7 +170,7 @@ def fast_protocol(
 ) -> Protocols:
     """The protocol of connections whose infer requests are answered in front of the application.
 
-    With versions of uvicorn that it was not tested with, that of all others.
+    With untested versions of uvicorn, the ordinary protocol.
     """
     first, last = TESTED_UVICORN
     version = re.match(r"(\d+)\.(\d+)", uvicorn.__version__)
@@ -191,11 +191,11 @@ def fast_protocol(
 
 
 def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that keeps a port for listeners that share it, none itself; raises `OSError`.
+    """A socket that reserves a port for listeners that share it; raises `OSError`.
 
-    Other servers may listen there if it is `shared` with them.
+    Other servers may listen on the port if it is `shared` with them.
     """
-    probe = bind(address, port, shared)  # which is refused where anybody else listens
+    probe = bind(address, port, shared)  # fails if another process listens
     name = probe.getsockname()
     probe.close()
     keeper = socket.socket(probe.family, socket.SOCK_STREAM)
@@ -210,7 +210,7 @@ def reserve(address: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def bind(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket, if `shared` one of several on its port; raises `OSError`."""
+    """A listening socket, one of several on its port if `shared`; raises `OSError`."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -218,7 +218,7 @@ def bind(address: str, port: int, shared: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((address, port))
-        listener.listen(_BACKLOG)  # now, so that a second door on this port is refused
+        listener.listen(_BACKLOG)  # listen now, so that a second door on this port is refused
     except OSError:
         listener.close()
         raise

@@ -1,4 +1,4 @@
-"""The handlers carried by `grpc.aio`."""
+"""The gRPC transport on `grpc.aio`."""
 
 import asyncio
 import logging
@@ -38,16 +38,16 @@ from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 log = logging.getLogger(__name__)
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-# grpcio refuses larger messages itself, with a text that names no setting of ours. The exact limit
-# is held by the handlers; this one keeps what must be read before they are asked within bounds.
+# grpcio itself refuses larger messages, with a text that names no setting of this server. Handlers
+# enforce the exact limit; this one bounds what is read before they run.
 _SLACK_BYTES = 64 << 20
-# Messages of a session that wait for the client to read them, and their bytes.
+# Messages of a session queued for the client, and their bytes.
 _IN_FLIGHT = 64
 _IN_FLIGHT_BYTES = 1 << 20
 
 
 class _AioCall:
-    """A call of `grpc.aio`, as handlers see it."""
+    """A call of `grpc.aio`, for handlers."""
 
     def __init__(self, context: Any, account: ConnectionAccount) -> None:
         self._context = context
@@ -76,7 +76,7 @@ class _AioCall:
 
 
 class _UnaryCall(_AioCall, InferCall):
-    """A unary call, which direct handlers answer while somebody awaits it."""
+    """A unary call, answered by a direct handler while a coroutine awaits it."""
 
     def __init__(self, context: Any, account: ConnectionAccount) -> None:
         super().__init__(context, account)
@@ -93,7 +93,7 @@ class _UnaryCall(_AioCall, InferCall):
             self._future.set_exception(error)
 
     async def awaited(self, handler: Direct, data: Buffer) -> bytes:
-        """The answer of a direct handler; to cancel the wait cancels the request."""
+        """The answer of a direct handler; cancelling the wait cancels the request."""
         try:
             handler(data, self)
             return await self._future
@@ -101,7 +101,7 @@ class _UnaryCall(_AioCall, InferCall):
             self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
             raise
         except asyncio.CancelledError:
-            if self.entered:  # its answer may have come after its client has gone
+            if self.entered:  # the answer may have come after the client disconnected
                 self.cancel()
             raise
         finally:
@@ -109,7 +109,7 @@ class _UnaryCall(_AioCall, InferCall):
 
 
 class _QueuePeer(_AioCall):
-    """A session's client, whose messages are written by whoever iterates over them."""
+    """The client of a session, whose queued messages are written by an iterator."""
 
     def __init__(self, context: Any, account: ConnectionAccount) -> None:
         super().__init__(context, account)
@@ -148,7 +148,7 @@ class _QueuePeer(_AioCall):
             self._released.set()
 
     async def run(self, requests: AsyncIterator[Buffer], session: Session) -> AsyncIterator[bytes]:
-        """The messages of a session, which gets those of the client; ends as the session does."""
+        """Iterate over the session's messages, and pass it the client's, until it ends."""
         reader = asyncio.create_task(self._read(requests, session))
         try:
             while self._messages or not self._finished:
@@ -167,11 +167,11 @@ class _QueuePeer(_AioCall):
             reader.cancel()
             self.finish()
             session.closed()
-            self._messages.clear()  # nobody wants what waits any more
+            self._messages.clear()  # queued messages are no longer wanted
             self._count(-self._nbytes)
 
     async def _read(self, requests: AsyncIterator[Buffer], session: Session) -> None:
-        """Hand the client's messages to the session."""
+        """Pass the client's messages to the session."""
         try:
             async for message in requests:
                 await self._released.wait()
@@ -181,16 +181,16 @@ class _QueuePeer(_AioCall):
             await self._released.wait()
             if not self._finished:
                 session.half_close()
-        except Exception as error:  # whoever iterates raises it
+        except Exception as error:  # raised to the iterator
             self.finish(error)
 
 
-# Unary handlers as this transport calls them: its calls are also what direct ones need.
+# Unary handlers for this transport: its calls suit direct handlers, too.
 _Unary = Callable[[Buffer, _UnaryCall], Awaitable[bytes]]
 
 
 class _Peers:
-    """The accounts of clients that have calls: the library tells of no connection."""
+    """The accounts of clients with calls in flight: the library exposes no connections."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -198,7 +198,7 @@ class _Peers:
 
     @contextmanager
     def account(self, peer: str) -> Iterator[ConnectionAccount]:
-        """The account of a peer during one of its calls; raises `Overloaded`."""
+        """The account of a peer during a call; raises `Overloaded`."""
         account, calls = self._open.get(peer, (None, 0))
         if account is None:
             account = self._admission.connect("grpc", _address(peer))
@@ -216,7 +216,7 @@ class _Peers:
 
 
 class GrpcioServer:
-    """A `grpc.aio` server with our handlers."""
+    """A `grpc.aio` server with this server's handlers."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class GrpcioServer:
         )
 
     def bind(self, address: str, port: int, tls: TlsFiles | None = None) -> int:
-        """Listen; the port it got. Raises `OSError`."""
+        """Listen; returns the port. Raises `OSError`."""
         host = f"[{address}]" if ":" in address else address
         try:
             if tls is None:
@@ -275,14 +275,14 @@ class GrpcioServer:
         return bound
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Start serving."""
         await self._server.start()
 
     async def announce(self, grace: float) -> None:
-        """Do nothing: the library cannot send GOAWAY without cancelling calls that come."""
+        """Do nothing: the library cannot send GOAWAY without cancelling new calls."""
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+        """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
         await self._server.stop(grace)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
@@ -300,14 +300,14 @@ class GrpcioServer:
                             return await handler(data, call)
                         finally:
                             noted = call.noted
-                            del call  # which has what the message asks for; see below
+                            del call  # refers to the decoded message; see below
                 except (asyncio.CancelledError, GeneratorExit):
                     status = CANCELLED
                     raise
                 except Exception as error:
                     status, text = _told(path, context, error)
-                # grpcio keeps what abort raises, and by its traceback this frame, which must not
-                # hold on to the message, also not by the error above.
+                # grpcio keeps the exception raised by abort, and by its traceback this frame, which
+                # must not keep the message alive, not even by the error above.
                 data = b""
                 await context.abort(_CODES[status], text)
                 raise AssertionError("abort raises")
@@ -343,7 +343,7 @@ class GrpcioServer:
         return answer
 
     def _check_key(self, path: str, call: _AioCall) -> None:
-        """Raise `Restricted` for a client without the key of a procedure, if it needs one."""
+        """Raise `Restricted` for a client without the metadata that a procedure requires."""
         key = self._keys.get(path)
         if key is not None and (error := without_key(key, call.metadata())) is not None:
             raise error
@@ -354,7 +354,7 @@ class GrpcioServer:
 
 
 def _told(path: str, context: Any, error: Exception) -> tuple[int, str]:
-    """The status and text of an error, whose details go along behind what was set before."""
+    """The status and text of an error; its details are added to the trailers."""
     if not isinstance(error, ServerError):
         log.error("bug in %s", path, exc_info=error)
         return INTERNAL.grpc, INTERNAL_TEXT
@@ -376,7 +376,7 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", rules.strikes),
     ]
     if level := list(LEVELS).index(options.compression):
-        # Of all procedures; grpcio chooses an algorithm that the client takes, if there is one.
+        # For all procedures; grpcio chooses an algorithm that the client accepts, if any.
         found.append(("grpc.default_compression_level", level))
     if rules.age:
         found.append(("grpc.max_connection_age_ms", round(rules.age * 1_000)))
@@ -392,7 +392,7 @@ def _address(peer: str) -> str:
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    tls.context()  # which says what is wrong with the files
+    tls.context()  # raises with the problem of the files
     roots = Path(tls.root).read_bytes() if tls.root else None
     pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
     return grpc.ssl_server_credentials([pair], roots, tls.mutual)

@@ -1,8 +1,8 @@
 """Calls on a stream: ModelInfer, coroutines, each in a task of its own, and sessions, without one.
 
 A ModelInfer like an earlier one, for a model whose version was found and has checked such a message
-before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond_from` are all that
-it costs in the transport. Any other goes to the `InferenceService`, as on the other transport.
+before, is queued by `InferRpc` itself: its `__init__`, `take_last` and `respond_from` are its whole
+cost in the transport. Any other goes to the `InferenceService`, as on the other transport.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from headrace.engine.doors import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
 
-_CONGESTED = 1 << 20  # bytes that wait for the client before a session is to wait
+_CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
 
 class TaskRpc(UnaryRpc):
-    """A unary call whose handler is awaited."""
+    """A unary call whose handler is a coroutine."""
 
     _task: asyncio.Task[None] | None = None
 
     def run(self, data: Buffer) -> None:
         """Start the handler."""
         if self.kept:
-            self.on_keep()  # for as long as the handler has it
+            self.on_keep()  # charged while the handler runs
         if not self.finished:
             self._task = self._context.loop.create_task(self._run(data))
 
@@ -57,10 +57,10 @@ class TaskRpc(UnaryRpc):
 
 
 class SessionRpc(Rpc):
-    """A call with many messages both ways, and the client's end of it for the session.
+    """A bidirectional call, and the client's side of it for the session.
 
-    While the session holds, messages wait here, and the client's window stays as it is: it bounds
-    how much can come.
+    While the session holds, messages are queued here, and the client's window is not replenished,
+    which bounds the queue.
     """
 
     _half_closed = False
@@ -76,11 +76,11 @@ class SessionRpc(Rpc):
 
     @property
     def congested(self) -> bool:
-        """`Peer.congested`."""
+        """Implements `Peer.congested`."""
         return self.queued >= _CONGESTED or self._packing is not None
 
     def send(self, message: Message) -> None:
-        """`Peer.send`."""
+        """Implements `Peer.send`."""
         if self._packing is not None:
             self._outbox.append(partial(self.send, message))
         elif self.finished:
@@ -89,13 +89,13 @@ class SessionRpc(Rpc):
             self.write(message)
 
     def _send_waiting(self) -> None:
-        """Send what waits behind a message that was compressed on a thread."""
+        """Send messages queued behind one that was compressed on a thread."""
         while self._outbox and self._packing is None:
             self._outbox.popleft()()
         self.on_sent()
 
     def finish(self, error: ServerError | None = None) -> None:
-        """`Peer.finish`."""
+        """Implements `Peer.finish`."""
         if self._packing is not None:
             self._outbox.append(partial(self.finish, error))
         elif error is None:
@@ -104,7 +104,7 @@ class SessionRpc(Rpc):
             self.fail(error)
 
     def hold(self, held: bool) -> None:
-        """`Peer.hold`."""
+        """Implements `Peer.hold`."""
         if held:
             self.keeps_window = True
             return
@@ -119,7 +119,7 @@ class SessionRpc(Rpc):
     # --- for the call
 
     def message(self, data: Buffer) -> None:
-        """Hand a message on, or keep it."""
+        """Pass a message to the session, or queue it."""
         if self.keeps_window or self._inbox:
             self._inbox.append(data)
             self.kept += len(data)
@@ -127,15 +127,15 @@ class SessionRpc(Rpc):
             self._session.receive(data)
 
     def end(self) -> None:
-        """Hand the end on, behind the messages."""
+        """Pass the client's end of stream to the session, after its messages."""
         self._half_closed = True
         self._hand_on()
 
     def abandon(self) -> None:
-        """`closed` is told by `_settle`, as for every other end."""
+        """Do nothing: `_settle` calls `closed`, as for every other end."""
 
     def on_sent(self) -> None:
-        """Wake the session: there is room."""
+        """Notify the session that there is room."""
         if self._session is not None and not self.congested:
             try:
                 self._session.sent()
@@ -161,9 +161,9 @@ class SessionRpc(Rpc):
 
 
 class InferRpc(UnaryRpc, InferCall):
-    """One ModelInfer."""
+    """One ModelInfer call."""
 
-    _direct: Direct | None = None  # of a plain call
+    _direct: Direct | None = None  # for plain calls
 
     def __init__(self, head: RpcHead, number: int) -> None:
         connection = head.connection
@@ -171,20 +171,20 @@ class InferRpc(UnaryRpc, InferCall):
         if context.access_log or head.timeout is not None:
             Rpc.__init__(self, head, number)
             return
-        # As `Rpc.__init__`, which would be a call more for each request.
+        # Inlined `Rpc.__init__`, to save a Python call per request.
         self.number = number
         self.head = head
         self._connection = connection
         self._context = context
         self.account = connection.account
         self.expected = head.content_length
-        # Defaults of the class, which take longer to find than to set.
+        # Class attributes, copied since looking them up takes longer than setting them.
         self.place = self._gathering = self._unpacking = self._data = None
         self._trailing = self._timer = None
         self.remote_closed = self.finished = False
 
     def take_last(self, view: memoryview, start: int, stop: int) -> bool:
-        """Queue the one message, if that is what this is."""
+        """Queue the message if the call is plain."""
         begin = start + PREFIX
         if (
             begin > stop
@@ -210,14 +210,14 @@ class InferRpc(UnaryRpc, InferCall):
         return True
 
     def run(self, data: Buffer) -> None:
-        """Hand the message to the service."""
+        """Pass the message to the service."""
         if self._charged:
-            self.release(self._charged)  # the service counts it
+            self.release(self._charged)  # the service charges it
         service: Any = self.head.handler
         service(data, self)
 
     def _submit(self, service: InferenceService, template: object, nbytes: int) -> bool:
-        """Queue the call, if its version knows calls like it; raises `ServerError`."""
+        """Queue the call if its version knows matching calls; raises `ServerError`."""
         found = service.engine.known.get((self.model_name, self.model_version))
         if found is None or not found.ready:
             return False
@@ -257,13 +257,13 @@ class InferRpc(UnaryRpc, InferCall):
             or head.packing
             or not connection.http2.answer(self, message, timing)
         ):
-            self.inputs = {}  # nobody asks for them, and the answer may wait long for its client
+            self.inputs = {}  # no longer needed, and the answer may wait long for its client
             self.set_trailing(TIMING, timing.decode())
             if not self.pack_later(message, self.close):
                 self.write(message)
                 self.close()
             return
-        if self._timer is None and not self._context.access_log:  # as `_settle` does it
+        if self._timer is None and not self._context.access_log:  # inlined `_settle`
             self.finished = True
             head.answers[0] += 1
         else:
@@ -271,7 +271,7 @@ class InferRpc(UnaryRpc, InferCall):
         if not connection.streams.open:
             connection.flush()
         elif not connection.sender.awake:
-            connection.sender.rouse()  # the others' answers may come in the same turn of the loop
+            connection.sender.rouse()  # other answers may follow in the same turn of the loop
 
     def fail(self, error: ServerError) -> None:
         """Send the error."""
@@ -280,7 +280,7 @@ class InferRpc(UnaryRpc, InferCall):
         super().fail(error)
 
     def guard(self, error: Exception) -> None:
-        """End the call with what a handler raised."""
+        """End the call with an exception raised by a handler."""
         self.leave()
         super().guard(error)
 

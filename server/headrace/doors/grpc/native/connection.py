@@ -1,8 +1,8 @@
-"""gRPC connections of the native server: their calls, from head to status, and the socket side.
+"""gRPC connections of the native server: calls from head to status, and the socket layer.
 
-Most calls are an `InferRpc` whose message comes in one frame, and whose answer goes out in one; see
+Most calls are an `InferRpc` whose message arrives in one frame and whose answer is sent in one; see
 `headrace.doors.grpc.native.calls`. The bytes of longer messages are counted with the
-connection's account as they come.
+account as they arrive.
 """
 
 import asyncio
@@ -63,25 +63,25 @@ from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
 
-_OBJECTS = 1 << 10  # bytes that a call takes, besides what the client sends
+_OBJECTS = 1 << 10  # bytes of objects per call, besides the client's data
 _TRUNCATED = "the request ends within a message"
-_FEW = 8  # calls of a connection, whose heads are not worth counting
-PREFACE_SECS = 20.0  # a client that has not said what it wants by then is hung up on
+_FEW = 8  # calls of a connection below which heads are not counted
+PREFACE_SECS = 20.0  # for the client's preface
 _KEEP_ALIVE_PING = b"alive? \0"
-_RETIRED = "max_age"  # in GOAWAY, as gRPC's servers say it
-# Bytes read of one connection before others have their turn: with 256 KiB, 20 clients of long
-# messages held health up for 0.2 s.
+_RETIRED = "max_age"  # GOAWAY text, as in gRPC's own servers
+# Bytes read from one connection per turn: with 256 KiB, 20 clients with long messages delayed
+# health checks by 0.2 s.
 _BUFFER = 64 << 10
 
 
 class RpcHead(CallHead):
-    """The head of a call to one of our procedures: `kind` is how its `handler` is run."""
+    """The head of a call to one of this server's procedures: `kind` runs its `handler`."""
 
     def __init__(self, headers: Headers, context: "ServerContext", connection: "GrpcConnection"):
         super().__init__(headers)
         self.connection = connection
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
-        # Counts by status of calls with this head.
+        # Counters by status for calls with this head.
         self.answers = context.admission.answers.of("grpc", operation_of(self.path))
         if context.level and self.path in INFERENCE:
             self.packing = self.packing or self.preferred
@@ -99,9 +99,9 @@ class RpcHead(CallHead):
 
 
 class ServerContext:
-    """The state that a server's connections share, and those that write at the end of this turn.
+    """State shared by the connections of a server, and the flushes due at the end of this turn.
 
-    `procedures` are the kind of call and the handler of each path.
+    `procedures` maps each path to its kind of call and handler.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ServerContext:
         self.keys = keys
         self.loop = asyncio.get_running_loop()
         self.admission = admission
-        self.nobody = ConnectionAccount(admission, "")  # for connections that are not taken
+        self.nobody = ConnectionAccount(admission, "")  # for connections that were not admitted
         self.max_message = max_message
         self.access_log = access_log
         self.limits = limits
@@ -126,17 +126,18 @@ class ServerContext:
         self.patience_secs = options.patience_secs
         self.idle_secs = options.idle_secs
         self.level = LEVELS[options.compression]
-        # Where the client decides, by what it does itself, a level that pays on tensors.
+        # If the client leaves it to the server, a level that pays for tensors.
         self.compression_level = self.level or DEFAULT_LEVEL
-        # Received bytes are here only while they are being taken in, so one is enough for all.
+        # Received bytes are processed at once, so one buffer serves all connections.
         self.buffer = memoryview(bytearray(_BUFFER))
         self.connections: set[GrpcConnection] = set()
-        self.draining = False  # no call is to come any more
-        self.on_empty: Callable[[], object] | None = None  # called when the last one has closed
+        self.draining = False  # no more calls are accepted
+        # Called when the last connection has closed.
+        self.on_empty: Callable[[], object] | None = None
         self._dirty: list[Callable[[], None]] = []
 
     def lost(self, connection: "GrpcConnection") -> None:
-        """A connection has closed: what it would still write goes nowhere."""
+        """Remove a closed connection; its pending writes are dropped."""
         self.connections.discard(connection)
         with suppress(ValueError):
             self._dirty.remove(connection.flush)
@@ -158,15 +159,15 @@ class ServerContext:
 class Rpc(MessageStream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
-    unary = False  # whether the client has to send all at once
+    unary = False  # true if the client sends exactly one message
 
-    client = ""  # the client's address, where the access log wants it
+    client = ""  # the client's address, if the access log is on
     _begun = 0.0
-    _charged = 0  # bytes of kept messages that the account has counted
+    _charged = 0  # bytes of kept messages charged to the account
     _patience: Patience | None = None
-    _unpacking: tuple[Job[Buffer], int] | None = None  # and bytes that are counted for it
+    _unpacking: tuple[Job[Buffer], int] | None = None  # the job, and the bytes charged for it
     _packing: Job[bytes] | None = None  # compresses a message
-    _behind = b""  # what came since, which the client's window bounds
+    _behind = b""  # data received meanwhile, bounded by the client's window
     _end_behind = False
     _head_sent = False
     _deadline = 0.0  # by the loop's clock; 0 for none
@@ -188,20 +189,20 @@ class Rpc(MessageStream):
             self._deadline = context.loop.time() + head.timeout
             self._timer = context.loop.call_at(self._deadline, self._expire)
 
-    # --- what handlers see
+    # --- for handlers
 
     def metadata(self) -> dict[str, str]:
-        """`RpcContext.metadata`."""
+        """Implements `RpcContext.metadata`."""
         return self.head.metadata
 
     def remaining(self) -> float:
-        """`RpcContext.remaining`."""
-        # Not by the timer: uvloop's does not tell when a deadline is less than a millisecond away.
+        """Implements `RpcContext.remaining`."""
+        # Not by the timer: uvloop's does not know deadlines of less than a millisecond.
         deadline = self._deadline
         return max(deadline - self._context.loop.time(), 1e-6) if deadline else 0.0
 
     def set_trailing(self, name: str, value: str) -> None:
-        """`RpcContext.set_trailing`."""
+        """Implements `RpcContext.set_trailing`."""
         field = name.encode()
         kept = [(known, v) for known, v in self._trailing or () if known != field]
         self._trailing = [*kept, (field, value.encode())]
@@ -209,19 +210,19 @@ class Rpc(MessageStream):
     # --- for subclasses
 
     def end(self) -> None:
-        """The client sends no more. May raise `ServerError`."""
+        """The client has finished sending. May raise `ServerError`."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Nobody waits for what is being done for this call any more."""
+        """Stop working on the call: the client no longer waits."""
         raise NotImplementedError
 
     # --- answering
 
     def write(self, message: Message, packed: bytes | None = None) -> None:
-        """Send a message, after the response's head if it is the first.
+        """Send a message, preceded by the response's head if it is the first.
 
-        `packed` is what it was compressed to, if it was.
+        `packed` is its compressed form, if any.
         """
         packing = self.head.packing
         sender = self._connection.sender
@@ -243,7 +244,7 @@ class Rpc(MessageStream):
     def pack_later(self, message: Message, sent: Callable[[], None]) -> bool:
         """Compress a large message on a thread, write it and call `sent`.
 
-        False for one that is small, or goes as it is.
+        Returns False for a message that is small, or sent uncompressed.
         """
         size = sum(map(len, message))
         if not self.head.packing or size <= LARGE:
@@ -262,7 +263,7 @@ class Rpc(MessageStream):
         return True
 
     def close(self, status: int = 0, text: str = "", details: bytes = b"") -> None:
-        """End the call with a status, of which there may be `details`."""
+        """End the call with a status and optional `details`."""
         if self.finished:
             return
         self._settle(status)
@@ -281,7 +282,7 @@ class Rpc(MessageStream):
         self.close(status, text, retry_details(error, status, text))
 
     def guard(self, error: Exception) -> None:
-        """End the call with what a handler raised."""
+        """End the call with an exception raised by a handler."""
         if isinstance(error, ServerError):
             self.fail(error)
         else:
@@ -289,7 +290,7 @@ class Rpc(MessageStream):
             self.close(INTERNAL.grpc, INTERNAL_TEXT)
 
     def _settle(self, status: int) -> None:
-        """Settle the accounts of a call that ends, in whatever way."""
+        """Update accounts, counters and log when the call ends, in whatever way."""
         self.finished = True
         self.head.answers[status] += 1
         if self._timer is not None:
@@ -319,7 +320,7 @@ class Rpc(MessageStream):
     # --- events of the stream
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Take messages out of received bytes."""
+        """Split received bytes into messages."""
         try:
             if self._unpacking is None:
                 super().on_data(view, start, stop)
@@ -331,19 +332,19 @@ class Rpc(MessageStream):
     def _gather(self, view: memoryview, start: int, stop: int) -> int:
         if self._unpacking is None:
             return super()._gather(view, start, stop)
-        self._charge(stop - start)  # what comes behind a message that is being unpacked waits
+        self._charge(stop - start)  # data behind a message being unpacked is queued
         self._behind += view[start:stop]
         return stop
 
     def on_filled(self, nbytes: int) -> None:
-        """More of the message that is being gathered is in its place."""
+        """Account for bytes received into the gathered message's buffer."""
         try:
             super().on_filled(nbytes)
         except Exception as error:
             self.guard(error)
 
     def on_keep(self) -> None:
-        """Whole messages wait for more of the call: they count from now on."""
+        """Charge whole messages that wait for more of the call."""
         nbytes, self.kept = self.kept, 0
         if self.finished:
             return
@@ -354,13 +355,13 @@ class Rpc(MessageStream):
             self.guard(error)
 
     def release(self, nbytes: int) -> None:
-        """Kept messages go on."""
-        nbytes = min(nbytes, self._charged)  # the last ones may not have been counted
+        """Return the charge of kept messages that are processed now."""
+        nbytes = min(nbytes, self._charged)  # the last ones may not have been charged
         self._charged -= nbytes
         self.account.count(-nbytes)
 
     def look(self, now: float) -> None:
-        """Give the call up if its client begins a message, and does not go on with it."""
+        """Fail the call if its client does not continue a message that it has begun."""
         part = self._gathering
         if self.finished or self.remote_closed or self.keeps_window or not (self.unary or part):
             return
@@ -374,11 +375,11 @@ class Rpc(MessageStream):
 
     @property
     def head_size(self) -> int:
-        """About how many bytes the call takes besides its messages."""
+        """The approximate memory of the call besides its messages."""
         return _OBJECTS + sum(map(len, self.head.metadata.values()))
 
     def on_end(self) -> None:
-        """No more DATA."""
+        """The client has ended its side."""
         if self.finished:
             return
         if self._unpacking is not None:
@@ -392,7 +393,7 @@ class Rpc(MessageStream):
             self.guard(error)
 
     def on_gone(self, code: ErrorCode) -> None:
-        """The client has cancelled the call, or is gone."""
+        """The client has cancelled the call, or disconnected."""
         if not self.finished:
             self._settle(CANCELLED)
             self.abandon()
@@ -401,11 +402,11 @@ class Rpc(MessageStream):
 
     @property
     def largest(self) -> int:
-        """The most bytes of a request message."""
+        """The largest request message in bytes."""
         return self._context.max_message
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:
-        """Decide whether to take a message; raises `ServerError`."""
+        """Accept or refuse a message by its prefix; raises `ServerError`."""
         limit = self._context.max_message
         if length > limit:
             raise PayloadTooLarge(too_large("request message", limit, length))
@@ -416,11 +417,11 @@ class Rpc(MessageStream):
             self._connection.http2.data.expect(self, more)
 
     def count(self, nbytes: int, before: int) -> None:
-        """Charge what has come; raises `Overloaded`."""
+        """Charge received bytes; raises `Overloaded`."""
         self.account.grow(nbytes, before)
 
     def gathered(self, part: Gathering) -> None:
-        """Take a message, and unpack it first if it is compressed."""
+        """Receive a message, which is unpacked first if it is compressed."""
         data: Buffer | None = part.view
         if part.compressed:
             data = decompress_small(part.view, self.head.encoding)
@@ -431,19 +432,22 @@ class Rpc(MessageStream):
             self.message(data)
 
     def stop_gathering(self) -> None:
-        """Forget the message that is gathered, and what is counted for it."""
+        """Drop the gathered message and its charge."""
         part = self._gathering
         super().stop_gathering()
         if part is not None and part.length >= 0:
             self.account.drop(part.filled)
 
     def _unpack(self, part: Gathering) -> None:
-        """Decompress a message on a thread; what comes meanwhile waits, in the client's window."""
+        """Decompress a message on a thread.
+
+        Data received meanwhile waits, bounded by the window.
+        """
         self._gathering = self.place = None
         self.keeps_window = True
         encoding, limit = self.head.encoding, self._context.max_message
         job = self._context.admission.workbench.do(
-            part.length << 3,  # it may become long, and mostly does
+            part.length << 3,  # an estimate of the decompressed size
             lambda charge: decompress(part.view, encoding, limit, "request message", charge),
             self._unpacked,
             self._charge,
@@ -451,14 +455,14 @@ class Rpc(MessageStream):
         self._unpacking = job, part.filled
 
     def _charge(self, nbytes: int) -> None:
-        """Count what the message becomes, or what comes behind it; raises `Overloaded`."""
+        """Charge the message's decompressed size, or data behind it; raises `Overloaded`."""
         assert self._unpacking is not None, "bytes for nothing. This is a bug."
         job, counted = self._unpacking
         self.account.grow(nbytes, counted)
         self._unpacking = job, counted + nbytes
 
     def _unpacked(self, data: Buffer | None, problem: Exception | None) -> None:
-        """Take a decompressed message, and what came behind it."""
+        """Receive a decompressed message, and the data that arrived since."""
         assert self._unpacking is not None, "a message of nobody. This is a bug."
         self.account.drop(self._unpacking[1])
         self._unpacking = None
@@ -482,7 +486,7 @@ class Rpc(MessageStream):
 
 
 class UnaryRpc(Rpc):
-    """A call with one message, which is run once the client has closed its side."""
+    """A call with one message, which runs once the client has ended its side."""
 
     unary = True
     _data: Buffer | None = None
@@ -507,22 +511,22 @@ class UnaryRpc(Rpc):
 
 
 class RefusedRpc(Rpc):
-    """A call that its head alone has answered."""
+    """A call that is answered by its head alone."""
 
     def __init__(self, head: RpcHead, number: int) -> None:
         super().__init__(head, number)
         assert head.refusal is not None
         self._settle(int(dict(head.refusal).get(b"grpc-status", b"2")))
-        self._connection.sender.finish(self, head.refusal)  # the connection sees the end
+        self._connection.sender.finish(self, head.refusal)  # the connection notices the end
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Ignore it: the call is answered."""
+        """Ignore data: the call is answered."""
 
 
 class GrpcConnection(Http2Protocol):
     """One client's connection.
 
-    Nothing is read while the client does not take what is written, so what waits is bounded.
+    Reading pauses while the client does not read, which bounds what is queued.
     """
 
     http2: ServerConnection
@@ -535,18 +539,18 @@ class GrpcConnection(Http2Protocol):
         super().__init__(http2, context.loop, context.buffer)
         self.context = context
         self.peer = ""  # the client's address, without its port
-        self.account = context.nobody  # until the connection is taken
+        self.account = context.nobody  # until the connection is admitted
         self.progress = Progress(self.account, context.patience_secs)
-        self._last = 0  # stream, as it was when it was last looked for idleness
+        self._last = 0  # the last stream at the previous idle check
         self._idle_since = 0.0
-        self.opened = 0.0  # when; in seconds of the loop's clock
+        self.opened = 0.0  # time of connection; in seconds of the loop's clock
         self._watch: Watch | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- asyncio's side
+    # --- asyncio callbacks
 
     def admit(self) -> bool:
-        """Count the connection, if there may be one more."""
+        """Count the connection if it is within the limit."""
         context = self.context
         name = self._transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else str(name)
@@ -562,13 +566,13 @@ class GrpcConnection(Http2Protocol):
         return True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Start the connection."""
         super().connection_made(transport)
         if self._watch is not None and self.context.draining:
             self.http2.drain()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel everything that is under way."""
+        """Cancel all calls."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(error)
@@ -578,23 +582,24 @@ class GrpcConnection(Http2Protocol):
         self.account.close()
 
     def pause_writing(self) -> None:
-        """Read no more: the client does not keep up."""
+        """Stop reading: the client does not keep up."""
         super().pause_writing()
         self._transport.pause_reading()
         self.unread()
 
     def resume_writing(self) -> None:
-        """Read on."""
+        """Resume reading."""
         self._transport.resume_reading()
         super().resume_writing()
 
     # --- time
 
     def _look(self) -> None:
-        """Take the keep-alive action that is due, and schedule the next look."""
+        """Perform the keep-alive action that is due, and schedule the next check."""
         watch, http2, now = self._watch, self.http2, self._now()
         assert watch is not None, "a connection that was not made. This is a bug."
-        # While nothing is read, because the client does not read, nothing can be heard either.
+        # While reading is paused because the client does not read, no PING answer can arrive
+        # either.
         heard = now if self._paused else max(http2.streams.now, self.opened)
         due = watch.look(now, heard, bool(self.streams.open), http2.sent)
         if due is Due.GIVE_UP:
@@ -612,7 +617,7 @@ class GrpcConnection(Http2Protocol):
         self._timer = self.context.loop.call_at(watch.at, self._look)
 
     def check_progress(self, now: float) -> None:
-        """Give up what its client begins, or asks for, and makes no progress with."""
+        """End calls whose clients make no progress in sending or reading."""
         if not self.http2.settled and self.opened < now - PREFACE_SECS:
             self.abort()
             return
@@ -620,13 +625,13 @@ class GrpcConnection(Http2Protocol):
             log.debug("gave %s up: it does not read", self.peer)
             self.abort()
             return
-        if not self._paused:  # while nothing is read, nothing can be expected
+        if not self._paused:  # while reading is paused, no data can arrive
             for call in list(self.streams.open.values()):
                 call.look(now)
         self._check_idle(now)
 
     def _check_idle(self, now: float) -> None:
-        """End a connection that has had no calls for long, as the client expects it."""
+        """Close a connection that has had no calls for long, in the way clients expect."""
         if self.streams.open or self.streams.last != self._last:
             self._last, self._idle_since = self.streams.last, now
             return
@@ -634,10 +639,10 @@ class GrpcConnection(Http2Protocol):
         if self.progress.idles(self._idle_since, now, most):
             self.http2.drain("max_idle")
         if self.progress.idles(self._idle_since + PREFACE_SECS, now, most):
-            self.http2.finish_drain()  # whatever the client has made of it
+            self.http2.finish_drain()  # even without the client's acknowledgement
 
     def _reads(self, now: float) -> bool:
-        """True if the client reads what waits for it; its calls' heads count with that."""
+        """True if the client reads what is queued for it, including heads of its calls."""
         unread, heads = self._unread, 0
         if len(self.streams.open) > _FEW:
             heads = sum(call.head_size for call in self.streams.open.values())
@@ -648,11 +653,11 @@ class GrpcConnection(Http2Protocol):
 
     @property
     def _unread(self) -> int:
-        """Bytes that the client has to read."""
+        """Bytes that the client has not read."""
         waiting: int = self.sender.queued + self._transport.get_write_buffer_size()
         return waiting
 
     def unread(self) -> None:
-        """Count what the client has to read."""
+        """Charge the bytes that the client has not read."""
         if not self.progress.within(self._unread, self.account.kept):
             self.abort()

@@ -1,4 +1,4 @@
-"""The native server: its sockets and its end."""
+"""The native gRPC server: its sockets and its shutdown."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
 
-_LOOK_SECS = 1.0  # between two looks at what clients have left unfinished, or unread
+_LOOK_SECS = 1.0  # between checks for unfinished requests and unread answers
 
 
 class NativeServer(ServerContext):
@@ -56,7 +56,7 @@ class NativeServer(ServerContext):
         self._look: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Answer on a bound socket from now on."""
+        """Start serving on a bound socket."""
         self._acceptor = Acceptor(
             listener, lambda: GrpcConnection(self), self.admission.fail_accept, self._tls,
             PREFACE_SECS,
@@ -65,7 +65,7 @@ class NativeServer(ServerContext):
         self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
 
     async def announce(self, grace: float) -> None:
-        """`Server.announce`; waits for clients to know it, at most half the `grace`."""
+        """Implements `Server.announce`; waits for clients, at most half the `grace`."""
         self.draining = True
         if self._acceptor is not None:
             self._acceptor.close()
@@ -79,7 +79,7 @@ class NativeServer(ServerContext):
             connection.http2.finish_drain()
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and wait for those under way, at most `grace` seconds."""
+        """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
         if self._look is not None:
             self._look.cancel()
         end = self.loop.time() + grace
@@ -89,7 +89,7 @@ class NativeServer(ServerContext):
             connection.abort()
 
     async def _empty(self, seconds: float) -> None:
-        """Wait for the last connection to close, at most so long."""
+        """Wait for the last connection to close, for at most `seconds`."""
         empty = asyncio.Event()
         self.on_empty = empty.set
         if self.connections:
@@ -97,7 +97,7 @@ class NativeServer(ServerContext):
                 await asyncio.wait_for(empty.wait(), max(seconds, 0))
 
     def _check_progress(self) -> None:
-        """Close connections whose clients have not begun, or make no progress."""
+        """Close connections whose clients send no preface, or make no progress."""
         now = self.loop.time()
         for connection in list(self.connections):
             connection.check_progress(now)
