@@ -1,8 +1,8 @@
 """gRPC connections of the native server: calls from head to status, and the socket layer.
 
 Most calls are an `InferRpc` whose message arrives in one frame and whose answer is sent in one; see
-`headrace.doors.grpc.native.calls`. The bytes of longer messages are counted with the
-account as they arrive.
+`headrace.doors.grpc.native.calls`. The bytes of longer messages are charged to the
+connection's account as they arrive.
 """
 
 import asyncio
