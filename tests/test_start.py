@@ -84,7 +84,7 @@ def test_processes_that_need_little() -> None:
         ("import headrace.cli", LIBRARIES | SLOW),
         ("import headrace.plugins.commands.models", LIBRARIES),
         ("import headrace.doors.frontends.process", front_end | {"headrace.engine.engine"}),
-        ("import headrace.workers.main, headrace.workers.python_loader", worker),
+        ("import headrace.workers.main, headrace.plugins.functions", worker),
     ):
         assert among(imported_by(program), unused) == [], program
 

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from headrace.client.asynchronous import AsyncClient
     from headrace.client.blocking import Client
     from headrace.client.errors import ClientError
-    from headrace.serving.server import serve
-    from headrace.serving.sources import ServeError
-    from headrace.workers.functions import (
+    from headrace.plugins.functions.offered import (
         BFloat16,
         Bool,
         Bytes,
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
         UInt64,
         model,
     )
+    from headrace.serving.server import serve
+    from headrace.serving.sources import ServeError
 
 __version__ = "0.1.0"
 __all__ = [
@@ -85,4 +85,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "headrace.workers.functions")), name)
+    return getattr(import_module(_MODULES.get(name, "headrace.plugins.functions.offered")), name)

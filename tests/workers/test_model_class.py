@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.functions import ResultError
+from headrace.plugins.functions.offered import ResultError
 from headrace.workers.model_class import its_traceback, one_line
 from headrace.workers.triton_requests import InferenceResponse
 from headrace.workers.triton_tensors import TritonModelException

@@ -7,8 +7,10 @@ name is taken: the server's own plugins come first.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -24,11 +26,12 @@ SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.Ow
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
+PYTHON = "headrace.python"  # `load` of a module, which workers import, as `workers.python_loader`
 GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
 TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
 GROUPS = (
     BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
-    TRANSPORTS,
+    TRANSPORTS, PYTHON,
 )  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -69,6 +72,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "opentelemetry": "headrace.plugins.traces:span_writer",
     },
     GPUS: {"nvml": "headrace.plugins.nvml:Nvml"},
+    PYTHON: {"functions": "headrace.plugins.functions:load"},
     TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"
@@ -143,11 +147,17 @@ def load(group: str, make: Callable[[Any], T]) -> dict[str, T]:
 
 
 def _entries(group: str) -> Iterator[Plugin]:
-    # Imported late: commands that need no plugin start in less time than this import takes.
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group=group):
+    for entry in _installed_entries(tuple(sys.path)).select(group=group):
         package = entry.dist
         name = f"{package.name} {package.version}" if package is not None else "an unknown package"
         if package is None or package.name != _US:
             yield Plugin(group, entry.name, entry.value, name)
+
+
+@cache
+def _installed_entries(path: tuple[str, ...]) -> Any:
+    """All entry points on a path, which are looked for once: it takes 10 ms and more."""
+    # Imported late: commands that need no plugin start in less time than this takes.
+    from importlib.metadata import entry_points
+
+    return entry_points()

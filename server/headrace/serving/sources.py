@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from headrace.workers.functions.decorator import MARK
+from headrace.plugins.functions.decorator import MARK
 
 
 class ServeError(Exception):

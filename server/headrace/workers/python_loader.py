@@ -1,79 +1,22 @@
-"""Models that are Python files."""
+"""Models that are Python files under Triton's API."""
 
-import difflib
 import importlib.util
 import os
-import re
 import sys
 from types import ModuleType
 from typing import Any
 
 from headrace.workers.model_class import FreshLoader
 
-_NO_SUCH_NAME = re.compile(r"cannot import name '(\w+)' from 'headrace' \(.*\)")
-
 
 def load(document: dict[str, Any]) -> Any:
-    """The class `TritonPythonModel` of a file, or its `@model` as such a class.
-
-    Its module is `model`, unless the document has another name for it. Raises what importing it
-    raises, `LookupError` if it has neither or several.
-    """
-    _offer_names(sys.modules["headrace"])
-    try:
-        module = _import(document.get("module", "model"), document["file"])
-    except ImportError as error:
-        _suggest(error)
-        raise
-    found = getattr(module, "TritonPythonModel", None)
-    if found is not None:
-        return found
-    from headrace.workers.functions.adapter import adapted, find
-
-    declaration = find(module, document["parameters"].get("function", ""))
-    if declaration is None:
-        defined = [
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", None) == module.__name__
-        ]
-        raise LookupError(
-            "the model's file has neither a class TritonPythonModel nor a function or class that"
-            " is decorated with @model (from headrace import model); it defines"
-            f" {', '.join(defined[:10]) or 'nothing'}"
-        )
-    return adapted(declaration)
+    """The class `TritonPythonModel` of a file; raises what importing it raises, `LookupError`."""
+    return class_of(import_file(document))
 
 
-def _offer_names(package: ModuleType) -> None:
-    """Make `from headrace import model` work where the package has no root of its own."""
-
-    def name(wanted: str) -> Any:
-        from headrace.workers import functions
-
-        if wanted == "__all__":
-            return [*functions.__all__, "__version__"]
-        if wanted in functions.__all__:
-            return getattr(functions, wanted)
-        raise AttributeError(f"module 'headrace' has no attribute {wanted!r}")
-
-    if "__all__" not in vars(package):
-        vars(package)["__getattr__"] = name
-
-
-def _suggest(error: ImportError) -> None:
-    """Add what was probably meant to an error, where `headrace` has no such name."""
-    found = _NO_SUCH_NAME.fullmatch(str(error))
-    if found is None:
-        return
-    from headrace.workers import functions
-
-    near = difflib.get_close_matches(found[1], functions.__all__, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    error.msg = f"cannot import name {found[1]!r} from 'headrace'{hint}"
-
-
-def _import(name: str, path: str) -> ModuleType:
+def import_file(document: dict[str, Any]) -> ModuleType:
+    """Import a file, as `model` unless the document has another name; raises what that raises."""
+    name, path = document.get("module", "model"), document["file"]
     loader = FreshLoader(name, path)
     # A package whose modules are the files beside it, for `from . import another`.
     folder = os.path.dirname(path)
@@ -86,3 +29,20 @@ def _import(name: str, path: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def class_of(module: ModuleType) -> Any:
+    """The class `TritonPythonModel` of a module; raises `LookupError` if it has none."""
+    found = getattr(module, "TritonPythonModel", None)
+    if found is not None:
+        return found
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    ]
+    raise LookupError(
+        "the model's file has neither a class TritonPythonModel nor a function or class that"
+        " is decorated with @model (from headrace import model); it defines"
+        f" {', '.join(defined[:10]) or 'nothing'}"
+    )

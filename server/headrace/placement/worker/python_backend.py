@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.core import plugins
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.choice import IN_PROCESS
@@ -32,16 +33,19 @@ class PythonBackend(Backend):
 
     def __init__(
         self,
-        loader: str = "headrace.workers.python_loader",
+        loader: str = "",
         platform: str = "python",
         default_filename: str = "model.py",
     ) -> None:
-        """`loader` is the module whose `load` makes the model's class, in the worker."""
+        """`loader` is the module whose `load` makes the model's class, in the worker.
+
+        Without one it is that of the first plugin, or else Triton's.
+        """
         self.platform = platform
         self.default_filename = default_filename
         self.filenames: tuple[str, ...] = (default_filename,)
         self.suffixes: tuple[str, ...] = (Path(default_filename).suffix,)
-        self._loader = loader
+        self._loader = loader or _loader()
 
     @classmethod
     def of(cls, context: BackendContext) -> "PythonBackend":
@@ -87,3 +91,8 @@ class PythonBackend(Backend):
         from headrace.placement.local.in_process import LoadedInProcess
 
         return LoadedInProcess(spec, self._loader)
+
+
+def _loader() -> str:
+    targets = [plugin.target for plugin in plugins.installed(plugins.PYTHON).values()]
+    return (targets or ["headrace.workers.python_loader"])[0].partition(":")[0]

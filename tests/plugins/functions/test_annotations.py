@@ -31,7 +31,7 @@ from headrace import (
     UInt64,
 )
 from headrace.core.datatypes import Datatype
-from headrace.workers.functions.signature import Column, Columns, Form, Tensor, read
+from headrace.plugins.functions.signature import Column, Columns, Form, Tensor, read
 
 T = TypeVar("T")
 Tokens = NewType("Tokens", int)

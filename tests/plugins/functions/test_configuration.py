@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 
 from headrace import Float32, N, Strings, model
-from headrace.workers.functions.adapter import FunctionModel, adapted
-from headrace.workers.functions.decorator import declared
+from headrace.plugins.functions.adapter import FunctionModel, adapted
+from headrace.plugins.functions.decorator import declared
 from headrace.workers.triton_config import Contradicted
-from tests.workers.functions.requests import completed, started
+from tests.plugins.functions.requests import completed, started
 
 
 class Width: ...

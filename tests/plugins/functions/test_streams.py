@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace import InvalidInput, model
+from headrace.plugins.functions.adapter import FINAL
 from headrace.workers import triton_api as pb
-from headrace.workers.functions.adapter import FINAL
-from tests.workers.functions.requests import Request, started, values
+from tests.plugins.functions.requests import Request, started, values
 
 SECONDS = 10.0
 INVALID, INTERNAL = pb.TritonError.INVALID_ARG, pb.TritonError.INTERNAL

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Any
 
-from headrace.workers.functions.signature import ArrayOf, Element, FrameOf
+from headrace.plugins.functions.signature import ArrayOf, Element, FrameOf
 
 
 class N:

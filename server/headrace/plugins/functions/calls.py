@@ -10,9 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.workers import triton_api as pb
-from headrace.workers.elements import Array
-from headrace.workers.functions.signature import (
+from headrace.plugins.functions.signature import (
     Columns,
     Context,
     Dim,
@@ -24,7 +22,7 @@ from headrace.workers.functions.signature import (
     Tensor,
     Value,
 )
-from headrace.workers.functions.values import (
+from headrace.plugins.functions.values import (
     InvalidInput,
     ResultError,
     check_shape,
@@ -38,6 +36,8 @@ from headrace.workers.functions.values import (
     sent,
     to_frame,
 )
+from headrace.workers import triton_api as pb
+from headrace.workers.elements import Array
 
 Arguments = dict[str, Any]
 _LARGE = 64 << 10  # bytes from which on a copy costs more than to look whether it is needed

@@ -1,12 +1,7 @@
-"""Functions and classes as models: what `from headrace import model` and its kin give.
+"""The names that `from headrace import model` and its kin give."""
 
-In reading order: `signature.py` reads what a function declares, `decorator.py` keeps it, `calls.py`
-turns requests into calls and results into responses, and `adapter.py` makes of it what the worker
-runs.
-"""
-
-from headrace.workers.functions.decorator import model
-from headrace.workers.functions.names import (
+from headrace.plugins.functions.decorator import model
+from headrace.plugins.functions.names import (
     BFloat16,
     Bool,
     Bytes,
@@ -26,8 +21,8 @@ from headrace.workers.functions.names import (
     UInt32,
     UInt64,
 )
-from headrace.workers.functions.signature import Context, SignatureError
-from headrace.workers.functions.values import InvalidInput, ResultError
+from headrace.plugins.functions.signature import Context, SignatureError
+from headrace.plugins.functions.values import InvalidInput, ResultError
 
 __all__ = [
     "BFloat16",

@@ -6,13 +6,13 @@ import pytest
 
 import headrace
 from headrace import SignatureError, model
-from headrace.workers import functions
+from headrace.plugins.functions import offered
 
 
 def test_the_package_offers_all_names() -> None:
     others = {"AsyncClient", "Client", "ClientError", "ServeError", "__version__", "serve"}
-    assert set(headrace.__all__) == {*functions.__all__, *others}
-    assert all(getattr(headrace, name) is getattr(functions, name) for name in functions.__all__)
+    assert set(headrace.__all__) == {*offered.__all__, *others}
+    assert all(getattr(headrace, name) is getattr(offered, name) for name in offered.__all__)
     missing = "nothing"
     with pytest.raises(AttributeError, match="'headrace' has no attribute 'nothing'"):
         getattr(headrace, missing)

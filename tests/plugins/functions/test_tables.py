@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from headrace import Frame, ResultError, Table, model
-from headrace.workers.functions.signature import Columns, read
-from headrace.workers.functions.values import from_frame, to_frame
-from tests.workers.functions.requests import Request, started, values
+from headrace.plugins.functions.signature import Columns, read
+from headrace.plugins.functions.values import from_frame, to_frame
+from tests.plugins.functions.requests import Request, started, values
 
 
 class Row(TypedDict):

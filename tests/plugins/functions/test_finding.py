@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from headrace.workers.functions.adapter import (
+from headrace.plugins.functions import load
+from headrace.plugins.functions.adapter import (
     AsyncModel,
     AsyncStreamModel,
     FunctionModel,
     PlainModel,
     StreamModel,
 )
-from headrace.workers.python_loader import load
 
 HEAD = "from collections.abc import AsyncIterator, Iterator\nfrom headrace import model\n"
 ONE = "@model\ndef one(x: int) -> int: return x\n"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import pytest
 
 from headrace import Context, Float32, Frame, Int64, N, SignatureError, Strings, Table
-from headrace.workers.functions.signature import Mode, Options, Packing, Signature, read_signature
+from headrace.plugins.functions.signature import Mode, Options, Packing, Signature, read_signature
 
 
 class Width: ...

@@ -18,12 +18,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
+from headrace.plugins.functions.calls import Arguments, Calls, Plan, Request, refusal
+from headrace.plugins.functions.configuration import check, complete
+from headrace.plugins.functions.decorator import Declaration, declared
+from headrace.plugins.functions.signature import Mode
+from headrace.plugins.functions.values import InvalidInput
 from headrace.workers import triton_api as pb
-from headrace.workers.functions.calls import Arguments, Calls, Plan, Request, refusal
-from headrace.workers.functions.configuration import check, complete
-from headrace.workers.functions.decorator import Declaration, declared
-from headrace.workers.functions.signature import Mode
-from headrace.workers.functions.values import InvalidInput
 
 
 class FunctionModel:

@@ -10,7 +10,7 @@ import pytest
 from headrace import BFloat16, Bytes, Context, Float32, InvalidInput, N, ResultError, Strings, model
 from headrace.workers import triton_api as pb
 from headrace.workers.elements import view
-from tests.workers.functions.requests import Request, started, values
+from tests.plugins.functions.requests import Request, started, values
 
 CALLS: list[Any] = []
 INVALID = pb.TritonError.INVALID_ARG

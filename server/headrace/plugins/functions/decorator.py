@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from headrace.workers.functions.signature import Options, Signature, SignatureError, read_signature
+from headrace.plugins.functions.signature import Options, Signature, SignatureError, read_signature
 
 MARK = "__headrace_model__"
 _THREADS = 32

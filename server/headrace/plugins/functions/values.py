@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from headrace.plugins.functions.signature import Column, Columns, Dim, Element, Form, Tensor
 from headrace.workers.elements import DTYPES, Array
-from headrace.workers.functions.signature import Column, Columns, Dim, Element, Form, Tensor
 
 _FLOAT32 = np.dtype("<f4")
 

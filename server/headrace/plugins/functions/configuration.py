@@ -7,7 +7,7 @@ says is kept when it is completed; whether that fits is looked at in the end.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.workers.functions.signature import Mode, Port, Signature
+from headrace.plugins.functions.signature import Mode, Port, Signature
 from headrace.workers.triton_config import (
     Contradicted,
     ModelConfig,
