@@ -19,7 +19,7 @@ def timing_out(action: TimeoutAction = TimeoutAction.REJECT) -> SchedulingPolicy
 # --- forming batches
 
 
-def test_what_arrives_within_a_tick_runs_together() -> None:
+def test_what_arrives_within_a_tick_or_while_the_instance_is_busy_runs_together() -> None:
     bench = Bench()
     sinks = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
     (instance,) = bench.instances
@@ -28,20 +28,13 @@ def test_what_arrives_within_a_tick_runs_together() -> None:
     bench.clock.tick()
     assert instance.runs == [["a", "b", "c"]]
     assert bench.batcher.waiting == 0
+    for name in "def":
+        bench.send(name)
+    assert bench.batcher.waiting == 3
     instance.finish()
     assert [sink.values for sink in sinks] == [[2], [4], [6]]
-
-
-def test_the_queue_grows_a_batch_while_the_instance_is_busy() -> None:
-    bench = Bench()
-    bench.send("a")
-    for name in "bcd":
-        bench.send(name)
-    (instance,) = bench.instances
-    assert (instance.runs, bench.batcher.waiting) == ([["a"]], 3)
-    instance.finish()
     bench.clock.settle()
-    assert instance.running == ["b", "c", "d"]
+    assert instance.running == ["d", "e", "f"]
 
 
 def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
@@ -75,22 +68,16 @@ def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
     }  # fmt: skip
 
 
-def test_instances_work_side_by_side() -> None:
+def test_instances_work_side_by_side_also_one_that_is_added() -> None:
     bench = Bench(instances=2)
-    for name in "ab":
+    for name in "abc":
         bench.send(name)
     assert sorted(instance.runs for instance in bench.instances) == [[["a"]], [["b"]]]
-    assert bench.batcher.waiting == 0
-
-
-def test_an_instance_that_is_added_takes_over_what_waits() -> None:
-    bench = Bench(instances=0)
-    bench.send("a")
     assert bench.batcher.waiting == 1
     late = Bench().instances[0]
     bench.batcher.add_instance(late)
     bench.clock.settle()
-    assert late.runs == [["a"]]
+    assert late.runs == [["c"]]
 
 
 def test_more_urgent_requests_go_first() -> None:
@@ -104,44 +91,27 @@ def test_more_urgent_requests_go_first() -> None:
 # --- delay and timers
 
 
-def test_a_delayed_batch_goes_when_it_is_ripe() -> None:
+def test_a_delayed_batch_goes_when_it_is_ripe_or_full() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+    (instance,) = bench.instances
     bench.send("a")
     assert bench.clock.armed == [5 * MS]
     bench.clock.advance(3 * MS)
     bench.send("b")
-    assert bench.instances[0].runs == []
+    assert instance.runs == []
     bench.clock.advance(2 * MS)
-    assert bench.instances[0].runs == [["a", "b"]]
+    assert instance.runs == [["a", "b"]]
     assert bench.clock.armed == []
-
-
-def test_a_delayed_batch_goes_at_once_when_it_is_full() -> None:
-    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
-    bench.send("a", 1, 2)
-    bench.send("b", 1, 2)
-    assert bench.instances[0].runs == [["a", "b"]]
-
-
-def test_a_busy_instance_takes_what_has_ripened_meanwhile() -> None:
-    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
-    (instance,) = bench.instances
-    bench.send("a")
-    bench.clock.advance(5 * MS)
-    bench.send("b")
+    bench.send("c")
     bench.clock.advance(7 * MS)
-    assert instance.running == ["a"]
+    assert instance.running == ["a", "b"]
     instance.finish()
     bench.clock.settle()
-    assert instance.running == ["b"]
-
-
-def test_a_timeout_below_the_least_wait_is_the_requests_own() -> None:
-    bench = Bench()
-    bench.send("running")
-    fast = bench.send("fast", timeout=1)
-    bench.clock.advance(1 * MS)
-    assert str(fast.errors[0]).endswith(" for 1 ms, its own timeout")
+    assert instance.running == ["c"]  # it has ripened meanwhile
+    bench.finish_all()
+    bench.send("d", 1, 2)
+    bench.send("e", 1, 2)
+    assert instance.running == ["d", "e"]
 
 
 def test_a_request_times_out_while_the_instance_is_busy() -> None:
@@ -164,6 +134,11 @@ def test_a_request_times_out_while_the_instance_is_busy() -> None:
     bench.finish_all()
     assert bench.log == ["fast", "slow", "running"]
     assert bench.clock.armed == []
+    bench = Bench()
+    bench.send("running")
+    least = bench.send("least", timeout=1)
+    bench.clock.advance(1 * MS)
+    assert str(least.errors[0]).endswith(" for 1 ms, its own timeout")
 
 
 def test_a_delayed_request_runs_after_those_in_time() -> None:
@@ -192,40 +167,32 @@ def test_a_full_queue_refuses() -> None:
 # --- draining and closing
 
 
-def test_draining_waits_for_what_runs_and_what_waits() -> None:
+def test_draining_waits_for_what_runs_and_what_waits_and_is_told_once() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(1)))
+    assert bench.drained() == [True]  # an idle one, at once
     bench.submit("a")
     bench.send("b")
-    drained = bench.drained()
+    drained, also = bench.drained(), bench.drained()
     bench.instances[0].finish()
     bench.clock.settle()
     assert (drained, bench.batcher.busy) == ([], True)
     bench.instances[0].finish()
     assert (drained, bench.log, bench.batcher.busy) == ([True], ["a", "b"], False)
-
-
-def test_everybody_who_asked_is_told_once() -> None:
-    bench = Bench()
-    drained: list[str] = []
-    bench.submit("a")
-    for name in ("first", "second"):
-        bench.batcher.when_drained(lambda name=name: drained.append(name))  # type: ignore[misc]
+    bench.send("c")
     bench.finish_all()
-    bench.submit("b")
-    bench.finish_all()
-    assert drained == ["first", "second"]
+    assert drained == also == [True]
 
 
-def test_an_idle_batcher_is_drained_at_once() -> None:
-    assert Bench().drained() == [True]
-
-
-def test_draining_ends_when_the_last_that_waits_is_cancelled() -> None:
-    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_draining_ends_when_the_last_that_waits_is_cancelled_or_times_out(cancelled: bool) -> None:
+    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), QueuePolicy(0, 2 * MS)))
     call = bench.send("a")
     drained = bench.drained()
     assert not drained
-    call.cancel()
+    if cancelled:
+        call.cancel()
+    else:
+        bench.clock.advance(2 * MS)
     assert drained == [True]
 
 
@@ -239,15 +206,6 @@ def test_draining_waits_for_what_is_about_to_come() -> None:
     assert (drained, bench.batcher.busy) == ([], True)
     bench.batcher.expect(-1)
     assert (drained, bench.batcher.busy) == ([True], False)
-
-
-def test_draining_ends_when_the_last_that_waits_times_out() -> None:
-    limits = QueuePolicy(0, 2 * MS)
-    bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), limits))
-    bench.send("a")
-    drained = bench.drained()
-    bench.clock.advance(2 * MS)
-    assert drained == [True]
 
 
 def test_draining_ends_when_all_that_is_to_be_retried_is_cancelled() -> None:

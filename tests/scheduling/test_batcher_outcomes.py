@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,17 +38,18 @@ def test_a_request_that_is_cancelled_in_the_queue_never_runs() -> None:
     assert (bench.log, call.calls) == (["b"], 0)
 
 
-def test_a_running_request_that_is_cancelled_is_not_answered() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_running_request_that_is_cancelled_is_not_answered(fails: bool) -> None:
     bench = Bench()
-    call = bench.submit("a", 1)
+    call = bench.submit("a", POISON if fails else 1)
     other = bench.send("b", 2)
     call.cancel()
     bench.finish_all()
     assert (call.calls, other.values) == (0, [4])
     counted = bench.statistics
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (1, 1, 1)
-    assert list(counted.batches) == [2]  # the batch still had two rows
-    assert counted.failures["CANCELED"] == 1
+    assert list(counted.batches) == [1 if fails else 2]  # the batch still had two rows
+    assert counted.failures == {"REJECTED": 0, "CANCELED": 1, "BACKEND": 0, "OTHER": 0}
 
 
 def test_cancelling_again_or_too_late_does_nothing() -> None:
@@ -75,13 +77,18 @@ def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> No
     assert (other.values, [n for n, _ in bench.reports]) == ([2], [2])
 
 
-def test_a_sink_may_cancel_another_request_of_its_batch() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_sink_may_cancel_another_request(ordered: bool) -> None:
+    """Both came over one connection, which broke: one of the same batch, or in its turn."""
+    bench = Bench(ORDERED, instances=2) if ordered else Bench()
     first = bench.submit("a")
     second = bench.submit("b")
-    first.then = second.cancel  # both came over one connection, which broke
+    first.then = second.cancel
+    bench.clock.settle()
+    if ordered:
+        bench.finish("b")
     bench.finish_all()
-    assert (first.calls, second.calls) == (1, 0)
+    assert (bench.log, first.calls, second.calls) == (["a"], 1, 0)
     assert bench.statistics.success_count + bench.statistics.fail_count == 2
 
 
@@ -98,10 +105,11 @@ def test_a_sink_may_submit_the_next_request() -> None:
 # --- answers in order
 
 
-def test_answers_keep_the_order_of_requests() -> None:
+def test_answers_and_errors_keep_the_order_of_requests() -> None:
     bench = Bench(ORDERED, instances=2)
-    for n, name in enumerate("abc"):
-        bench.submit(name, n)
+    bench.submit("a", 1)
+    bad = bench.submit("b", POISON)
+    bench.submit("c", 3)
     bench.clock.settle()
     bench.finish("b")
     bench.clock.settle()
@@ -110,6 +118,7 @@ def test_answers_keep_the_order_of_requests() -> None:
     assert bench.log == []
     bench.finish("a")
     assert bench.log == ["a", "b", "c"]
+    assert isinstance(bad.errors[0], ExecutionFailed)
 
 
 def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -> None:
@@ -118,33 +127,18 @@ def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -
     call = bench.send("b")
     bench.finish("b")
     call.cancel()
-    bench.submit("c")
+    first = bench.submit("c")
     bench.finish_all()
     assert (bench.log, call.calls) == (["a", "c"], 0)
     assert bench.statistics.success_count == 3  # it had been computed
-
-
-def test_cancelling_the_first_releases_those_behind_it() -> None:
-    bench = Bench(ORDERED, instances=2)
-    first = bench.submit("a")
-    bench.send("b")
-    bench.finish("b")
-    assert bench.log == []
-    first.cancel()
-    assert bench.log == ["b"]
+    first = bench.submit("d")
+    bench.send("e")
+    bench.finish("e")
+    assert bench.log == ["a", "c"]
+    first.cancel()  # which releases those behind it
+    assert bench.log == ["a", "c", "e"]
     bench.finish_all()
-    assert bench.log == ["b"]
-
-
-def test_errors_keep_the_order_too() -> None:
-    bench = Bench(ORDERED, instances=2)
-    bench.submit("a", 1)
-    bad = bench.send("b", POISON)
-    bench.finish("b")
-    assert bench.log == []
-    bench.finish("a")
-    assert bench.log == ["a", "b"]
-    assert isinstance(bad.errors[0], ExecutionFailed)
+    assert bench.log == ["a", "c", "e"]
 
 
 def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
@@ -158,17 +152,6 @@ def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
     bench.finish_all()
     assert bench.log == ["running", "a", "b", "c"]
     assert all(isinstance(sink.errors[0], QueueTimeout) for sink in sinks)
-
-
-def test_a_sink_may_cancel_what_waits_for_its_turn() -> None:
-    bench = Bench(ORDERED, instances=2)
-    first = bench.submit("a")
-    second = bench.submit("b")
-    first.then = second.cancel
-    bench.clock.settle()
-    bench.finish("b")
-    bench.finish("a")
-    assert (bench.log, second.calls) == (["a"], 0)
 
 
 def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
@@ -208,16 +191,6 @@ def test_only_the_guilty_request_of_a_batch_fails(guilty: int) -> None:
     assert counted.failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 1, "OTHER": 0}
 
 
-def test_what_is_retried_goes_before_what_waits() -> None:
-    bench = Bench()
-    for name, value in (("a", 1), ("bad", POISON), ("b", 2)):
-        bench.submit(name, value)
-    bench.clock.settle()
-    bench.submit("later", 1)
-    bench.finish_all()
-    assert bench.log == ["a", "bad", "b", "later"]
-
-
 def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
     def mean(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         return [inputs["x"].sum(axis=0, keepdims=True)]
@@ -233,40 +206,30 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
     assert [count for count, _ in bench.reports] == [1]  # its operator learns of it
 
 
-def test_outputs_that_are_no_arrays_fail_the_request() -> None:
-    bench = Bench(model=lambda inputs, outputs: [[1]])  # type: ignore[list-item]
+@pytest.mark.parametrize("client", [False, True])
+def test_outputs_that_are_no_arrays_and_what_the_client_did_wrong(client: bool) -> None:
+    def model(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Any]:
+        if client:
+            raise InvalidRequest("input 'x' is not to this model's taste")
+        return [[1]]
+
+    bench = Bench(model=model)
     sink = bench.submit("a")
     bench.finish_all()
-    assert isinstance(sink.errors[0], ExecutionFailed)
-    assert len(bench.reports) == 1
+    assert isinstance(sink.errors[0], InvalidRequest if client else ExecutionFailed)
+    assert len(bench.reports) == (not client)
+    assert bench.statistics.failures["BACKEND"] == 1
     assert not bench.batcher.busy
 
 
-def test_what_the_client_did_wrong_it_is_told() -> None:
-    def refuse(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        raise InvalidRequest("input 'x' is not to this model's taste")
-
-    bench = Bench(model=refuse)
-    sink = bench.submit("a")
-    bench.finish_all()
-    assert isinstance(sink.errors[0], InvalidRequest)
-    assert bench.reports == []
-    assert bench.statistics.failures["BACKEND"] == 1
-
-
-def test_a_cancelled_request_that_fails_is_counted_once() -> None:
+def test_what_is_retried_goes_before_what_waits() -> None:
     bench = Bench()
-    call = bench.send("a", POISON)
-    call.cancel()
+    for name, value in (("a", 1), ("bad", POISON), ("b", 2)):
+        bench.submit(name, value)
+    bench.clock.settle()
+    sinks = [bench.submit("later", 1), bench.submit("last", 2)]
     bench.finish_all()
-    assert call.calls == 0
-    assert bench.statistics.failures == {"REJECTED": 0, "CANCELED": 1, "BACKEND": 0, "OTHER": 0}
-
-
-def test_the_response_shares_no_memory_with_another_callers_rows() -> None:
-    bench = Bench()
-    sinks = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2))]
-    bench.finish_all()
+    assert bench.log == ["a", "bad", "b", "later", "last"]
     first, second = (sink.responses[0].outputs[0].array for sink in sinks)
     assert not np.shares_memory(first, second)
 

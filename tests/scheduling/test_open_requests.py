@@ -64,15 +64,16 @@ def test_responses_come_one_by_one() -> None:
     assert (bench.statistics.success_count, bench.statistics.execution_count) == (1, 1)
     bench.batcher.answer(call, part(3), True)
     assert len(sink.responses) == 2
-
-
-def test_an_end_without_a_response() -> None:
-    bench = Bench()
     call, sink, _ = opened(bench)
-    bench.batcher.answer(call, None, True)
+    bench.batcher.answer(call, None, True)  # an end without a response
     assert sink.finished
     assert not sink.calls
-    assert bench.statistics.success_count == 1
+    assert bench.statistics.success_count == 2
+    call, sink, _ = opened(bench)
+    bench.batcher.answer(call, AGAIN, True)  # it may be given back
+    bench.clock.settle()
+    bench.instances[0].report(parts=[part(7)])
+    assert sink.finals == [True]
 
 
 def test_an_answer_before_the_batch_is_done() -> None:
@@ -87,7 +88,7 @@ def test_an_answer_before_the_batch_is_done() -> None:
     assert bench.statistics.success_count == 1
 
 
-def test_an_error_ends_a_request_after_responses() -> None:
+def test_an_error_or_a_response_that_breaks_the_signature_ends_a_request() -> None:
     bench = Bench()
     call, sink, _ = opened(bench)
     bench.batcher.answer(call, part(1), False)
@@ -95,10 +96,6 @@ def test_an_error_ends_a_request_after_responses() -> None:
     assert len(sink.responses) == 1
     assert isinstance(sink.errors[0], InvalidRequest)
     assert not bench.batcher.busy
-
-
-def test_a_response_that_breaks_the_signature_ends_the_request() -> None:
-    bench = Bench()
     call, sink, execution = opened(bench)
     wrong = Part({"y": np.zeros((1, 1), np.float32)}, {})
     bench.batcher.answer(call, wrong, False)
@@ -132,15 +129,6 @@ def test_a_request_that_is_given_back_runs_again_alone() -> None:
     bench.finish_all()
     assert bench.instances[0].runs == [["a", "b"], ["a"]]
     assert (sinks[0].values, sinks[1].values) == ([2], [5])
-
-
-def test_an_open_request_may_be_given_back() -> None:
-    bench = Bench()
-    call, sink, _ = opened(bench)
-    bench.batcher.answer(call, AGAIN, True)
-    bench.clock.settle()
-    bench.instances[0].report(parts=[part(7)])
-    assert sink.finals == [True]
 
 
 def test_a_bug_of_a_sink_hurts_nobody() -> None:

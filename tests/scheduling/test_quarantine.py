@@ -69,6 +69,8 @@ def test_an_input_is_suspected_and_then_refused() -> None:
 
 def test_what_survives_is_cleared_with_an_answer_or_with_an_error() -> None:
     found = died(A, B)
+    ended(found, NotStarted(), A, now=1)
+    assert verdict(found, A) == "suspects"
     ended(found, None, A, now=1)
     ended(found, ExecutionFailed("raised"), B, now=1)
     assert not found.cases
@@ -79,12 +81,6 @@ def test_without_a_death_nothing_is_known(error: Exception | None) -> None:
     found = Quarantine("m")
     ended(found, error, A, now=0)
     assert not found.cases
-
-
-def test_what_was_not_begun_is_not_cleared() -> None:
-    found = died(A)
-    ended(found, NotStarted(), A, now=1)
-    assert verdict(found, A) == "suspects"
 
 
 def test_the_same_input_several_times_at_one_death_counts_once() -> None:
@@ -122,10 +118,12 @@ def test_after_an_hour_a_suspect_is_forgotten_and_the_refused_are_suspects() -> 
     found = died(A)
     ended(found, death(), B, now=5)
     ended(found, death(), B, now=5)
+    ended(found, death(), later := request("later", 9), now=6)
     assert verdict(found, A, HOUR - 1) == "suspects"
     assert verdict(found, A, HOUR) == "clear"
     assert verdict(found, B, HOUR + 4) == "refused"
     assert verdict(found, B, HOUR + 5) == "suspects"
+    assert verdict(found, later, HOUR + 6) == "clear"  # though what is older is still known
     ended(found, death(), B, now=HOUR + 6)
     assert verdict(found, B, HOUR + 7) == "refused"
 
@@ -134,9 +132,11 @@ def test_it_is_bounded() -> None:
     found = Quarantine("m")
     for value in range(2_000):
         ended(found, death(), request("", value), now=value)
+        ended(found, death(), request("", 0), request("", value), now=value)
     assert len(found.cases) == 1024
-    assert verdict(found, request("", 0)) == "clear"
+    assert verdict(found, request("", 1)) == "clear"
     assert verdict(found, request("", 1_999)) == "suspects"
+    assert verdict(found, request("", 0)) == "refused"  # what was seen last goes last
 
 
 @pytest.mark.parametrize(("deaths", "times", "expected"), [(0, 9, "clear"), (3, 2, "suspects")])

@@ -61,13 +61,17 @@ def test_levels_without_end() -> None:
     assert queue.popleft(2) == [early, late]
 
 
-def test_first_come_first_served() -> None:
-    queue = RequestQueue(policy_of())
-    first, second = put(queue, "a"), put(queue, "b")
-    assert queue.waiting == 2
-    assert queue.popleft(1) == [first]
-    assert (first.started, second.started, queue.waiting) == (True, False, 1)
-    assert queue.popleft(1) == [second]
+def test_first_come_first_served_in_levels() -> None:
+    queue = RequestQueue(policy_of(levels=3))
+    for name, priority in [("c", 3), ("default", 0), ("b", 2), ("a", 1), ("b2", 2), ("far", 17)]:
+        put(queue, name, priority)
+    assert names(queue) == ["a", "b", "b2", "c", "default", "far"]
+    taken = queue.popleft(4)
+    assert [p.id for p in taken] == ["a", "b", "b2", "c"]
+    assert all(call.started for call in taken)
+    assert not any(call.started for call in queue)
+    assert (names(queue), queue.waiting) == (["default", "far"], 2)
+    assert len(queue.popleft(9)) == 2
     assert (names(queue), queue.waiting) == ([], 0)
 
 
@@ -90,15 +94,6 @@ def test_what_waits_alone_is_taken_as_the_policy_says(batch: BatchPolicy) -> Non
             break
 
 
-def test_more_urgent_levels_come_first() -> None:
-    queue = RequestQueue(policy_of(levels=3))
-    for name, priority in [("c", 3), ("default", 0), ("b", 2), ("a", 1), ("b2", 2), ("far", 17)]:
-        put(queue, name, priority)
-    assert names(queue) == ["a", "b", "b2", "c", "default", "far"]
-    assert [p.id for p in queue.popleft(4)] == ["a", "b", "b2", "c"]
-    assert names(queue) == ["default", "far"]
-
-
 def test_the_limit_counts_what_waits_in_one_level() -> None:
     queue = RequestQueue(policy_of(size=2, levels=2))
     first = put(queue, "a", 1)
@@ -114,13 +109,10 @@ def test_the_limit_counts_what_waits_in_one_level() -> None:
     assert names(queue) == ["e", "f", "d"]
     with pytest.raises(QueueFull, match="<id_unknown>"):
         put(queue, "", 1)
-
-
-def test_the_limit_counts_delayed_requests() -> None:
     queue = RequestQueue(policy_of(size=1, timeout=1, action=DELAY))
     put(queue, "a")
     assert queue.expire(1_000) == []
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull):  # what is delayed counts
         put(queue, "b")
 
 
@@ -194,36 +186,23 @@ def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
     assert set(queue.expire(200_000)) == set(kept)
 
 
-def alive(calls: "list[weakref.ref[Call]]") -> int:
-    """How many of these requests are still in memory."""
-    gc.collect()
-    return sum(call() is not None for call in calls)
-
-
-def test_requests_that_have_started_are_not_kept_until_their_deadline() -> None:
+@pytest.mark.parametrize("started", [True, False])
+def test_requests_that_have_started_or_ended_are_not_kept(started: bool) -> None:
+    """Not until their deadline, nor until they come to the head."""
     queue = RequestQueue(policy_of(timeout=10, levels=2))
-    put(queue, "low", 2)  # the next to time out, and in front of the others by that
+    put(queue, "head", 2 if started else 1)  # in front of the others, also to time out
     sinks = []
     for n in range(1_000):
         call = put(queue, str(n), 1, arrived=n)
         sinks.append(weakref.ref(call))
-        queue.popleft(1)
+        if started:
+            queue.popleft(1)
+        else:
+            end(queue, call)
         del call
-    assert queue.next_deadline() == 10_000
-    assert alive(sinks) < 100
-
-
-def test_requests_that_were_cancelled_are_not_kept_until_they_come_to_the_head() -> None:
-    queue = RequestQueue(policy_of(timeout=10))
-    put(queue, "head")
-    sinks = []
-    for n in range(1_000):
-        call = put(queue, str(n))
-        sinks.append(weakref.ref(call))
-        end(queue, call)
-        del call
-    assert queue.waiting == 1
-    assert alive(sinks) < 100
+    assert (queue.waiting, queue.next_deadline()) == (1, 10_000)
+    gc.collect()
+    assert sum(call() is not None for call in sinks) < 100
 
 
 def test_picking_leaves_the_others_in_their_places() -> None:
