@@ -1,8 +1,12 @@
 """What the engine makes of the names and numbers that clients send."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from headrace.core.errors import InvalidRequest
+from headrace.engine.engine import ForwardedHeaders
 from headrace.engine.model import parse_version
 
 
@@ -16,20 +20,28 @@ def test_a_version_is_a_number(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "abc",
-        "-1",
-        "1.0",
-        " 1",
-        "1_0",
-        "\u00b2",
-        "\u0661",
-        str(2**63),
-        "0" * 19 + "1",
+        "", "abc", "-1", "1.0", " 1", "1_0", "\u00b2", "\u0661", str(2**63), "0" * 19 + "1",
         "9" * 5_000,
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_refused_and_quoted_in_part(text: str) -> None:
     with pytest.raises(InvalidRequest, match="should be an integral value > 0") as caught:
         parse_version(text)
     assert f"version string '{text[:40]}'" in str(caught.value)
+
+
+TENANT = SimpleNamespace(forwarded_headers=("x-tenant",))
+PLAIN = SimpleNamespace(forwarded_headers=())
+
+
+def test_a_model_that_is_not_in_memory_is_asked_with_the_same_headers() -> None:
+    """Since that has it loaded again."""
+    versions = [TENANT]
+    model: Any = SimpleNamespace(name="m", ready_versions=lambda: versions)
+    told: list[dict[str, object]] = []
+    headers = ForwardedHeaders()
+    headers.watch(lambda names: told.append(dict(names)))
+    for ready in ([TENANT], [], [TENANT], [], [PLAIN], []):
+        versions[:] = ready
+        headers.follow(model)
+    assert told == [{"m": ("x-tenant",)}, {}]

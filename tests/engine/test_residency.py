@@ -29,11 +29,9 @@ def test_a_model_that_was_never_used_counts_from_when_it_was_loaded() -> None:
 
 def test_pinned_busy_and_new_ones_stay() -> None:
     residents = [
-        _resident("pinned", pinned=True),
-        _resident("busy", busy=True),
-        _resident("new", loaded=NOW - 59),
-        _resident("other", used=900),
-    ]
+        _resident("pinned", pinned=True), _resident("busy", busy=True),
+        _resident("new", loaded=NOW - 59), _resident("other", used=900),
+    ]  # fmt: skip
     assert make_room(residents, 10, 40, NOW, 60).unload == ("other",)
 
 

@@ -74,14 +74,10 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
 @pytest.mark.parametrize(
     ("raw", "shape"),
     [
-        (join([b"a", b"b"]), [3]),
-        (join([b"a", b"b"]), [1]),
-        (join([b"a", b"b"])[:-1], [2]),
-        (RAW[:-1], [COUNT]),
-        (RAW + b"\0", [COUNT]),
-        (b"\xff" * 8, [1]),
+        (join([b"a", b"b"]), [3]), (join([b"a", b"b"]), [1]), (join([b"a", b"b"])[:-1], [2]),
+        (RAW[:-1], [COUNT]), (RAW + b"\0", [COUNT]), (b"\xff" * 8, [1]),
     ],
-)
+)  # fmt: skip
 def test_what_a_worker_has_garbled_is_refused(raw: Buffer, shape: list[int]) -> None:
     told = {"outputs": [["Y", "BYTES", shape]], "parameters": {}}
     with pytest.raises(ValueError, match="bytes for BYTES of shape"):

@@ -16,14 +16,11 @@ from tests.scheduling.fakes import signature
 @pytest.mark.parametrize(
     ("max_rss", "max_requests", "resident", "requests", "reason"),
     [
-        (0, 0, 10**12, 10**9, None),
-        (100, 0, 100, 9, None),
-        (100, 0, 101, 0, RecycleReason.MAX_RSS),
-        (0, 5, 10**12, 4, None),
-        (0, 5, 0, 5, RecycleReason.MAX_REQUESTS),
-        (100, 5, 101, 5, RecycleReason.MAX_RSS),
+        (0, 0, 10**12, 10**9, None), (100, 0, 100, 9, None),
+        (100, 0, 101, 0, RecycleReason.MAX_RSS), (0, 5, 10**12, 4, None),
+        (0, 5, 0, 5, RecycleReason.MAX_REQUESTS), (100, 5, 101, 5, RecycleReason.MAX_RSS),
     ],
-)
+)  # fmt: skip
 def test_when_a_worker_is_replaced(
     max_rss: int, max_requests: int, resident: int, requests: int, reason: RecycleReason | None
 ) -> None:

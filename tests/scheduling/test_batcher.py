@@ -1,9 +1,13 @@
 """The scheduler of one model version, with a clock and instances that do as they are told."""
 
+from functools import partial
+
 import pytest
 
+from headrace.core.call import Call
 from headrace.core.errors import QueueFull, QueueTimeout
 from headrace.observability.statistics import Closed
+from headrace.scheduling.batcher import DividingBatcher
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import GATHER_NS, POISON, Bench
 
@@ -286,3 +290,45 @@ def test_a_request_runs_before_it_times_out_in_the_delay() -> None:
     bench.clock.advance(1)
     assert bench.instances[0].running == ["patient", "hurried"]
     assert bench.statistics.batches_closed[Closed.DEADLINE] == 1
+
+
+def tenant(request: Call) -> object:
+    """The first letter of the id."""
+    return request.id[0]
+
+
+def dividing(instances: int) -> Bench:
+    kind = partial(DividingBatcher, alike=tenant)
+    return Bench(SchedulingPolicy(BatchPolicy(8)), instances, kind=kind)
+
+
+def test_those_that_are_alike_run_together() -> None:
+    world = dividing(1)
+    sinks = [world.submit(name, value) for value, name in enumerate(["a1", "b1", "a2", "b2"])]
+    world.finish_all()
+    assert world.instances[0].runs == [["a1", "a2"], ["b1", "b2"]]
+    assert [sink.values for sink in sinks] == [[0], [2], [4], [6]]
+
+
+def test_the_others_run_at_the_same_time_where_they_can() -> None:
+    world = dividing(2)
+    for name in ("a1", "b1", "c1", "a2"):
+        world.submit(name)
+    world.clock.settle()
+    assert sorted(instance.running for instance in world.instances) == [["a1", "a2"], ["b1"]]
+    world.submit("d1")
+    world.finish_all()
+    runs = [run for instance in world.instances for run in instance.runs]
+    assert sorted(runs) == [["a1", "a2"], ["b1"], ["c1"], ["d1"]]
+
+
+def test_what_waits_for_its_turn_can_be_cancelled() -> None:
+    world = dividing(1)
+    world.submit("a1")
+    call = world.submit("b1")
+    world.clock.settle()
+    call.cancel()
+    world.finish_all()
+    assert world.instances[0].runs == [["a1"]]
+    assert not call.calls
+    assert not world.batcher.busy

@@ -97,24 +97,18 @@ REFUSED = Unavailable("full")
 @pytest.mark.parametrize(
     ("error", "parts", "expected"),
     [
-        (None, None, Verdict.SERVED),
-        (None, [PART, InvalidRequest("no")], Verdict.SERVED),
-        (ValueError("no"), None, Verdict.SERVED),
-        (ExecutionFailed("no"), None, Verdict.SERVED),
-        (WorkerDied("it ended"), None, Verdict.SERVED),
-        (None, [Deferral.AGAIN], Verdict.SERVED),
-        (NotStarted(), None, Verdict.NOTHING),
-        (Cancelled("gone"), None, Verdict.NOTHING),
+        (None, None, Verdict.SERVED), (None, [PART, InvalidRequest("no")], Verdict.SERVED),
+        (ValueError("no"), None, Verdict.SERVED), (ExecutionFailed("no"), None, Verdict.SERVED),
+        (WorkerDied("it ended"), None, Verdict.SERVED), (None, [Deferral.AGAIN], Verdict.SERVED),
+        (NotStarted(), None, Verdict.NOTHING), (Cancelled("gone"), None, Verdict.NOTHING),
         (None, [Cancelled("gone"), Deferral.AGAIN], Verdict.NOTHING),
-        (REFUSED, None, Verdict.REFUSED),
-        (QueueTimeout("late"), None, Verdict.REFUSED),
-        (None, [REFUSED, Deferral.AGAIN], Verdict.REFUSED),
-        (None, [REFUSED, PART], Verdict.SERVED),
+        (REFUSED, None, Verdict.REFUSED), (QueueTimeout("late"), None, Verdict.REFUSED),
+        (None, [REFUSED, Deferral.AGAIN], Verdict.REFUSED), (None, [REFUSED, PART], Verdict.SERVED),
         (None, [RemoteLost("gone")], Verdict.FAILED),
         (None, [RemoteTimeout("late"), Deferral.AGAIN], Verdict.FAILED),
         (None, [RemoteUnavailable("not today")], Verdict.FAILED),
     ],
-)
+)  # fmt: skip
 def test_what_an_outcome_says(
     error: Exception | None, parts: list[Answer] | None, expected: Verdict
 ) -> None:

@@ -244,15 +244,10 @@ def test_without_a_policy_a_request_has_its_own_deadline(
 @pytest.mark.parametrize(
     ("levels", "default", "priority", "level"),
     [
-        (0, 0, 0, 1),
-        (0, 0, 9, 1),
-        (3, 2, 0, 2),
-        (3, 2, 1, 1),
-        (3, 2, 3, 3),
-        (3, 2, 4, 2),
+        (0, 0, 0, 1), (0, 0, 9, 1), (3, 2, 0, 2), (3, 2, 1, 1), (3, 2, 3, 3), (3, 2, 4, 2),
         (3, 2, 2**64 - 1, 2),
     ],
-)
+)  # fmt: skip
 def test_level(levels: int, default: int, priority: int, level: int) -> None:
     policy = SchedulingPolicy(BatchPolicy(4), levels=levels, default_level=default)
     assert policy.level(priority) == level

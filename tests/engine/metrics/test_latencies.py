@@ -83,11 +83,8 @@ def test_summaries_of_a_version() -> None:
     found = summaries(statistics, 0.5, 1.0)
     request = samples(found["nv_inference_request_summary_us"])
     assert request == {
-        ("", "0.5"): 8_000,
-        ("", "1"): 9_000,
-        ("_count", ""): 3,
-        ("_sum", ""): 21_000,
-    }
+        ("", "0.5"): 8_000, ("", "1"): 9_000, ("_count", ""): 3, ("_sum", ""): 21_000,
+    }  # fmt: skip
     queue = samples(found["nv_inference_queue_summary_us"])
     assert (queue["", "0.5"], queue["_sum", ""]) == (1_000, 4_000)
     infer = samples(found["nv_inference_compute_infer_summary_us"])

@@ -1,7 +1,7 @@
 """Prometheus series from the counters, in text that Prometheus' own parser reads."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +11,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.limits import Shares
 from headrace.engine.admission import Admission
-from headrace.engine.metrics import CONTENT_TYPE, ServerCollector, process_registry
+from headrace.engine.metrics import (
+    CONTENT_TYPE,
+    WORKER_FAMILIES,
+    ServerCollector,
+    collected,
+    process_registry,
+)
 from headrace.engine.metrics import scrape as scrape_in_turns
-from headrace.observability.machine import Machine
-from headrace.observability.statistics import LATENCY_BOUNDS, Closed, VersionStatistics
+from headrace.observability.machine import Machine, resident_bytes
+from headrace.observability.series import GpuReading, GpuSeries, WorkerSeries
+from headrace.observability.statistics import (
+    LATENCY_BOUNDS,
+    Closed,
+    EndKind,
+    RecycleReason,
+    VersionStatistics,
+    WorkerCounters,
+)
 from tests.engine.metrics.fakes import FakeEngine, FakeVersion, collector
 
 COUNTERS = {
@@ -212,10 +226,8 @@ def test_versions_stand_side_by_side() -> None:
     )
     family = families(text)["nv_inference_request_success"]
     assert [(s.labels["model"], s.labels["version"], s.value) for s in family.samples] == [
-        ("a", "1", 3),
-        ("a", "2", 0),
-        ("b", "1", 0),
-    ]
+        ("a", "1", 3), ("a", "2", 0), ("b", "1", 0),
+    ]  # fmt: skip
 
 
 def buckets(text: str, name: str) -> list[tuple[float, float]]:
@@ -354,3 +366,68 @@ def test_many_versions_leave_turns_to_others() -> None:
 
 def test_the_content_type_names_the_format() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def gpu_families(gpus: GpuSeries) -> Iterator[Metric]:
+    """The families of GPUs, and of memory for them, in a scrape of a server without models."""
+    names = ("nv_gpu", "nv_energy", "nv_pinned")
+    return (
+        part for part in collector(FakeEngine(), gpus=gpus).parts() if part.name.startswith(names)
+    )
+
+
+def test_without_gpus_there_are_no_families() -> None:
+    assert list(gpu_families(GpuSeries())) == []
+
+
+def test_a_gpu_has_what_it_tells() -> None:
+    readings = (
+        GpuReading("GPU-a", 1000, 100, 0.25, 70.5, 300.0, 12.5),
+        GpuReading("MIG-b", 2000, 200),
+    )
+    found = {
+        (sample.name, sample.labels.get("gpu_uuid")): sample.value
+        for family in gpu_families(GpuSeries(readings, (1024, 512)))
+        for sample in family.samples
+    }
+    assert found == {
+        ("nv_gpu_memory_total_bytes", "GPU-a"): 1000, ("nv_gpu_memory_total_bytes", "MIG-b"): 2000,
+        ("nv_gpu_memory_used_bytes", "GPU-a"): 100, ("nv_gpu_memory_used_bytes", "MIG-b"): 200,
+        ("nv_gpu_utilization", "GPU-a"): 0.25, ("nv_gpu_power_usage", "GPU-a"): 70.5,
+        ("nv_gpu_power_limit", "GPU-a"): 300.0, ("nv_energy_consumption", "GPU-a"): 12.5,
+        ("nv_pinned_memory_pool_total_bytes", None): 1024,
+        ("nv_pinned_memory_pool_used_bytes", None): 512,
+    }  # fmt: skip
+
+
+def samples(families: list[Metric]) -> dict[str, dict[str, float]]:
+    """By name, the value of each sample by the label that it has beside those of its version."""
+    found: dict[str, dict[str, float]] = {}
+    for family in families:
+        found[family.name] = {}
+        for sample in family.samples:
+            [more] = [v for k, v in sample.labels.items() if k not in ONE] or [""]
+            found[family.name][more] = sample.value
+    return found
+
+
+def test_what_has_become_of_workers() -> None:
+    counters = WorkerCounters()
+    counters.ends[EndKind.HANG] += 2
+    counters.recycled[RecycleReason.MAX_RSS] += 1
+    series = WorkerSeries(3, {"m_0": 1000, "m_2": 2000}, counters, 4)
+    assert samples(list(collected(WORKER_FAMILIES, [(ONE, series)]))) == {
+        "headrace_workers": {"": 3},
+        "headrace_workers_running": {"": 2},
+        "headrace_worker_resident_bytes": {"m_0": 1000, "m_2": 2000},
+        "headrace_worker_ends": {
+            "exit": 0, "signal": 0, "hang": 2, "limit": 0, "nonsense": 0, "abandoned": 0,
+        },
+        "headrace_worker_recycles": {"max_rss": 1, "max_requests": 0},
+        "headrace_quarantined_requests": {"": 4},
+    }  # fmt: skip
+
+
+def test_memory_of_a_process() -> None:
+    assert resident_bytes(1) > 4096
+    assert resident_bytes(2**30) == 0

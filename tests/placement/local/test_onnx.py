@@ -221,19 +221,13 @@ def test_closing_frees_the_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("intra_op_thread_count", "2"),
-        ("intra_op_thread_count", "0"),
-        ("inter_op_thread_count", "1"),
-        ("execution_mode", "1"),
-        ("enable_mem_arena", "0"),
-        ("enable_mem_pattern", "false"),
-        ("memory.enable_memory_arena_shrinkage", "cpu:0"),
-        ("memory.enable_memory_arena_shrinkage", ""),
-        ("session.disable_prepacking", "1"),
-        ("optimization.enable_gelu_approximation", "1"),
-        ("of no meaning here", "whatever"),
+        ("intra_op_thread_count", "2"), ("intra_op_thread_count", "0"),
+        ("inter_op_thread_count", "1"), ("execution_mode", "1"), ("enable_mem_arena", "0"),
+        ("enable_mem_pattern", "false"), ("memory.enable_memory_arena_shrinkage", "cpu:0"),
+        ("memory.enable_memory_arena_shrinkage", ""), ("session.disable_prepacking", "1"),
+        ("optimization.enable_gelu_approximation", "1"), ("of no meaning here", "whatever"),
     ],
-)
+)  # fmt: skip
 def test_good_parameters(tmp_path: Path, name: str, value: str) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters={name: value})
     OnnxBackend().load(spec).close()
@@ -363,19 +357,15 @@ def test_an_unknown_graph_level_is_named(tmp_path: Path) -> None:
         ((("tensorrt", {}),), 0, "TensorrtExecutionProvider", f"{_ACCELERATOR % 'gpu'}[0].name"),
         ((("OpenVINO", {}),), None, "OpenVINOExecutionProvider", f"{_ACCELERATOR % 'cpu'}[0].name"),
         (
-            (("QNNExecutionProvider", {}),),
-            None,
-            "QNNExecutionProvider",
+            (("QNNExecutionProvider", {}),), None, "QNNExecutionProvider",
             f"{_ACCELERATOR % 'cpu'}[0].name",
         ),
         (
-            (("CPUExecutionProvider", {}), ("nonsense", {})),
-            None,
-            "nonsense",
+            (("CPUExecutionProvider", {}), ("nonsense", {})), None, "nonsense",
             f"{_ACCELERATOR % 'cpu'}[1].name",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_provider_that_is_not_installed_is_named(
     tmp_path: Path,
     accelerators: tuple[tuple[str, Mapping[str, str]], ...],
@@ -420,13 +410,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is empty"),
-        (b"this is no model", "is not a valid ONNX model|cannot load"),
+        (b"", "is empty"), (b"this is no model", "is not a valid ONNX model|cannot load"),
         (b"\x3a\xff\x01", "longer than its message"),
-        (onnx_graphs.identity()[:-5], "longer than its message"),
-        (b"\x08", "cut off"),
+        (onnx_graphs.identity()[:-5], "longer than its message"), (b"\x08", "cut off"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         load(tmp_path, content)

@@ -137,11 +137,9 @@ def test_a_run_that_fails_leaves_nothing_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        onnx_graphs.mixed(),
-        onnx_graphs.identity(Datatype.BYTES),
-        onnx_graphs.bf16_and_others(),
+        onnx_graphs.mixed(), onnx_graphs.identity(Datatype.BYTES), onnx_graphs.bf16_and_others(),
     ],
-)
+)  # fmt: skip
 def test_models_with_text_are_not_bound(tmp_path: Path, model: bytes) -> None:
     device = Device()
     load(tmp_path, model, device)

@@ -16,11 +16,9 @@ from tests.models import onnx_graphs
 from tests.support.busy_model import NAME, write_busy_model
 
 GRAPHS = [
-    onnx_graphs.external_weight,
-    onnx_graphs.external_weight_in_branch,
-    onnx_graphs.external_weight_in_attribute,
-    onnx_graphs.external_weight_in_function,
-]
+    onnx_graphs.external_weight, onnx_graphs.external_weight_in_branch,
+    onnx_graphs.external_weight_in_attribute, onnx_graphs.external_weight_in_function,
+]  # fmt: skip
 every_place = pytest.mark.parametrize("graph", GRAPHS)
 Graph = Callable[[str], bytes]
 
@@ -98,17 +96,10 @@ def test_a_file_that_is_not_there_fails_to_load(root: Path, graph: Graph) -> Non
 @pytest.mark.parametrize(
     "location",
     [
-        "../../secret.bin",
-        "./../../secret.bin",
-        "deeper/../../../secret.bin",
-        "../shared.bin",
-        "../../m-other/secret.bin",
-        "/etc/hostname",
-        "",
-        "a\0b",
-        "*/_ORT_MEM_ADDR_/*",
+        "../../secret.bin", "./../../secret.bin", "deeper/../../../secret.bin", "../shared.bin",
+        "../../m-other/secret.bin", "/etc/hostname", "", "a\0b", "*/_ORT_MEM_ADDR_/*",
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_not_beside_the_model_is_refused(
     root: Path, graph: Graph, location: str
 ) -> None:

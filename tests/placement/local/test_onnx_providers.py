@@ -141,10 +141,8 @@ def test_cuda_options_may_lie_among_the_parameters(
             "expected a number of bytes, got '1G'",
         ),
         (
-            (("cuda", {"gpu_mem_limit": str(1 << 64)}),),
-            {},
-            f"{_FIELD}[0].parameters['gpu_mem_limit']",
-            "expected a number of bytes",
+            (("cuda", {"gpu_mem_limit": str(1 << 64)}),), {},
+            f"{_FIELD}[0].parameters['gpu_mem_limit']", "expected a number of bytes",
         ),
         (
             (),
@@ -154,9 +152,7 @@ def test_cuda_options_may_lie_among_the_parameters(
             " 1 (HEURISTIC), 2 (DEFAULT)",
         ),
         (
-            (),
-            {"cudnn_conv_algo_search": "0000000009"},
-            "parameters['cudnn_conv_algo_search']",
+            (), {"cudnn_conv_algo_search": "0000000009"}, "parameters['cudnn_conv_algo_search']",
             "unsupported cudnn_conv_algo_search value '0000000009' is requested",
         ),
         (
@@ -167,7 +163,7 @@ def test_cuda_options_may_lie_among_the_parameters(
             " 0 (kNextPowerOfTwo), 1 (kSameAsRequested)",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_named(
     accelerators: Accelerators, parameters: dict[str, str], path: str, says: str
 ) -> None:

@@ -19,12 +19,13 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
-from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
+from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages, GrpcStream
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients, tls_context
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
+from tests.protocol.http2.server_peer import HEAD
 from tests.support.remote_call import infer
 
 TLS = Path(__file__).parents[2] / "support" / "tls"
@@ -289,3 +290,14 @@ def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
     with client.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
         connection.describe(10)
     assert failed.value.failure.fate is Fate.UNSENT
+
+
+async def test_a_stream_that_is_held_keeps_its_window() -> None:
+    """What it does not take, the server has to keep."""
+    options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
+    stream = GrpcStream(GrpcMessages(options, "m"), [], Heard(), HEAD, b"", 0, 0)
+    seen = [stream.keeps_window]
+    for held in (True, False):
+        stream.hold(held)
+        seen.append(stream.keeps_window)
+    assert seen == [False, True, False]

@@ -186,19 +186,15 @@ async def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> No
     ("answer", "fate"),
     [
         ((503, b'{"error": "Exceeds maximum queue size"}'), Fate.REFUSED),
-        ((503, b"broken"), Fate.LATE),
-        ((429, b""), Fate.REFUSED),
-        ((400, b'{"error": "unexpected shape"}'), Fate.ANSWERED),
-        ((401, b""), Fate.ANSWERED),
-        ((302, b""), Fate.ANSWERED),
-        ((200, b"{}"), Fate.ANSWERED),
-        ((200, b"<html>"), Fate.ANSWERED),
-        (b"SSH-2.0\r\n\r\n", Fate.ANSWERED),
+        ((503, b"broken"), Fate.LATE), ((429, b""), Fate.REFUSED),
+        ((400, b'{"error": "unexpected shape"}'), Fate.ANSWERED), ((401, b""), Fate.ANSWERED),
+        ((302, b""), Fate.ANSWERED), ((200, b"{}"), Fate.ANSWERED),
+        ((200, b"<html>"), Fate.ANSWERED), (b"SSH-2.0\r\n\r\n", Fate.ANSWERED),
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\nx", Fate.ANSWERED),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", Fate.UNCERTAIN),
         (b"HTTP/1.1 200", Fate.UNCERTAIN),
     ],
-)
+)  # fmt: skip
 async def test_failures(answer: bytes | tuple[int, bytes], fate: Fate) -> None:
     server = Server()
     server.answers["/v2/models/m/infer"] = answer
@@ -327,14 +323,11 @@ async def test_a_port_of_another_protocol() -> None:
 @pytest.mark.parametrize(
     ("answer", "ready"),
     [
-        ((200, b""), True),
-        ((200, b'{"name": "m", "ready": true}'), True),
-        ((200, b'{"ready": false}'), False),
-        ((200, b"ok"), True),
-        ((400, b""), False),
+        ((200, b""), True), ((200, b'{"name": "m", "ready": true}'), True),
+        ((200, b'{"ready": false}'), False), ((200, b"ok"), True), ((400, b""), False),
         ((503, b""), False),
     ],
-)
+)  # fmt: skip
 async def test_readiness(answer: tuple[int, bytes], ready: bool) -> None:
     server = Server()
     server.answers["/v2/models/m/ready"] = answer
@@ -421,11 +414,9 @@ def secure() -> ssl.SSLContext:
 async def test_tls_and_credentials(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer abc\n")
     parameters = {
-        "tls_root_cert": str(TLS / "root.pem"),
-        "tls_cert": str(TLS / "client.pem"),
-        "tls_key": str(TLS / "client.key"),
-        "authorization_file": "token",
-    }
+        "tls_root_cert": str(TLS / "root.pem"), "tls_cert": str(TLS / "client.pem"),
+        "tls_key": str(TLS / "client.key"), "authorization_file": "token",
+    }  # fmt: skip
     server = Server()
     async with connected(server, secure(), tmp_path, **parameters) as (connection, thread):
         assert await connection.ready(10)

@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.placement.upstream.options import RemoteOptions, version_without_directory
+from headrace.placement.upstream.options import (
+    RemoteOptions,
+    idle_parameters,
+    version_without_directory,
+)
 
 
 def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
@@ -83,11 +87,9 @@ def test_endpoints_over_http(tmp_path: Path) -> None:
     named = "http://127.0.0.1, https://127.0.0.1/a b/, http://127.0.0.1:80, https://[::1]:8443"
     found = options(tmp_path, endpoints=named).resolve()
     assert [(e.port, e.authority, e.path, e.secure) for e in found] == [
-        (8000, "127.0.0.1:8000", "", False),
-        (443, "127.0.0.1", "/a%20b", True),
-        (80, "127.0.0.1", "", False),
-        (8443, "[::1]:8443", "", True),
-    ]
+        (8000, "127.0.0.1:8000", "", False), (443, "127.0.0.1", "/a%20b", True),
+        (80, "127.0.0.1", "", False), (8443, "[::1]:8443", "", True),
+    ]  # fmt: skip
 
 
 def test_other_protocols_have_ports_of_their_own(tmp_path: Path) -> None:
@@ -191,3 +193,23 @@ def test_untouched_bytes_may_be_asked_for_anywhere(tmp_path: Path) -> None:
     ):  # fmt: skip
         alike = options(tmp_path, 0, **asked)
         assert options(tmp_path, 0, forward="transparent", **asked) == alike
+
+
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [
+        ({"endpoints": "grpc://a", "tls_root_cert": "x"}, ["tls_root_cert"]),
+        ({"endpoints": "grpc://a,https://b", "tls_root_cert": "x"}, []),
+        ({"endpoints": "grpc://a", "fail_over": "grpcs://b", "tls_cert": "x", "tls_key": "y"}, []),
+        ({"endpoints": "grpc://a", "http_tensors": "json"}, ["http_tensors"]),
+        ({"endpoints": "https://a", "http_tensors": "json"}, []),
+        ({"endpoints": "grpc://a", "forward": "batched"}, []),
+        ({"endpoints": "grpc://a", "forward": "transparent"}, ["forward"]),
+        ({"endpoints": "grpc://a", "hedge_percent": "5"}, ["hedge_percent"]),
+        ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
+    ],
+)
+def test_parameters_that_mean_nothing_beside_the_others(
+    given: dict[str, str], idle: list[str]
+) -> None:
+    assert [name for name, _ in idle_parameters(given)] == idle

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from headrace.core.call import Parameter
 from headrace.core.errors import (
     ExecutionFailed,
     RemoteLost,
@@ -14,12 +15,14 @@ from headrace.core.errors import (
     RemoteUnavailable,
     Unavailable,
 )
-from headrace.placement.upstream.attempt import Lost, Policy, StreamAttempt
+from headrace.placement.upstream.attempt import Attempt, Lost, Policy, StreamAttempt
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.upstream import Upstream
 from headrace.protocol.status import Failure, late, lost, unsent
 from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import NotStarted
+from headrace.scheduling.sequences import SequenceTable
+from headrace.scheduling.upstreams import Pin
 
 SILENCE = 10.0
 REQUEST = RemoteRequest([], [], {})
@@ -73,11 +76,15 @@ class Timer:
 
 
 class Server:
-    """An upstream, and the streams that it was asked for."""
+    """An upstream, and what it was asked for; `call` is its one call."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
+        self.call = Stream(None)
         self.notes: list[str] = []
+
+    def begin(self, request: RemoteRequest, receiver: object) -> "Stream":
+        return self.call
 
     def stream(self, request: RemoteRequest, receiver: Any) -> "Stream":
         self.streams.append(Stream(receiver))
@@ -130,12 +137,18 @@ class Stream:
 class World:
     """Two servers, and a request to one of them."""
 
-    def __init__(self, silence: float = SILENCE) -> None:
+    def __init__(
+        self,
+        silence: float = SILENCE,
+        request: RemoteRequest = REQUEST,
+        sequences: SequenceTable | None = None,
+    ) -> None:
         self.loop = Loop()
         self.first, self.second = self.servers = [Server(), Server()]
         self.told: list[object] = []
         loop = cast(asyncio.AbstractEventLoop, self.loop)
-        self.attempt = StreamAttempt(Policy("m", self.next, loop, silence), REQUEST, self)
+        self.policy = Policy("m", self.next, loop, silence, sequences=sequences)
+        self.attempt = StreamAttempt(self.policy, request, self)
 
     def begin(self) -> Stream:
         """The stream to the first server."""
@@ -256,44 +269,42 @@ def test_an_error_of_the_model_is_the_end() -> None:
     assert world.first.notes == ["succeeded"]
 
 
-@pytest.mark.parametrize("failure", [lost("m"), unsent("m")])
-def test_what_has_begun_is_not_sent_again(failure: Failure) -> None:
+@pytest.mark.parametrize("failure", [lost("m"), unsent("m"), None])
+def test_what_has_begun_is_not_sent_again(failure: Failure | None) -> None:
     world, stream = begun()
     stream.give(1)
-    stream.end(failure)
+    if failure is None:
+        stream.refuse("Server exiting")
+        assert isinstance(world.error, RemoteUnavailable)
+    else:
+        stream.end(failure)
+        assert str(world.error) == str(failure.error)
     assert world.told[0] == 1
-    assert str(world.error) == str(failure.error)
     assert not isinstance(world.error, Unavailable)  # or another backend would run it again
     assert not world.second.streams
 
 
-def test_a_refusal_after_a_response_is_the_end() -> None:
+@pytest.mark.parametrize(("failure", "error"), [(lost, RemoteLost), (late, RemoteTimeout)])
+def test_what_may_have_begun_is_not_sent_again(
+    failure: Callable[[str], Failure], error: type[Exception]
+) -> None:
     world, stream = begun()
-    stream.give(1)
-    stream.refuse("Server exiting")
-    assert isinstance(world.error, RemoteUnavailable)
+    stream.end(failure("m"))
+    assert isinstance(world.error, error)
     assert not world.second.streams
 
 
-def test_what_may_have_begun_is_not_sent_again() -> None:
-    world = World()
-    world.begin().end(lost("m"))
-    assert isinstance(world.error, RemoteLost)
-    assert not world.second.streams
-    world = World()
-    world.begin().end(late("m"))
-    assert isinstance(world.error, RemoteTimeout)
-
-
-def test_a_silent_server_is_given_up() -> None:
-    world, stream = begun()
+@pytest.mark.parametrize("silence", [SILENCE, 0])
+def test_a_silent_server_is_given_up_if_there_is_a_limit(silence: float) -> None:
+    world = World(silence)
+    stream = world.begin()
     for _ in range(3):
         world.loop.advance(SILENCE - 1)
         stream.give(1)
-    world.loop.advance(SILENCE + 1)
-    assert isinstance(world.error, RemoteTimeout)
-    assert stream.cancelled
-    assert world.first.notes == ["LATE"]
+    world.loop.advance(1e6)
+    assert stream.cancelled is bool(silence)
+    assert world.first.notes == ["LATE"] * bool(silence)
+    assert isinstance(world.error, RemoteTimeout) is bool(silence)
     assert not world.second.streams
 
 
@@ -309,15 +320,18 @@ def test_a_server_that_must_not_send_is_not_silent() -> None:
     assert isinstance(world.error, RemoteTimeout)
 
 
-def test_a_server_may_be_silent_for_any_time() -> None:
-    world = World(silence=0)
-    world.begin()
-    world.loop.advance(1e6)
-    assert world.told == []
-
-
-def test_cancelled() -> None:
+@pytest.mark.parametrize("by_response", [False, True])
+def test_cancelled(by_response: bool) -> None:
+    """Also by a response, as where it breaks the signature."""
     world, stream = begun()
+
+    class Cancelling(list[object]):
+        def append(self, value: object) -> None:
+            super().append(value)
+            world.attempt.cancel()
+
+    if by_response:
+        world.told = Cancelling()
     stream.give(1)
     world.attempt.cancel()
     world.attempt.cancel()
@@ -327,17 +341,37 @@ def test_cancelled() -> None:
     assert not world.loop.armed
 
 
-def test_cancelled_by_a_response() -> None:
-    """As where it breaks the signature."""
-    world, stream = begun()
-    received, world.told = world.told, []
+def sequence(*more: str) -> tuple[SequenceTable, RemoteRequest]:
+    """A table that knows the sequence `a`, and the first request of that."""
+    table = SequenceTable(10**9, lambda: 0)
+    table.wake("a")
+    parameters: dict[str, Parameter] = {"sequence_id": "a", "sequence_start": True}
+    return table, RemoteRequest([], [], parameters | dict.fromkeys(more, True))
 
-    class Cancelling(list[object]):
-        def append(self, value: object) -> None:
-            received.append(value)
-            world.attempt.cancel()
 
-    world.told = Cancelling()
-    stream.give(1)
-    assert received == [1]
+def test_a_call_that_is_cancelled_loses_its_sequence() -> None:
+    table, request = sequence()
+    world = World(request=request, sequences=table)
+    attempt = Attempt(world.policy, request, world)
+    assert attempt.begin()
+    attempt.cancel()
+    assert world.first.call.cancelled
+    assert table.pin("a") == Pin(lost=True)
+
+
+@pytest.mark.parametrize(
+    ("answered", "more", "known"),
+    [(False, [], "lost"), (True, [], "there"), (True, ["sequence_end"], "ended")],
+)
+def test_a_stream_that_is_cancelled_loses_its_sequence_unless_a_response_has_come(
+    answered: bool, more: list[str], known: str
+) -> None:
+    table, request = sequence(*more)
+    world = World(request=request, sequences=table)
+    stream = world.begin()
+    if answered:
+        stream.give(1)
+    world.attempt.cancel()
     assert stream.cancelled
+    pins = {"lost": Pin(lost=True), "there": Pin(world.first), "ended": None}
+    assert table.pin("a") == pins[known]

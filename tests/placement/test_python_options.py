@@ -1,12 +1,15 @@
-"""What a configuration's parameters say of workers, and what is wrong with them."""
+"""What a configuration's parameters say of workers, and what these are started with."""
 
+import os
+import re
 import resource
+from pathlib import Path
 
 import pytest
 
 from headrace.core.errors import InvalidOption
 from headrace.core.limits import ExecutionLimits
-from headrace.placement.worker.python_options import WorkerOptions
+from headrace.placement.worker.python_options import WorkerOptions, WorkerSpec
 from headrace.workers.limits import Limits
 
 
@@ -87,3 +90,54 @@ def test_more_files_than_the_server_itself_may_open() -> None:
     assert WorkerOptions.of({"max_open_files": str(most)}).limits.files == most
     with pytest.raises(InvalidOption, match=f"from 32 to {most}, the server's own limit"):
         WorkerOptions.of({"max_open_files": str(most + 1)})
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "python-models.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's environment variables."""
+    for name in tuple(os.environ):
+        monkeypatch.delenv(name)
+    for name in (
+        "SHOP_REGION",
+        "SHOP_KEY",
+        "shop_region",
+        "HEADRACE_GRPC_SERVER_KEY",
+        "AWS_SECRET",
+    ):
+        monkeypatch.setenv(name, "here")
+
+
+def seen(*variables: str) -> set[str]:
+    """The server's variables that a worker sees, by name."""
+    found = WorkerSpec("m", "1", "m_0", variables=variables).environment()
+    return {name for name, value in found.items() if value == "here"}
+
+
+def test_a_worker_sees_no_secrets() -> None:
+    assert seen() == set()
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        (["SHOP_REGION"], {"SHOP_REGION"}),
+        (["SHOP_*"], {"SHOP_REGION", "SHOP_KEY"}),
+        (["SHOP_[A-M]*", "NOT_THERE"], {"SHOP_KEY"}),
+        (["*"], {"SHOP_REGION", "SHOP_KEY", "shop_region", "AWS_SECRET"}),
+        (["HEADRACE_GRPC_SERVER_KEY"], set()),
+    ],
+)
+def test_a_worker_sees_what_it_is_to_see(variables: list[str], names: set[str]) -> None:
+    assert seen(*variables) == names
+
+
+def test_the_documented_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    [listed] = re.findall(r"Of the server\'s environment .*?: (.*?)\. ", PAGE, re.DOTALL)
+    names = {name.replace("*", "X") for name in re.findall("`(.*?)`", listed)}
+    assert len(names) > 15
+    for name in names:
+        monkeypatch.setenv(name, "here")
+    assert seen() == names

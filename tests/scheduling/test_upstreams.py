@@ -12,7 +12,11 @@ from headrace.scheduling.upstreams import (
     FIRST_EJECTION_SECS,
     LONGEST_EJECTION_SECS,
     Condition,
+    Ending,
+    Pin,
+    Way,
     abandon,
+    after,
     begin,
     check,
     choose,
@@ -20,6 +24,7 @@ from headrace.scheduling.upstreams import (
     fail,
     next_check,
     succeed,
+    way,
 )
 
 WELL = Condition(reachable=True)
@@ -122,3 +127,36 @@ def test_what_is_down_is_looked_at_soon_and_at_least_as_often(
     check(condition, True)
     assert condition.reachable
     assert next_check(condition, interval) == interval
+
+
+HERE = Pin("here")
+LOST = Pin(lost=True)
+
+
+@pytest.mark.parametrize(
+    ("pin", "start", "usable", "expected"),
+    [
+        (None, True, False, Way.ANY), (HERE, False, True, Way.PINNED),
+        (HERE, False, False, Way.NOWHERE), (HERE, True, True, Way.PINNED),
+        (HERE, True, False, Way.ANY), (LOST, False, False, Way.NOWHERE),
+        (LOST, True, False, Way.ANY),
+    ],
+)  # fmt: skip
+def test_ways(pin: Pin | None, start: bool, usable: bool, expected: Way) -> None:
+    assert way(pin, start, usable) is expected
+
+
+@pytest.mark.parametrize(
+    ("pin", "end", "ending", "expected"),
+    [
+        (None, False, Ending.RUN, HERE), (None, True, Ending.RUN, None),
+        (HERE, True, Ending.RUN, None), (LOST, False, Ending.RUN, HERE),
+        (None, False, Ending.REFUSED, None), (HERE, True, Ending.REFUSED, HERE),
+        (LOST, False, Ending.REFUSED, LOST), (None, False, Ending.UNSURE, LOST),
+        (HERE, True, Ending.UNSURE, LOST),
+    ],
+)  # fmt: skip
+def test_what_is_known_afterwards(
+    pin: Pin | None, end: bool, ending: Ending, expected: Pin | None
+) -> None:
+    assert after(pin, "here", end, ending) == expected
