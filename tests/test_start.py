@@ -33,11 +33,14 @@ OTHERS = {
         "placement.worker.loaded_worker", "placement.worker.worker_instance",
         "placement.worker.worker_process", "placement.worker.worker_set",
         "placement.upstream.model", "placement.upstream.options", "placement.upstream.grpc_client",
-        "placement.upstream.v2_rest", "protocol.http1", "doors.frontends",
+        "placement.upstream.v2_rest", "protocol.http1", "plugins.frontends",
     )
 }  # fmt: skip
 # What front ends do without.
-PARTS = {f"headrace.{part}" for part in ("placement", "plugins", "repository", "scheduling")}
+PARTS = {
+    f"headrace.{part}"
+    for part in ("placement", "plugins.loaders", "plugins.traffic", "repository", "scheduling")
+}
 # Ends at the repository, which is not there. Whoever makes a process private looks for `prctl`.
 SERVING = """
 import sys
@@ -83,7 +86,7 @@ def test_processes_that_need_little() -> None:
     for program, unused in (
         ("import headrace.cli", LIBRARIES | SLOW),
         ("import headrace.plugins.commands.models", LIBRARIES),
-        ("import headrace.doors.frontends.process", front_end | {"headrace.engine.engine"}),
+        ("import headrace.plugins.frontends.process", front_end | {"headrace.engine.engine"}),
         ("import headrace.workers.main, headrace.plugins.functions", worker),
     ):
         assert among(imported_by(program), unused) == [], program

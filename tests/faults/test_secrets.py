@@ -142,6 +142,6 @@ def test_debugging_can_be_allowed() -> None:
 
 def _family(server: ServerProcess) -> list[psutil.Process]:
     process = psutil.Process(server.pid)
-    front_ends = [c for c in process.children() if "headrace.doors.frontends" in c.cmdline()]
+    front_ends = [c for c in process.children() if "headrace.plugins.frontends" in c.cmdline()]
     assert front_ends
     return [process, *front_ends]

@@ -27,11 +27,12 @@ SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
 PYTHON = "headrace.python"  # `load` of a module, which workers import, as `workers.python_loader`
+DOORS = "headrace.doors"  # see `headrace.doors.server.ServerDoors`
 GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
 TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
 GROUPS = (
     BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
-    TRANSPORTS, PYTHON,
+    TRANSPORTS, PYTHON, DOORS,
 )  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -73,6 +74,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     GPUS: {"nvml": "headrace.plugins.nvml:Nvml"},
     PYTHON: {"functions": "headrace.plugins.functions:load"},
+    DOORS: {"frontends": "headrace.plugins.frontends.supervisor:supervisor"},
     TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"

@@ -4,11 +4,12 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
+from headrace.core import plugins
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
@@ -20,10 +21,6 @@ from headrace.observability.machine import Machine
 from headrace.observability.series import GpuSeries
 from headrace.placement.local.instances import core_limit
 from headrace.settings import Settings
-
-if TYPE_CHECKING:
-    from headrace.doors.frontends.config import FrontendConfig
-    from headrace.doors.frontends.supervisor import Supervisor
 
 Bind = Callable[[str, int, bool], socket.socket]
 
@@ -44,7 +41,7 @@ class ServerDoors:
             engine.admission, settings.max_request_bytes, settings.access_log
         )
         self._metrics: HttpServer | None = None
-        self._supervisor: Supervisor | None = None  # supervisor of the front ends
+        self._supervisor: Any = None  # supervisor of the front ends
         self._ports: list[socket.socket] = []  # reserved for front ends
 
     async def open(self) -> None:
@@ -78,7 +75,8 @@ class ServerDoors:
         Front ends finish and close: returns the number of requests still in flight after that.
         """
         if self._supervisor is not None:
-            return await self._supervisor.drain(seconds)
+            left: int = await self._supervisor.drain(seconds)
+            return left
         await self._clients.announce(seconds)
         return 0
 
@@ -164,44 +162,26 @@ class ServerDoors:
 
     async def _open_front_ends(self, count: int) -> tuple[int, int]:
         """Start front ends with the HTTP and gRPC doors; returns the ports, 0 for closed ones."""
-        from headrace.doors.frontends.session import EngineCalls
-        from headrace.doors.frontends.supervisor import Supervisor
-
         settings, engine = self._settings, self._engine
         limit = settings.max_request_bytes
-        app = CountedApp(
-            late_app(engine, limit, settings.http_rules), engine.admission.answers, False
-        )
-        calls = EngineCalls(app, unary_handlers(engine, limit))
-        config = self._front_end_config()
-        supervisor = Supervisor(engine, calls, config, count, engine.readiness.set_reachable)
-        self._supervisor = supervisor
-        engine.logs.listeners.append(supervisor.apply_logs)
-        engine.logs.drops.append(lambda: supervisor.unlogged)
-        engine.traffic.watch_headers(supervisor.want_routed)
-        engine.tracing.watch_contexts(supervisor.want_contexts)
-        engine.forwarded_headers.watch(supervisor.want_forwarded)
-        engine.readiness.watch(lambda: supervisor.tell_ready(engine.ready))
-        supervisor.tell_ready(engine.ready)
-        await supervisor.start()
-        return config.http.port if config.http else 0, config.grpc.port if config.grpc else 0
-
-    def _front_end_config(self) -> "FrontendConfig":
-        from headrace.doors.frontends.config import FrontendConfig
-
-        settings = self._settings
         http = grpc = None
         if (tls := settings.tls) is not None:
-            tls.context()  # raises with the problem of the files
+            tls.context()  # which says what is wrong with the files
         if settings.allow_http:
             http = replace(self._http_config(), port=self._keep("HTTP"))
         if settings.allow_grpc:
             grpc = replace(self._grpc_config(), port=self._keep("gRPC"))
-        return FrontendConfig(
-            http, grpc, settings.max_request_bytes, settings.max_admitted_requests,
-            settings.max_admitted_bytes, self._engine.admission.shares, settings.access_log,
-            self._engine.logs.settings,
+        app = CountedApp(
+            late_app(engine, limit, settings.http_rules), engine.admission.answers, False
+        )
+        make = plugins.find(plugins.DOORS, "frontends").load()
+        self._supervisor = make(
+            engine, app, unary_handlers(engine, limit), count, http, grpc, limit,
+            settings.max_admitted_requests, settings.max_admitted_bytes, engine.admission.shares,
+            settings.access_log, engine.logs.settings,
         )  # fmt: skip
+        await self._supervisor.start()
+        return http.port if http else 0, grpc.port if grpc else 0
 
     def _http_config(self) -> HttpConfig:
         settings = self._settings

@@ -2,8 +2,8 @@
 
 A frame is a header of fixed size, then `meta`, then data. Data of more than `INLINE` bytes is not
 in the frame: it lies in a file without a name that comes along, or that both ends have mapped
-already. Front ends speak frames of kinds of their own (`headrace.protocol.link_infer`); all else
-here is about workers.
+already. Front ends speak frames of kinds of their own (`headrace.plugins.frontends.link_infer`);
+all else here is about workers.
 
 A worker has slots; a slot is a batch that may be under way. It has a few files per direction, which
 are written again only when nobody refers to what was in them (`headrace.workers.memory`). A batch

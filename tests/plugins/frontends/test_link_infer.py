@@ -27,7 +27,7 @@ from headrace.core.errors import (
     NotFound,
 )
 from headrace.core.tensors import Tensor, elsewhere
-from headrace.protocol.link_infer import (
+from headrace.plugins.frontends.link_infer import (
     RequestReader,
     RequestWriter,
     ResponseReader,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.tensors import Buffer
-from headrace.protocol.link_infer import Kind
+from headrace.plugins.frontends.link_infer import Kind
 from headrace.workers.channel import FrameSocket
 from headrace.workers.frames import (
     IN_FILE,

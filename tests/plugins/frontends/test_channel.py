@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.tensors import Buffer
-from headrace.doors.frontends.channel import Channel
-from headrace.protocol.link_infer import Kind
+from headrace.plugins.frontends.channel import Channel
+from headrace.plugins.frontends.link_infer import Kind
 from headrace.workers.frames import IN_FILE, INLINE, Header, frame, pack_header
 
 

@@ -22,20 +22,20 @@ import uvloop
 
 from headrace.api.operations import handed_on
 from headrace.doors.clients import ClientDoors
-from headrace.doors.frontends.channel import allow_many_files
-from headrace.doors.frontends.config import FrontendConfig
-from headrace.doors.frontends.engine_session import (
-    EngineSession,
-    RemoteEngine,
-    forwarding_app,
-    forwarding_handler,
-)
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission
 from headrace.observability.logs import Logs
-from headrace.protocol.link_infer import Flag
+from headrace.plugins.frontends.channel import allow_many_files
+from headrace.plugins.frontends.config import FrontendConfig
+from headrace.plugins.frontends.engine_session import (
+    EngineSession,
+    RemoteEngine,
+    forwarding_app,
+    forwarding_handler,
+)
+from headrace.plugins.frontends.link_infer import Flag
 from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)

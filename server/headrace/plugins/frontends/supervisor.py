@@ -12,15 +12,20 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
-from headrace.doors.frontends.channel import allow_many_files
-from headrace.doors.frontends.config import FrontendConfig, WantedHeaders
-from headrace.doors.frontends.session import Calls, FrontEndSession
+from starlette.types import ASGIApp
+
+from headrace.doors.grpc.call import Unary
 from headrace.engine.doors import Entrance
+from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
 from headrace.placement.isolation import is_private
 from headrace.placement.worker.python_options import passed_environment
+from headrace.plugins.frontends.channel import allow_many_files
+from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
+from headrace.plugins.frontends.session import Calls, EngineCalls, FrontEndSession
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,7 @@ class _FrontEnd:
             self.process = ChildProcess(
                 # -P: nothing is to be imported from the working directory.
                 [
-                    sys.executable, "-P", "-m", "headrace.doors.frontends", str(theirs.fileno()),
+                    sys.executable, "-P", "-m", "headrace.plugins.frontends", str(theirs.fileno()),
                     *(["private"] if is_private() else []),
                 ],
                 # The environment that a model might read before the process is private has no
@@ -261,3 +266,22 @@ class Supervisor:
     async def _wait(self) -> None:
         self._changed.clear()
         await self._changed.wait()
+
+
+def supervisor(
+    engine: Engine, app: ASGIApp, unary: Mapping[str, Unary], count: int, *config: Any
+) -> Supervisor:
+    """The supervisor of `count` front ends, which forward all but inference to `app` and `unary`.
+
+    `config` are the values of a `FrontendConfig`.
+    """
+    calls, reachable = EngineCalls(app, unary), engine.readiness.set_reachable
+    made = Supervisor(engine, calls, FrontendConfig(*config), count, reachable)
+    engine.logs.listeners.append(made.apply_logs)
+    engine.logs.drops.append(lambda: made.unlogged)
+    engine.traffic.watch_headers(made.want_routed)
+    engine.tracing.watch_contexts(made.want_contexts)
+    engine.forwarded_headers.watch(made.want_forwarded)
+    engine.readiness.watch(lambda: made.tell_ready(engine.ready))
+    made.tell_ready(engine.ready)
+    return made

@@ -20,11 +20,17 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer, Tensor
-from headrace.doors.frontends.channel import Channel
-from headrace.doors.frontends.session import FrontEndSession
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN
-from headrace.protocol.link_infer import Flag, Kind, RequestWriter, numbers_rest, read_error
+from headrace.plugins.frontends.channel import Channel
+from headrace.plugins.frontends.link_infer import (
+    Flag,
+    Kind,
+    RequestWriter,
+    numbers_rest,
+    read_error,
+)
+from headrace.plugins.frontends.session import FrontEndSession
 from headrace.workers.frames import IN_FILE, Header, frame, pack_header
 from tests.doors.fakes import until
 from tests.protocol.strategies import PROPERTY

@@ -16,8 +16,6 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.tensors import Buffer
-from headrace.doors.frontends.channel import Channel
-from headrace.doors.frontends.config import WantedHeaders
 from headrace.doors.grpc.call import Unary
 from headrace.doors.http.infer import Disconnected, Route
 from headrace.doors.http.protocol import OPERATION
@@ -25,7 +23,9 @@ from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN, Readiness
 from headrace.observability.logs import LogSettings
 from headrace.observability.statistics import Grown
-from headrace.protocol.link_infer import (
+from headrace.plugins.frontends.channel import Channel
+from headrace.plugins.frontends.config import WantedHeaders
+from headrace.plugins.frontends.link_infer import (
     Flag,
     Kind,
     RequestWriter,

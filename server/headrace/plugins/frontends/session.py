@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive
 from headrace.core.call import Call, InferResponse, Raw
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.tensors import Buffer
-from headrace.doors.frontends.channel import Channel
-from headrace.doors.frontends.config import WantedHeaders
 from headrace.doors.grpc.call import Unary
 from headrace.engine.admission import Account, Held
 from headrace.engine.doors import (
@@ -34,7 +32,9 @@ from headrace.engine.doors import (
     not_read,
 )
 from headrace.engine.on_request import submit_raw
-from headrace.protocol.link_infer import (
+from headrace.plugins.frontends.channel import Channel
+from headrace.plugins.frontends.config import WantedHeaders
+from headrace.plugins.frontends.link_infer import (
     Flag,
     Kind,
     RequestReader,
