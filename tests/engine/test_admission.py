@@ -14,7 +14,7 @@ def connect(admission: Admission, door: str = "http", address: str = "") -> Conn
     return account
 
 
-def test_counts_go_up_and_down() -> None:
+def test_counts_go_up_and_down_to_the_limit_of_requests() -> None:
     admission = Admission(10, 1000)
     admission.enter(100)
     admission.enter(0)
@@ -23,9 +23,6 @@ def test_counts_go_up_and_down() -> None:
     admission.leave(100)
     admission.leave(50)
     assert (admission.requests, admission.bytes) == (0, 0)
-
-
-def test_more_requests_than_allowed() -> None:
     admission = Admission(2, 0)
     admission.enter(1)
     admission.enter(1)
@@ -92,15 +89,18 @@ def test_told_when_empty() -> None:
     assert told == []
     admission.leave(1)
     assert told == [0]
+    # Messages on their way keep it from being empty.
+    admission.begin(1)
+    admission.when_empty(lambda: told.append(-1))
+    assert told == [0]
+    admission.drop(0)
+    assert told == [0, -1]
+    # At once if that is so already.
+    admission.when_empty(lambda: told.append(-2))
+    assert told == [0, -1, -2]
 
 
-def test_told_at_once_when_empty_already() -> None:
-    told: list[str] = []
-    Admission(0, 0).when_empty(lambda: told.append("empty"))
-    assert told == ["empty"]
-
-
-def test_announced_bytes_must_fit_and_do_not_count() -> None:
+def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
     admission = Admission(0, 100)
     admission.enter(60)
     with pytest.raises(Overloaded, match="limit of 100 bytes"):
@@ -108,9 +108,6 @@ def test_announced_bytes_must_fit_and_do_not_count() -> None:
     admission.begin(40)
     admission.enter(40)
     assert admission.bytes == 100
-
-
-def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
     admission = Admission(1, 100)
     admission.begin(90)
     admission.grow(90, 0)
@@ -126,25 +123,13 @@ def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
     admission.grow(5)
     admission.drop(5)
     assert (admission.requests, admission.messages, admission.bytes) == (0, 0, 0)
-
-
-def test_a_message_alone_may_be_of_any_size() -> None:
+    # Alone it may be of any size.
     admission = Admission(0, 100)
     admission.begin(500)
     admission.grow(90, 0)
     admission.grow(400, 90)
     admission.drop(490)
     assert admission.bytes == 0
-
-
-def test_messages_on_their_way_keep_it_from_being_empty() -> None:
-    admission = Admission(0, 0)
-    told: list[str] = []
-    admission.begin(1)
-    admission.when_empty(lambda: told.append("empty"))
-    assert told == []
-    admission.drop(0)
-    assert told == ["empty"]
 
 
 def test_unread_answers_count_against_the_limit() -> None:
@@ -187,6 +172,13 @@ def test_a_connection_has_a_share() -> None:
     other.close()
     one.close()
     assert (admission.requests, admission.bytes, admission.connections.total()) == (0, 0, 0)
+    # A share of low limits is none.
+    admission = Admission(4, 1000)
+    account = connect(admission, "http")
+    for _ in range(4):
+        account.enter(250)
+    with pytest.raises(Overloaded, match="the server is at its limit of 4 requests"):
+        account.enter(1)
 
 
 def test_unread_answers_leave_no_room_on_their_connection() -> None:
@@ -201,15 +193,6 @@ def test_unread_answers_leave_no_room_on_their_connection() -> None:
     one.enter(MANY)
     one.leave(MANY)
     assert admission.bytes == 0
-
-
-def test_a_share_of_low_limits_is_no_limit() -> None:
-    admission = Admission(4, 1000)
-    account = connect(admission, "http")
-    for _ in range(4):
-        account.enter(250)
-    with pytest.raises(Overloaded, match="the server is at its limit of 4 requests"):
-        account.enter(1)
 
 
 def test_an_address_has_a_share_if_that_is_asked_for() -> None:
@@ -307,18 +290,14 @@ def test_a_model_leaves_room_for_others() -> None:
         " under way (--max-model-share); try again later"
     )
     assert fill(admission, second) == 160  # of the 200 that are left
-
-
-def test_the_bytes_of_a_model_leave_room_for_others() -> None:
+    # The same by bytes.
     admission = Admission(0, 100 << 20)
     first, second = admission.model("first"), admission.model("second")
     assert fill(admission, first, 1 << 20) == 80
     refusal = admit(admission, first, 1 << 20)
     assert "limit of 104857600 bytes of requests at once, with 83886080 under way" in refusal
     assert fill(admission, second, 1 << 20) == 16
-
-
-def test_a_model_may_have_some_requests_in_any_case() -> None:
+    # Some requests it may have in any case.
     admission = Admission(70, 1 << 20)
     first = admission.model("first")
     admission.model("second")

@@ -114,6 +114,13 @@ def test_a_part_is_a_request_like_the_whole() -> None:
         assert (asked.model_name, asked.id, asked.outputs) == ("m", "name", ("y", "text"))
         assert (asked.parameters, asked.priority, asked.timeout) == ({"own": 1}, 3, 0)
     assert model.parts[0].request.parameters is not model.parts[1].request.parameters
+    # A sequence starts with the first part and ends with the last.
+    model = Model()
+    model.divide(9, 4)
+    requests = [part.request for part in model.parts]
+    assert [one.sequence_id for one in requests] == [7, 7, 7]
+    assert [one.sequence_start for one in requests] == [True, False, False]
+    assert [one.sequence_end for one in requests] == [False, False, True]
 
 
 def test_what_is_left_of_a_timeout() -> None:
@@ -184,15 +191,12 @@ def response_of(*outputs: Tensor) -> InferResponse:
     return InferResponse("m", "1", "", list(outputs), Timing(1, 2, 3))
 
 
-def test_timings_and_parameters_of_all_parts() -> None:
+def test_what_comes_of_many_parts_is_put_together() -> None:
     first = InferResponse("m", "1", "", [], Timing(10, 5, 8), {"a": 1, "b": 1})
     second = InferResponse("m", "1", "", [], Timing(90, 7, 9), {"b": 2})
     whole = joined([first, second])
     assert whole.timing == Timing(10, 12, 9)
     assert whole.parameters == {"a": 1, "b": 2}
-
-
-def test_rows_that_do_not_go_together() -> None:
     narrow, wide = (Tensor("y", Datatype.FP32, np.zeros((2, n), np.float32)) for n in (3, 4))
     with pytest.raises(ExecutionFailed, match=r"output 'y' .* different shapes .* \[3\] and \[4\]"):
         joined([response_of(narrow), response_of(wide)])
@@ -201,15 +205,6 @@ def test_rows_that_do_not_go_together() -> None:
         joined([response_of(text) for text in texts])
     with pytest.raises(ExecutionFailed, match="different outputs for the batches of one request"):
         joined([response_of(narrow), response_of()])
-
-
-def test_a_sequence_starts_with_the_first_part_and_ends_with_the_last() -> None:
-    model = Model()
-    model.divide(9, 4)
-    asked = [part.request for part in model.parts]
-    assert [one.sequence_id for one in asked] == [7, 7, 7]
-    assert [one.sequence_start for one in asked] == [True, False, False]
-    assert [one.sequence_end for one in asked] == [False, False, True]
 
 
 LATER = Deferral.LATER
@@ -290,7 +285,7 @@ def test_time_that_a_door_takes_is_that_of_the_output() -> None:
     assert counted.told(0, "success") == (1, 13)
 
 
-def test_an_error_after_a_response() -> None:
+def test_an_error_or_a_client_that_goes_after_a_response() -> None:
     counted = Counted()
     counted.open()
     counted.answer(10, part(1))
@@ -298,9 +293,6 @@ def test_an_error_after_a_response() -> None:
     counted.bench.batcher.answer(counted.call, ExecutionFailed("no"), True)
     assert counted.told(1, "fail") == (1, 7)
     assert counted.told(0, "fail") == (0, 0)
-
-
-def test_a_request_that_is_given_up() -> None:
     counted = Counted()
     ticket = counted.open()
     counted.answer(10, part(1))

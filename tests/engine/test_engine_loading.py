@@ -551,7 +551,7 @@ async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World
     assert world.backend.begun == ["1", "1", "2"]
 
 
-async def test_what_clients_are_told_is_text(world: World) -> None:
+async def test_files_with_odd_names_or_none_at_all(world: World) -> None:
     source = world.change("1")
     (world.folder / "1" / "model.constant").unlink()
     os.close(os.open(os.fsencode(world.folder) + b"/1/\xff", os.O_CREAT))
@@ -559,6 +559,10 @@ async def test_what_clients_are_told_is_text(world: World) -> None:
     [(_, state, reason)] = world.index()
     assert state == "READY"
     assert r"found \udcff;" in reason
+    source = world.change("1")
+    shutil.rmtree(world.folder / "1")
+    problem = "its version 1 cannot be read: No such file or directory"
+    assert await world.engine.load(source) == problem
 
 
 class Broken(StagePlugin):
@@ -583,10 +587,3 @@ async def test_a_bug_in_a_stage_names_it(
     assert await world.replace("1") == "its stage 'mine' failed: AssertionError"
     (record,) = (one for one in caplog.records if one.exc_info)
     assert record.getMessage() == "plugin 'mine' failed for model m"
-
-
-async def test_a_version_that_has_gone_is_told_of(world: World) -> None:
-    source = world.change("1")
-    shutil.rmtree(world.folder / "1")
-    problem = "its version 1 cannot be read: No such file or directory"
-    assert await world.engine.load(source) == problem

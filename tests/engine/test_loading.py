@@ -329,16 +329,13 @@ def origin(model: Path, text: str = CONFIG, version: int = 1) -> Origin:
     return origins(fingerprint(source), file, file.config, source.versions, {})[version]
 
 
-def test_the_same_is_kept(model: Path) -> None:
+def test_the_same_is_kept_and_what_does_not_serve_is_loaded(model: Path) -> None:
     assert step(origin(model), origin(model)) is Step.KEEP
     (model / "3").mkdir()
     (model / "2/model.x").write_text("another")
     assert step(origin(model), origin(model, CONFIG + "version_policy { all {} }")) is Step.KEEP
     other = origin(model, "# said\n" + CONFIG)
     assert step(origin(model), other) is Step.KEEP
-
-
-def test_what_does_not_serve_is_loaded(model: Path) -> None:
     assert step(None, origin(model)) is Step.LOAD
 
 
@@ -372,9 +369,7 @@ def test_a_default_that_is_written_out_may_mean_something_else(model: Path) -> N
     before = origin(model, 'name: "m" backend: "x"')
     after = origin(model, 'name: "m" backend: "x" max_batch_size: 0')
     assert step(before, after) is Step.LOAD
-
-
-def test_another_place_is_another_origin(model: Path) -> None:
+    # Another place is another origin.
     before = origin(model)
     moved = replace(before, content=replace(before.content, directory=Path("elsewhere")))
     assert step(before, moved) is Step.LOAD

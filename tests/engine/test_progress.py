@@ -14,13 +14,10 @@ def connection(share: int = 50) -> tuple[Progress, ConnectionAccount]:
     return Progress(account, 3.0), account
 
 
-def test_who_does_not_read_is_given_up() -> None:
+def test_who_does_not_read_is_given_up_and_who_does_is_not() -> None:
     progress, account = connection()
     assert [progress.reads(100, 0, 0, now) for now in range(4)] == [True, True, True, False]
     assert (account.server.aborted, account.unread) == ({"unread": 1}, 100)
-
-
-def test_who_reads_on_and_who_has_read_all_is_not() -> None:
     progress, account = connection()
     assert all(progress.reads(100, 0, now * SLOWEST, now) for now in range(10))
     assert progress.reads(0, 7, 0, 10)

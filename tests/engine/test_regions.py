@@ -71,9 +71,7 @@ def test_a_region(shared: SharedFile) -> None:
     assert data == b"34567"
     region.write(memoryview(b"ab"), 4)
     assert shared.get(10) == b"012345ab89"
-
-
-def test_a_key_with_or_without_its_slash(shared: SharedFile) -> None:
+    # A key has its slash or not.
     regions = regions_of()
     register(regions, "a", shared.key)
     register(regions, "b", shared.key[1:])
@@ -160,9 +158,6 @@ def test_names(shared: SharedFile) -> None:
     for name in ("", "n" * 256):
         with pytest.raises(InvalidRequest, match="name must have 1 to 255 bytes"):
             register(regions, name, shared.key)
-
-
-def test_two_of_a_name_at_once(shared: SharedFile) -> None:
     regions = regions_of()
 
     async def both() -> list[BaseException | None]:
@@ -380,7 +375,7 @@ def handle(number: int) -> bytes:
     return number.to_bytes(64, "little")
 
 
-def test_cuda_without_a_gpu() -> None:
+def test_cuda_without_a_gpu_or_its_plugin(caplog: pytest.LogCaptureFixture) -> None:
     regions = regions_of()
     with pytest.raises(InvalidRequest) as raised:
         asyncio.run(regions.register_cuda("c", handle(0), 0, 8))
@@ -388,9 +383,6 @@ def test_cuda_without_a_gpu() -> None:
         "failed to register CUDA shared memory region: 'c', GPUs not supported"
     )
     assert not regions.cuda_status().regions
-
-
-def test_cuda_without_its_plugin(caplog: pytest.LogCaptureFixture) -> None:
     regions = Regions(Admission(0, 0), 1 << 20, True, "", cast(Any, "not callable"))
     with pytest.raises(InvalidRequest, match="shared memory region: 'c', not supported"):
         asyncio.run(regions.register_cuda("c", handle(0), 0, 8))

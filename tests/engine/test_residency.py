@@ -12,17 +12,12 @@ def _resident(name: str, nbytes: int = 10, used: float = 0.0, **more: object) ->
     return Resident(name, nbytes, used, more.pop("loaded", 0.0), **more)  # type: ignore[arg-type]
 
 
-def test_there_is_room() -> None:
-    assert make_room([_resident("a")], 10, 20, NOW, 60) == EvictionPlan()
-
-
 def test_the_longest_unused_goes() -> None:
+    assert make_room([_resident("a")], 10, 20, NOW, 60) == EvictionPlan()
     residents = [_resident("a", used=3), _resident("b", used=1), _resident("c", used=2)]
     assert make_room(residents, 10, 30, NOW, 60).unload == ("b",)
     assert make_room(residents, 20, 30, NOW, 60).unload == ("b", "c")
-
-
-def test_a_model_that_was_never_used_counts_from_when_it_was_loaded() -> None:
+    # One that was never used counts from when it was loaded.
     residents = [_resident("a", loaded=500.0), _resident("b", used=400.0)]
     assert make_room(residents, 10, 20, NOW, 60).unload == ("b",)
 
@@ -38,28 +33,20 @@ def test_pinned_busy_and_new_ones_stay() -> None:
 def test_nobody_goes_in_vain() -> None:
     residents = [_resident("old"), _resident("new", loaded=NOW - 50)]
     assert make_room(residents, 20, 20, NOW, 60) == EvictionPlan(wait=10.0)
-
-
-def test_what_leaves_already_is_waited_for() -> None:
+    # What leaves already is waited for.
     residents = [_resident("going", leaving=True), _resident("other")]
     room = make_room(residents, 10, 20, NOW, 60)
     assert room.unload == ()
     assert room.wait is not None
-
-
-def test_what_will_never_fit_is_told() -> None:
     room = make_room([_resident("p", pinned=True), _resident("a")], 15, 20, NOW, 60)
     assert "about 15 bytes" in room.problem
     assert "10 of them" in room.problem
 
 
-def test_models_that_have_grown() -> None:
+def test_models_that_have_grown_or_idle() -> None:
     residents = [_resident("a", 30, used=1), _resident("b", 10, used=2)]
     assert surplus(residents, 40, NOW, 60) == []
     assert surplus(residents, 35, NOW, 60) == ["a"]
-
-
-def test_idle_ones() -> None:
     residents = [_resident("a", used=900), _resident("b", used=990), _resident("c", pinned=True)]
     assert idle(residents, NOW, 60) == ["a"]
 

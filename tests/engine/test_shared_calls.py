@@ -211,14 +211,11 @@ async def test_no_such_region_for_one_of_two() -> None:
         await refused(s, NotFound, "Unable to find shared memory region: 'other'")
 
 
-async def test_more_than_a_request_may_have() -> None:
+async def test_more_than_a_request_may_have_or_is_admitted() -> None:
     async with scene(max_bytes=1000) as s:
         s.call.nbytes = 500
         s.floats(504)
         await refused(s, PayloadTooLarge, "request and its shared memory (1004 bytes)")
-
-
-async def test_more_than_is_admitted() -> None:
     async with scene(admitted=1000) as s:
         s.admission.enter(0)
         s.admission.enter(600)

@@ -392,13 +392,10 @@ def test_other_threads_see_nothing_of_it(tmp_path: Path) -> None:
     assert len(caught) == 1
 
 
-def test_what_the_server_has_imported_wins(tmp_path: Path) -> None:
+def test_a_directory_or_a_module_of_the_server_is_not_hidden(tmp_path: Path) -> None:
     model = imports(tmp_path, "m", json="FOREIGN = True")
     with model.lent():
         assert not hasattr(importlib.import_module("json"), "FOREIGN")
-
-
-def test_a_directory_does_not_hide_a_library(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "wave").mkdir(parents=True)  # of the standard library
     with imports(tmp_path, "m").lent():
         assert importlib.import_module("wave").__file__

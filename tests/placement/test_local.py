@@ -469,11 +469,8 @@ def test_version_1(tmp_path: Path, quota: str, cores: int) -> None:
     assert core_limit(v1(tmp_path, quota), NOWHERE) == cores
 
 
-def test_without_a_cgroup_the_affinity_mask_counts(tmp_path: Path) -> None:
+def test_core_limits_without_a_cgroup(tmp_path: Path) -> None:
     assert core_limit(tmp_path, NOWHERE) == AVAILABLE
-
-
-def test_the_machine_that_runs_this_has_cores() -> None:
     assert 1 <= core_limit() <= AVAILABLE
 
 

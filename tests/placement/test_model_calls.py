@@ -105,7 +105,7 @@ def test_a_worker_that_takes_nothing_in_has_all_models_pause() -> None:
     assert (first.held, second.held) == (False, False)
 
 
-def test_what_the_model_holds_itself_stays_held() -> None:
+def test_what_holds_a_model_apart_from_the_other() -> None:
     bench = Bench()
     slow, quick = bench.begin(1), bench.begin(2)
     bench.calls.hold(1, True)
@@ -114,16 +114,14 @@ def test_what_the_model_holds_itself_stays_held() -> None:
     assert (slow.held, quick.held) == (True, False)
     bench.calls.hold(1, False)
     assert not slow.held
-
-
-def test_the_model_does_not_let_go_of_what_the_server_holds() -> None:
-    bench = Bench()
-    ticket = bench.begin(1)
-    bench.calls.hold(1, True)
-    bench.fill()
-    bench.calls.hold(1, False)
+    # Nor does the model let go of what the server holds.
+    held_by_server = Bench()
+    ticket = held_by_server.begin(1)
+    held_by_server.calls.hold(1, True)
+    held_by_server.fill()
+    held_by_server.calls.hold(1, False)
     assert ticket.held
-    bench.empty()
+    held_by_server.empty()
     assert not ticket.held
 
 

@@ -13,9 +13,11 @@ from headrace.placement.worker.python_options import WorkerOptions, WorkerSpec
 from headrace.workers.limits import Limits
 
 
-def test_without_parameters() -> None:
+def test_without_parameters_the_servers_limits_hold() -> None:
     options = WorkerOptions.of({"python": "/usr/bin/python3"})
     assert options == WorkerOptions(ExecutionLimits(), 30.0, 0, 0, 2, Limits(0, 0, 0))
+    limited = WorkerOptions.of({"stall_secs": "0"}, ExecutionLimits(600, 60))
+    assert limited.execution == ExecutionLimits(600, 0)
 
 
 def test_all_of_them() -> None:
@@ -30,11 +32,6 @@ def test_all_of_them() -> None:
     assert options == WorkerOptions(
         ExecutionLimits(2.5, 1.5), 0.0, 3 << 29, 1000, 3, limits, ("SHOP_*", "TOKEN")
     )
-
-
-def test_the_servers_limits_are_defaults() -> None:
-    options = WorkerOptions.of({"stall_secs": "0"}, ExecutionLimits(600, 60))
-    assert options.execution == ExecutionLimits(600, 0)
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,17 @@ def test_what_hangs_is_told() -> None:
     assert values(found, {"reason": "limit", **ONE})["headrace_ended_runs_total"] == 2
 
 
-def test_no_sample_or_header_of_these_names_ends_in_total() -> None:
+def test_every_sample_follows_the_header_of_its_family() -> None:
     lines = scrape(series(worked())).splitlines()
     named = [line.split("{")[0].split() for line in lines if "nv_" in line]
     assert not [words for words in named if any(word.endswith("_total") for word in words)]
+    name = ""
+    for line in scrape(series(worked())).splitlines():
+        if line.startswith("# TYPE"):
+            name = line.split()[2]
+        elif not line.startswith("#"):
+            assert line.startswith(name)
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
 @pytest.mark.parametrize("versions", [(), (series(VersionStatistics()),)])
@@ -181,15 +188,6 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} >= set(ours)
 
 
-def test_every_sample_follows_the_header_of_its_family() -> None:
-    name = ""
-    for line in scrape(series(worked())).splitlines():
-        if line.startswith("# TYPE"):
-            name = line.split()[2]
-        elif not line.startswith("#"):
-            assert line.startswith(name)
-
-
 @pytest.mark.parametrize(
     ("statistics", "counts"),
     [
@@ -205,14 +203,11 @@ def test_every_reason_of_failure_is_there_from_the_start(
     assert [sample.value for sample in family.samples] == list(counts.values())
 
 
-def test_metric_tags_become_labels() -> None:
+def test_metric_tags_become_labels_and_text_in_them_is_escaped() -> None:
     text = scrape(series(worked(), tags={"team": "vision", "tier": "1"}))
     labels = {**ONE, "_team": "vision", "_tier": "1"}
     assert values(text, labels)["nv_inference_request_success"] == 3
     assert ONE not in [s.labels for f in text_string_to_metric_families(text) for s in f.samples]
-
-
-def test_text_in_labels_is_escaped() -> None:
     odd = 'a "b"\\\nc'
     text = scrape(FakeVersion(odd, "1", VersionStatistics(), 0, 0.0))
     assert values(text, {"model": odd, "version": "1"})["nv_inference_count"] == 0
@@ -248,12 +243,10 @@ def test_latency_histograms_are_cumulative() -> None:
     whole = values(text, ONE)
     assert whole["headrace_request_duration_seconds_count"] == 3
     assert whole["headrace_request_duration_seconds_sum"] == pytest.approx(20.0003048)
-
-
-def test_batch_sizes_are_counted_by_execution() -> None:
+    # Batch sizes are counted by execution.
     text = scrape(series(worked()))
-    found = dict(buckets(text, "headrace_batch_rows"))
-    assert (found[2.0], found[4.0], found[1024.0], found[float("inf")]) == (0, 1, 1, 2)
+    rows = dict(buckets(text, "headrace_batch_rows"))
+    assert (rows[2.0], rows[4.0], rows[1024.0], rows[float("inf")]) == (0, 1, 1, 2)
     assert values(text, ONE)["headrace_batch_rows_sum"] == 2_003
     assert values(text, ONE)["headrace_batch_rows_count"] == 2
 
@@ -301,14 +294,11 @@ def test_loads_are_counted_by_model_and_outcome() -> None:
         assert values(text, labels) == {"headrace_model_loads_total": count}
 
 
-def test_the_machine_and_the_process_tell_theirs() -> None:
+def test_the_machine_and_the_process_tell_theirs(tmp_path: Path) -> None:
     found = values(scrape())
     assert 0 <= found["nv_cpu_utilization"] <= 1
     assert 0 < found["nv_cpu_memory_used_bytes"] <= found["nv_cpu_memory_total_bytes"]
     assert found["process_resident_memory_bytes"] > 0
-
-
-def test_a_machine_that_tells_nothing_is_left_out(tmp_path: Path) -> None:
     assert "nv_cpu" not in text(collector(FakeEngine(), Machine(tmp_path)))
 
 
@@ -364,20 +354,12 @@ def test_many_versions_leave_turns_to_others() -> None:
     ]
 
 
-def test_the_content_type_names_the_format() -> None:
-    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
-
-
 def gpu_families(gpus: GpuSeries) -> Iterator[Metric]:
     """The families of GPUs, and of memory for them, in a scrape of a server without models."""
     names = ("nv_gpu", "nv_energy", "nv_pinned")
     return (
         part for part in collector(FakeEngine(), gpus=gpus).parts() if part.name.startswith(names)
     )
-
-
-def test_without_gpus_there_are_no_families() -> None:
-    assert list(gpu_families(GpuSeries())) == []
 
 
 def test_a_gpu_has_what_it_tells() -> None:
@@ -398,6 +380,7 @@ def test_a_gpu_has_what_it_tells() -> None:
         ("nv_pinned_memory_pool_total_bytes", None): 1024,
         ("nv_pinned_memory_pool_used_bytes", None): 512,
     }  # fmt: skip
+    assert list(gpu_families(GpuSeries())) == []
 
 
 def samples(families: list[Metric]) -> dict[str, dict[str, float]]:

@@ -47,24 +47,16 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         cuda.close(0, 0)
 
 
-def test_no_gpu(tmp_path: Path) -> None:
+def test_a_driver_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="there is no GPU"):
         CudaDriver(cuda_library(tmp_path, devices=0))
-
-
-def test_a_broken_driver_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match=r"^cuInit gave the error 803 \(the driver is too old\)$"):
         CudaDriver(cuda_library(tmp_path, devices=1, init=803))
-
-
-def test_page_locked_memory_is_for_all_gpus(tmp_path: Path) -> None:
-    address = CudaDriver(cuda_library(tmp_path, devices=2)).pin(16)
-    ctypes.memset(address, 1, 16)  # it can be written
-
-
-def test_no_driver() -> None:
     with pytest.raises(OSError, match="libnothing"):
         CudaDriver("libnothing.so")
+    # One that does gives page-locked memory for all GPUs.
+    address = CudaDriver(cuda_library(tmp_path, devices=2)).pin(16)
+    ctypes.memset(address, 1, 16)  # it can be written
 
 
 WHOLE, PART = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "MIG-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
@@ -113,10 +105,19 @@ def test_a_driver_alone_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ]  # fmt: skip
 
 
-def test_gpus_may_be_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_may_be_hidden_or_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus = Gpus(0, partial(CudaDriver, cuda_library(tmp_path, devices=0)))
     assert gpus.problem == "there is no GPU; CUDA_VISIBLE_DEVICES is ''"
+    with pytest.raises(CudaError, match="there is no GPU"):
+        CudaDriver(cuda_library(tmp_path, devices=0))
+    with pytest.raises(CudaError, match=r"^cuInit gave the error 803 \(the driver is too old\)$"):
+        CudaDriver(cuda_library(tmp_path, devices=1, init=803))
+    with pytest.raises(OSError, match="libnothing"):
+        CudaDriver("libnothing.so")
+    # One that does gives page-locked memory for all GPUs.
+    address = CudaDriver(cuda_library(tmp_path, devices=2)).pin(16)
+    ctypes.memset(address, 1, 16)  # it can be written
 
 
 def test_no_driver_is_looked_for_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,13 +135,6 @@ def test_no_driver_is_looked_for_once_and_quietly(caplog: pytest.LogCaptureFixtu
     assert list(gpus.readings()) == []
     assert len(looked) == 1
     assert caplog.records == []
-
-
-def test_a_driver_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus = Gpus(0, partial(CudaDriver, cuda_library(tmp_path, devices=1, init=803)))
-    assert gpus.count == 0
-    assert gpus.problem == "cuInit gave the error 803 (the driver is too old)"
 
 
 class Memory:
@@ -192,7 +186,7 @@ def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
     assert again.ctypes.data != other.ctypes.data
 
 
-def test_what_is_small_or_too_much_gets_nothing() -> None:
+def test_what_gets_no_block() -> None:
     memory = Memory()
     pool = PinnedPool(memory.pin, 4 * LEAST)
     assert pool.take(0) is None
@@ -202,9 +196,6 @@ def test_what_is_small_or_too_much_gets_nothing() -> None:
     assert kept is not None
     assert pool.take(LEAST) is None
     assert memory.sizes == [4 * LEAST]
-
-
-def test_a_driver_without_memory_is_no_error() -> None:
     memory = Memory()
     memory.broken = True
     pool = PinnedPool(memory.pin, 1 << 20)

@@ -140,9 +140,6 @@ def test_bf16_beside_other_datatypes(tmp_path: Path) -> None:
     words, whole, same = model.infer(inputs, ["TEXT_OUT", "WHOLE_OUT", "HALF_OUT"])
     assert (words.tolist(), whole.tolist()) == ([[b"7"]], [[7]])
     assert (same.dtype, same.tolist()) == (BF16, [[1.5, -2.0]])
-
-
-def test_bf16_beside_text_inputs_is_refused_when_loading(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="both BF16 tensors and text inputs"):
         load(tmp_path, onnx_graphs.bf16_and_text_input())
 
@@ -168,25 +165,19 @@ def test_an_input_that_the_model_has_a_value_for_is_optional(tmp_path: Path) -> 
     assert result.tolist() == [[5, 5]]
 
 
-def test_types_that_the_protocol_does_not_have_are_named(tmp_path: Path) -> None:
+def test_what_is_told_of_tensors(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.sequence_output())
     sequence, tensor = model.outputs
     assert (sequence.datatype, sequence.type_name) == (None, "seq(tensor(float))")
     assert tensor.datatype is Datatype.FP32
-
-
-def test_fixed_shapes_are_told(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.fixed_shape(3, 2))
     assert model.inputs[0].shape == (3, 2)
 
 
-def test_text_that_is_not_utf_8_is_the_clients_fault(tmp_path: Path) -> None:
+def test_texts_that_cannot_be_run(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
     with pytest.raises(InvalidRequest, match="'INPUT0' holds an element that is not UTF-8"):
         model.infer({"INPUT0": text(b"ok", b"\xff", shape=(1, 2))}, ["OUTPUT0"])
-
-
-def test_more_texts_than_a_run_takes(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
     count = MAX_TEXTS + 1
     many = BytesArray(bytes(4 * count), (1, count))
@@ -340,11 +331,13 @@ def test_graph_levels(tmp_path: Path, level: int) -> None:
     OnnxBackend().load(spec_of(tmp_path, onnx_graphs.add_sub(), graph_level=level)).close()
 
 
-def test_an_unknown_graph_level_is_named(tmp_path: Path) -> None:
+def test_an_unknown_graph_level_and_the_cpu_as_a_provider(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidOption, match=r"optimization\.graph\.level: must be one of -1, 0, 1, 2, got 3"
     ):
         OnnxBackend().load(spec_of(tmp_path, onnx_graphs.identity(), graph_level=3))
+    named = (("CPUExecutionProvider", NO_PARAMETERS),)
+    OnnxBackend().load(spec_of(tmp_path, onnx_graphs.identity(), accelerators=named)).close()
 
 
 @pytest.mark.skipif(
@@ -380,11 +373,6 @@ def test_a_provider_that_is_not_installed_is_named(
     assert caught.value.path == path
 
 
-def test_the_cpu_may_be_named_as_a_provider_too(tmp_path: Path) -> None:
-    named = (("CPUExecutionProvider", NO_PARAMETERS),)
-    OnnxBackend().load(spec_of(tmp_path, onnx_graphs.identity(), accelerators=named)).close()
-
-
 # --- files
 
 
@@ -402,9 +390,14 @@ def test_a_directory_that_holds_the_model(tmp_path: Path) -> None:
     assert result.tolist() == [[11, 22]]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_says_nothing_to_clients(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"there is no model file 1/model\.onnx"):
         OnnxBackend().load(LoadSpec("m", tmp_path / "1" / "model.onnx", tmp_path))
+    with pytest.raises(LoadFailed, match="ONNXRuntimeError") as caught:
+        load(tmp_path, b"\x08\x07")  # a model, of format 7, without a graph
+    told = "ONNX Runtime cannot load m/1/model.onnx; the server's log says why"
+    assert caught.value.public == told
+    assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -418,14 +411,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         load(tmp_path, content)
-
-
-def test_what_onnx_runtime_says_is_not_for_clients(tmp_path: Path) -> None:
-    with pytest.raises(LoadFailed, match="ONNXRuntimeError") as caught:
-        load(tmp_path, b"\x08\x07")  # a model, of format 7, without a graph
-    told = "ONNX Runtime cannot load m/1/model.onnx; the server's log says why"
-    assert caught.value.public == told
-    assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -132,7 +132,7 @@ async def connected(
                 writer.close()
 
 
-async def test_a_connection_is_used_again() -> None:
+async def test_connections_are_used_again_one_for_each_call_at_a_time() -> None:
     server = Server()
     async with connected(server) as (connection, _):
         assert await connection.ready(10)
@@ -143,6 +143,12 @@ async def test_a_connection_is_used_again() -> None:
     paths = [path for path, _ in server.asked]
     assert paths == ["/v2/models/m/ready", "/v2", *["/v2/models/m/infer"] * 3]
     assert "inference-header-content-length" in server.asked[-1][1]
+    server = Server()
+    async with connected(server) as (connection, _):
+        await connection.ready(10)
+        answers = await asyncio.gather(*(infer(connection, ASKED, 10) for _ in range(4)))
+        assert len(answers) == 4
+    assert server.connections == 4
 
 
 async def test_headers_go_with_a_call(tmp_path: Path) -> None:
@@ -161,15 +167,6 @@ async def test_headers_go_with_a_call(tmp_path: Path) -> None:
     assert (first["x-tenant"], first["authorization"]) == ("a", "Bearer def")
     assert second["authorization"] == "Bearer abc"
     assert "x-tenant" not in second
-
-
-async def test_calls_at_a_time_have_connections_of_their_own() -> None:
-    server = Server()
-    async with connected(server) as (connection, _):
-        await connection.ready(10)
-        answers = await asyncio.gather(*(infer(connection, ASKED, 10) for _ in range(4)))
-        assert len(answers) == 4
-    assert server.connections == 4
 
 
 async def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:

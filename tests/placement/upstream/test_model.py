@@ -37,11 +37,18 @@ def test_sequences_are_those_of_the_servers(ours: str) -> None:
     assert result.sequence_batching == config(OLDEST).sequence_batching
 
 
-def test_how_long_they_are_known_may_be_said_here() -> None:
+def test_sequences_are_known_as_long_as_said_here() -> None:
     result, problems = completed("sequence_batching { max_sequence_idle_microseconds: 9 }", OLDEST)
     assert not problems
     assert result.sequence_batching.max_sequence_idle_microseconds == 9
     assert result.sequence_batching.oldest.max_candidate_sequences == 40
+    rules = model.sequence_rules(config(OLDEST))
+    assert rules is not None
+    assert (rules.idle_ns, rules.named) == (5_000, True)
+    rules = model.sequence_rules(config("sequence_batching { iterative_sequence: true }"))
+    assert rules is not None
+    assert not rules.named
+    assert model.sequence_rules(config("max_batch_size: 4")) is None
 
 
 @pytest.mark.parametrize(
@@ -75,14 +82,9 @@ def test_what_is_not_completed_is_told() -> None:
     found = [path for path, _ in model.problems(ModelConfig(), decoupled, 0)]
     assert found == ["model_transaction_policy.decoupled"]
     assert completed("", "model_transaction_policy { decoupled: true }")[0] == decoupled
-
-
-def test_a_single_call_is_too_little_for_sequences() -> None:
-    found = list(model.problems(config(OLDEST), config(OLDEST), 1))
-    assert [path for path, _ in found] == ["parameters['max_in_flight']"]
-
-
-def test_a_server_that_does_not_tell_its_configuration() -> None:
+    # A single call is too little for sequences.
+    problems = list(model.problems(config(OLDEST), config(OLDEST), 1))
+    assert [path for path, _ in problems] == ["parameters['max_in_flight']"]
     assert not list(model.problems(config("sequence_batching { }"), None, 0))
 
 
@@ -95,13 +97,3 @@ def test_a_server_that_does_not_tell_its_configuration() -> None:
 )  # fmt: skip
 def test_calls(text: str, servers: int, calls: int) -> None:
     assert model.calls_for_sequences(config(text), servers) == calls
-
-
-def test_rules() -> None:
-    rules = model.sequence_rules(config(OLDEST))
-    assert rules is not None
-    assert (rules.idle_ns, rules.named) == (5_000, True)
-    rules = model.sequence_rules(config("sequence_batching { iterative_sequence: true }"))
-    assert rules is not None
-    assert not rules.named
-    assert model.sequence_rules(config("max_batch_size: 4")) is None

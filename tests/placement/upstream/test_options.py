@@ -18,16 +18,13 @@ def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
     return RemoteOptions.of({"endpoints": "grpc://127.0.0.1", **parameters}, "m", version, root)
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
     found = options(tmp_path)
     assert (found.model, found.version, found.max_in_flight) == ("m", "", 0)
     assert [(e.address, e.port) for e in found.resolve()] == [("127.0.0.1", 8001)]
-
-
-def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
     named = "grpc://127.0.0.1:1, grpcs://[::1]:2,grpc://127.0.0.1:1,"
-    found = options(tmp_path, endpoints=named).resolve()
-    assert [(e.address, e.name, e.secure) for e in found] == [
+    addresses = options(tmp_path, endpoints=named).resolve()
+    assert [(e.address, e.name, e.secure) for e in addresses] == [
         ("127.0.0.1", "grpc://127.0.0.1:1", False),
         ("::1", "grpcs://[::1]:2", True),
     ]
@@ -38,6 +35,11 @@ def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: P
     assert len(options(tmp_path, endpoints=f"{nowhere},grpc://127.0.0.1:1").resolve()) == 1
     with pytest.raises(LoadFailed, match=r"nowhere\.invalid"):
         options(tmp_path, endpoints=nowhere).resolve()
+    urls = "http://a..b,http://127.0.0.1"
+    [endpoint] = RemoteOptions.of({"endpoints": urls}, "m", 0, tmp_path).resolve()
+    assert endpoint.address == "127.0.0.1"
+    with pytest.raises(LoadFailed, match="label"):
+        RemoteOptions.of({"endpoints": f"http://{'a' * 70}.b"}, "m", 0, tmp_path).resolve()
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,16 @@ def test_endpoints_over_http(tmp_path: Path) -> None:
         (8000, "127.0.0.1:8000", "", False), (443, "127.0.0.1", "/a%20b", True),
         (80, "127.0.0.1", "", False), (8443, "[::1]:8443", "", True),
     ]  # fmt: skip
+    # A host of another name.
+    (named_otherwise,) = options(
+        tmp_path, endpoints="https://127.0.0.1", host="iris.models:81"
+    ).resolve()
+    assert (named_otherwise.address, named_otherwise.port, named_otherwise.host) == (
+        "127.0.0.1",
+        443,
+        "iris.models",
+    )
+    assert named_otherwise.authority == "iris.models:81"
 
 
 def test_other_protocols_have_ports_of_their_own(tmp_path: Path) -> None:
@@ -108,12 +120,6 @@ def test_other_protocols_have_ports_of_their_own(tmp_path: Path) -> None:
         options(tmp_path, protocol="tfserving", remote_load="true")
 
 
-def test_a_host_of_another_name(tmp_path: Path) -> None:
-    (found,) = options(tmp_path, endpoints="https://127.0.0.1", host="iris.models:81").resolve()
-    assert (found.address, found.port, found.host) == ("127.0.0.1", 443, "iris.models")
-    assert found.authority == "iris.models:81"
-
-
 def test_files_are_beside_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer abc\n")
     (tmp_path / "key").write_text("x")
@@ -127,10 +133,7 @@ def test_a_version_directory_is_the_remote_version(tmp_path: Path) -> None:
     assert options(tmp_path, 3).version == "3"
     with pytest.raises(InvalidOption, match="cannot be combined with version directories"):
         options(tmp_path, 3, remote_version="4")
-
-
-def test_versions_may_be_times(tmp_path: Path) -> None:
-    """As TensorFlow Serving's mostly are."""
+    # Versions may be times, as TensorFlow Serving's mostly are.
     assert options(tmp_path, remote_version="20240229120000").version == "20240229120000"
     assert version_without_directory({"remote_version": "20240229120000"}) == 20240229120000
 
@@ -151,14 +154,6 @@ def test_any_text_is_endpoints_or_refused(text: str) -> None:
         assert f"{url.authority}{url.path}".isascii()
         assert url.path.isprintable()
         assert " " not in url.path
-
-
-def test_a_host_whose_name_cannot_be_one(tmp_path: Path) -> None:
-    urls = "http://a..b,http://127.0.0.1"
-    [endpoint] = RemoteOptions.of({"endpoints": urls}, "m", 0, tmp_path).resolve()
-    assert endpoint.address == "127.0.0.1"
-    with pytest.raises(LoadFailed, match="label"):
-        RemoteOptions.of({"endpoints": f"http://{'a' * 70}.b"}, "m", 0, tmp_path).resolve()
 
 
 def test_memory_is_shared_with_servers_on_this_machine(tmp_path: Path) -> None:

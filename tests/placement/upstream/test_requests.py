@@ -36,17 +36,14 @@ def of(rules: Forwarding, calls: list[Call], now: int) -> RemoteRequest:
     return rules.request(Batch(signature(), calls), [], {}, now)
 
 
-def test_a_plain_request_has_nothing() -> None:
+def test_headers_and_parameters_go_their_ways() -> None:
     assert forwarding().alike(request(priority=1)) is None
     found = of(forwarding(), [call(request(priority=1))], 0)
     assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
-
-
-def test_headers_and_parameters_go_their_ways() -> None:
     given = {"a": 1, FORWARD_PARAMETER + "x-tenant": "me", TRACE_PARAMETER: "7"}
-    found = of(forwarding(), [call(request(given))], 0)
-    assert found.parameters == {"a": 1}
-    assert found.headers == [("x-tenant", "me")]
+    all_kinds = of(forwarding(), [call(request(given))], 0)
+    assert all_kinds.parameters == {"a": 1}
+    assert all_kinds.headers == [("x-tenant", "me")]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +61,6 @@ def test_who_shares_a_call(one: Any, other: Any, alike: bool) -> None:
     assert (key(request(one)) == key(request(other))) is alike
 
 
-def test_priorities_are_forwarded_where_that_is_asked_for() -> None:
-    rules = forwarding(forward_priority="true")
-    assert of(rules, [call(request(priority=2))], 0).parameters == {"priority": 2}
-    assert rules.alike(request(priority=2)) != rules.alike(request(priority=1))
-
-
 def test_a_queue_timeout_is_what_is_left_of_it() -> None:
     rules = forwarding()
     assert rules.alike(request(timeout=5)) == rules.alike(request(timeout=6))
@@ -77,6 +68,10 @@ def test_a_queue_timeout_is_what_is_left_of_it() -> None:
     both = [call(request(timeout=5_000)), call(request(timeout=4_500), 2 * MS)]
     assert of(rules, both, 3 * MS).parameters == {"timeout": 3_500}
     assert of(rules, both, 60 * MS).parameters == {"timeout": 1}
+    # Priorities are forwarded where that is asked for.
+    forwarding_all = forwarding(forward_priority="true")
+    assert of(forwarding_all, [call(request(priority=2))], 0).parameters == {"priority": 2}
+    assert forwarding_all.alike(request(priority=2)) != forwarding_all.alike(request(priority=1))
 
 
 def test_a_call_lasts_as_long_as_anybody_waits() -> None:

@@ -173,14 +173,6 @@ def test_after_a_lost_connection_nothing_is_used_again(pool: RegionPool[Piece]) 
     assert found == [idle.region, lent.region, held.region, None]
 
 
-def test_one_that_was_registered_with_a_lost_connection_is_retired(pool: RegionPool[Piece]) -> None:
-    pool.take(1, 0.0)
-    pool.renew(0.0)
-    piece = Piece(pool.wanted.popleft())
-    pool.made(piece.size, piece, 0, 1.0)
-    assert pool.due(1.0) is piece
-
-
 def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
     leases = [taken(pool) for _ in range(4)]
     assert pool.take(2 * SMALLEST, 0.0) is None  # all are in use
@@ -202,6 +194,11 @@ def test_a_server_that_refuses_is_asked_again_after_a_new_connection(
     assert not pool.wanted
     pool.renew(0.0)
     assert taken(pool).region.size == SMALLEST
+    pool.take(1, 0.0)
+    pool.renew(0.0)
+    piece = Piece(pool.wanted.popleft())
+    pool.made(piece.size, piece, 0, 1.0)
+    assert pool.due(1.0) is piece
 
 
 def test_what_could_not_be_made_does_not_count(pool: RegionPool[Piece]) -> None:

@@ -196,13 +196,21 @@ def test_responses_up_to_the_last_one(last: int | None) -> None:
     assert not world.loop.armed
 
 
-def test_what_becomes_of_the_stream_after_the_last_response_does_not_matter() -> None:
+def test_responses_after_the_last_one_do_not_matter() -> None:
     world, stream = begun()
     stream.give(None, final=True)
     stream.give(9)
     stream.refuse("too late")
     stream.end(lost("m"))
     assert world.told == ["end"]
+    assert world.first.notes == ["succeeded"]
+    world, stream = begun()
+    stream.give(1)
+    stream.refuse("as asked")
+    assert str(world.error) == "as asked"
+    stream.give(None, final=True)
+    stream.end()
+    assert len(world.told) == 2
     assert world.first.notes == ["succeeded"]
 
 
@@ -215,9 +223,6 @@ def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
     assert stream.cancelled
     assert world.first.notes == ["succeeded"]
     assert not world.loop.armed
-
-
-def test_a_server_that_does_not_tell_of_the_end() -> None:
     world, stream = begun()
     stream.give(1)
     stream.end()
@@ -256,17 +261,6 @@ def test_no_server_can_be_reached() -> None:
     empty = World()
     empty.servers = []
     assert not empty.attempt.begin()
-
-
-def test_an_error_of_the_model_is_the_end() -> None:
-    world, stream = begun()
-    stream.give(1)
-    stream.refuse("as asked")
-    assert str(world.error) == "as asked"
-    stream.give(None, final=True)
-    stream.end()
-    assert len(world.told) == 2
-    assert world.first.notes == ["succeeded"]
 
 
 @pytest.mark.parametrize("failure", [lost("m"), unsent("m"), None])

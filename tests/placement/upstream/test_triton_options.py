@@ -41,16 +41,13 @@ def test_processes(
     assert places(options, own, found) == expected
 
 
-def test_one_for_each_gpu_needs_gpus() -> None:
-    with pytest.raises(InvalidOption, match="this machine has no GPU"):
-        places(TritonOptions(processes="per-gpu"), {}, 0)
-
-
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert gpu_count(tmp_path) == 2
     assert gpu_count(tmp_path / "nowhere") == 0
+    with pytest.raises(InvalidOption, match="this machine has no GPU"):
+        places(TritonOptions(processes="per-gpu"), {}, 0)
 
 
 def test_the_environment_is_what_is_listed() -> None:
