@@ -12,7 +12,6 @@ import pytest
 
 from headrace.api.handlers import HANDLERS, Handler, unary_handlers
 from headrace.api.header_rules import HeaderRules, Key
-from headrace.api.openapi import document
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
 from headrace.client import ConnectionFailed
 from headrace.client.blocking import Client
@@ -22,6 +21,7 @@ from headrace.doors.grpc.services import restricted
 from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
+from headrace.plugins.openapi.document import document
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.doors.http.test_changing_routes import ask
 from tests.engine.worlds import LOAD_OPTIONS

@@ -28,11 +28,12 @@ MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
 PYTHON = "headrace.python"  # `load` of a module, which workers import, as `workers.python_loader`
 DOORS = "headrace.doors"  # see `headrace.doors.server.ServerDoors`
+PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
 GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
 TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
 GROUPS = (
     BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
-    TRANSPORTS, PYTHON, DOORS,
+    TRANSPORTS, PYTHON, DOORS, PAGES,
 )  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -75,6 +76,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     GPUS: {"nvml": "headrace.plugins.nvml:Nvml"},
     PYTHON: {"functions": "headrace.plugins.functions:load"},
     DOORS: {"frontends": "headrace.plugins.frontends.supervisor:supervisor"},
+    PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
     TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"

@@ -25,11 +25,10 @@ from starlette.types import Receive, Scope, Send
 from headrace import __version__
 from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import NO_RULES, HeaderRules, Key
-from headrace.api.openapi import document, loaded
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
+from headrace.core import plugins
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
-from headrace.doors.http.docs_page import render_docs, render_root
-from headrace.doors.http.head import check_key, opens
+from headrace.doors.http.head import check_key
 from headrace.doors.http.protocol import ACCOUNT, OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
@@ -72,7 +71,8 @@ def create_app(
                     key = served.keys.get(operation.category) if operation.category else None
                     app.routes.append(_OperationRoute(path, answer, method, operation, key))
     _add_errors(app)
-    _add_pages(app, engine, rules, operations)
+    for add in plugins.load(plugins.PAGES, lambda add: add).values():
+        add(app, engine, rules, operations)
     return app
 
 
@@ -197,35 +197,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if type(found) is not dict:
         raise InvalidRequest("the request must be a JSON object")
     return found
-
-
-def _add_pages(
-    app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
-) -> None:
-    """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
-    key = rules.keys().get(Category.METADATA)
-
-    async def described(
-        request: Request, write: Callable[[dict[str, Any]], bytes | str]
-    ) -> bytes | str:
-        """The output of `write`, made on a thread: there may be thousands of models."""
-        shown = key is None or opens(key, request.scope["headers"])
-        models = loaded(engine.versions()) if shown else ()
-        return await asyncio.to_thread(lambda: write(document(models, operations)))
-
-    @app.get("/", include_in_schema=False)
-    @app.head("/", include_in_schema=False)
-    async def root() -> Response:
-        return Response(render_root(__version__), media_type=_HTML)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> Response:
-        return Response(await described(request, render_docs), media_type=_HTML)
-
-    @app.get("/openapi.json", include_in_schema=False)
-    @app.head("/openapi.json", include_in_schema=False)
-    async def openapi(request: Request) -> Response:
-        return Response(await described(request, orjson.dumps), media_type=_JSON)
 
 
 # --- errors

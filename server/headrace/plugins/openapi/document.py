@@ -16,7 +16,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import ModelVersion
 from headrace.observability.logs import FORMATS
-from headrace.protocol.documents import message_schemas
+from headrace.plugins.openapi.schemas import message_schemas
 from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.api.openapi import document
 from headrace.api.operations import OPERATIONS
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
+from headrace.plugins.openapi.document import document
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 

@@ -6,7 +6,8 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from headrace.protocol.documents import message_schemas, reference, schema_name, to_json
+from headrace.plugins.openapi.schemas import message_schemas, reference, schema_name
+from headrace.protocol.documents import to_json
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
