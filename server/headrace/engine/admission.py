@@ -1,20 +1,20 @@
-"""The account of what the server holds for its clients, and how much that may be.
+"""The account of requests and bytes held for clients, with its limits.
 
-Two things are counted: requests under way, and bytes. A message that is still on its way takes the
-bytes that have come of it and no request's place; a request takes its place when it is there as a
-whole, until it is answered; an answer that its client does not read takes its bytes until it is
-read. At a limit the newcomer is refused at once: a longer queue would only make everyone late.
+Requests in flight and bytes are counted. A message in transit is charged for the bytes that have
+arrived and for no request; it becomes a request once complete, until it is answered; an unread
+answer is charged for its bytes until it is read. At a limit new requests are refused at once: a
+longer queue would only delay everyone.
 
-Accounts are a chain: what is charged to a connection is charged to its client's address, if that
+Accounts form a chain: what is charged to a connection is charged to its client's address, if that
 has a limit, and to the server, each of which may refuse it. With front ends, each process has such
-a chain: the engine's has an account for each front end below the server's, in which everything is
-that this front end holds or has submitted, once, and tells each of them what the others hold.
+a chain: below the server's account, the engine has one per front end for everything that this front
+end holds or has submitted, counted once, and tells each of them how much the others hold.
 
-Each model has a `ModelAccount` for its requests from when they are queued to their end. A model is
-held to its share of what is free, not of the limits: with 80 % the requests of one model may be
-four times what is left. So one busy model gets 80 % of a limit, two get 44 % each, and however many
-there are, some of it is left for the next. (Known as dynamic thresholds, from buffers that ports of
-a switch share.) Owned by the event-loop thread.
+Each model has a `ModelAccount` for its requests from queueing to their end. A model is limited to a
+share of what is free, not of the limits: with 80 % the requests of one model may be four times what
+is left. So one busy model gets 80 % of a limit, two get 44 % each, and however many there are, some
+of it is left for the next. (Known as dynamic thresholds, from shared buffers of switch ports.)
+Owned by the event-loop thread.
 """
 
 from collections import Counter
@@ -28,15 +28,15 @@ from headrace.core.limits import ModelLoad, Shares
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
 
-_PRESSED = 0.8  # of a limit, from which on clients that make no progress have less time
-# What a client may have in any case, so that shares of low limits do not get in the way.
+_PRESSED = 0.8  # share of a limit above which clients without progress have less time
+# A client's minimum, so that shares of low limits do not get in the way.
 _LEAST_REQUESTS = 64
 _LEAST_BYTES = 64 << 20
 _LEAST_MODEL_BYTES = 8 << 20
 
 
 class Held(NamedTuple):
-    """Counts of a front end that the engine does not see itself."""
+    """Counters of a front end that the engine cannot observe itself."""
 
     requests: int = 0
     bytes: int = 0
@@ -51,12 +51,12 @@ class Held(NamedTuple):
     refused: int = 0
 
     def ended(self) -> "Held":
-        """The counters that outlive a front end: what it has refused and given up."""
+        """The counters that outlive a front end: refusals and abandoned connections."""
         return Held(0, 0, 0, 0, 0, 0, *self[6:])
 
 
 class Account:
-    """The requests and bytes held for somebody, which the account `above` counts too.
+    """Requests and bytes held for one party; the account `above` includes them.
 
     Invariant: every `enter` is followed by exactly one `leave` with all bytes entered or grown by,
     every `begin` by exactly one `admit` or `drop`. Methods that charge raise `Overloaded` if this
@@ -78,17 +78,17 @@ class Account:
         self.most_requests = most_requests
         self.most_bytes = most_bytes
         self.requests = 0
-        self.bytes = 0  # of all: requests, messages on their way, answers that are not read
-        self.unread = 0  # of answers that are not read
-        self.kept = 0  # of what has come and waits for this side, as of the last `owe`
+        self.bytes = 0  # total: requests, messages in transit, unread answers
+        self.unread = 0  # of unread answers
+        self.kept = 0  # received but unprocessed, as of the last `owe`
 
-    # --- messages on their way
+    # --- messages in transit
 
     def begin(self, expected: int) -> None:
-        """Begin a message; raises `ServerExiting`, too.
+        """Start a message; also raises `ServerExiting`.
 
-        `expected` bytes are announced: they must fit, but count only when they come (`grow`), so
-        that a client that announces much and sends nothing takes nothing from others.
+        The announced `expected` bytes must fit, but are only charged on arrival (`grow`), so that a
+        client that announces much and sends nothing takes nothing from others.
         """
         self.check(expected)
         self.server.messages += 1
@@ -97,7 +97,7 @@ class Account:
     def grow(self, nbytes: int, own: int = -1) -> None:
         """Charge further bytes of a message or request.
 
-        It has `own` already; -1: all that is held, if there is one request only.
+        `own` bytes are charged for it already; -1: all that is held, if it is the only one.
         """
         if own < 0:
             own = self.bytes if self.server.requests + self.server.messages <= 1 else 0
@@ -105,50 +105,50 @@ class Account:
         self.count(nbytes)
 
     def admit(self) -> None:
-        """A message is there as a whole and is a request from now on."""
+        """Turn a complete message into a request."""
         self._check(0, maxsize, True)
         self.server.messages -= 1
         self.count(0, 1)
 
     def drop(self, nbytes: int) -> None:
-        """A message of which `nbytes` have come is no more."""
+        """Release a message of which `nbytes` have arrived."""
         self.server.messages -= 1
         self.count(-nbytes)
 
     # --- requests
 
     def enter(self, nbytes: int) -> None:
-        """Count a request of `nbytes` in; raises `ServerExiting`, too."""
+        """Charge a request of `nbytes`; also raises `ServerExiting`."""
         self.check(nbytes)
         self.count(nbytes, 1)
 
     def leave(self, nbytes: int) -> None:
-        """Count a request out."""
+        """Release a request."""
         self.count(-nbytes, -1)
 
     def check(self, nbytes: int) -> None:
-        """Raise what `enter` would."""
+        """Raise what `enter` would raise."""
         if self.server.exiting:
             raise ServerExiting("Server exiting")
         self._check(nbytes, 0, True)
 
-    # --- what else is held
+    # --- other charges
 
     def owe(self, nbytes: int, kept: int = 0) -> bool:
-        """So many bytes wait now for somebody to read them; whether that is within its limit.
+        """Set the unread bytes; True if they are within the account's limit.
 
-        `kept` bytes have come beside what is charged otherwise, and wait for this side.
+        `kept` bytes were received, are not charged otherwise, and wait to be processed.
         """
         unread = nbytes - self.unread
         if unread or kept != self.kept:
             change = unread + kept - self.kept
             self.kept = kept
             self.count(change, 0, unread)
-            BLOCKS.spare(self.server.unread)  # so that both together take no more
+            BLOCKS.spare(self.server.unread)  # so that both together stay within the limit
         return nbytes + kept <= self.most_bytes
 
     def count(self, nbytes: int, requests: int = 0, unread: int = 0) -> None:
-        """Charge what cannot be refused any more, or what is no more held."""
+        """Charge, or release, without a check."""
         account: Account | None = self
         while account is not None:
             account.requests += requests
@@ -162,15 +162,16 @@ class Account:
             server.changed()
 
     def _check(self, nbytes: int, own: int, place: bool) -> None:
-        """Refuse what goes beyond a limit: bytes, or a request that takes a `place`.
+        """Refuse bytes beyond a limit, or a request beyond the limit of requests (`place`).
 
-        A request alone, with its `own` bytes, is let in whatever its size: it has a limit for that.
+        A single request, with its `own` bytes, is admitted whatever its size: another limit bounds
+        it.
         """
         account: Account | None = self
         while account is not None:
             full = place and account.requests >= account.most_requests
             held = account.bytes
-            if account is self.server:  # others may read late, or be other processes
+            if account is self.server:  # other clients may read late, or other processes hold bytes
                 held += self.server.elsewhere - account.unread
             if full or (held > own and account.bytes + nbytes > account.most_bytes):
                 self.server.refuse()
@@ -178,7 +179,7 @@ class Account:
             account = account.above
 
     def limit(self, of_requests: bool) -> str:
-        """The limit that the account has reached, in words."""
+        """The limit that was reached, in words."""
         raise NotImplementedError
 
 
@@ -191,18 +192,18 @@ class Admission(Account):
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.shares = shares or Shares()
-        self.elsewhere = 0  # bytes that other processes hold below the same limit
-        self.messages = 0  # on their way
-        self.peak_bytes = 0  # the most that `bytes` has been
+        self.elsewhere = 0  # bytes held by other processes below the same limit
+        self.messages = 0  # messages in transit
+        self.peak_bytes = 0  # the maximum of `bytes` so far
         self.refused = 0
         self.connections: Counter[str] = Counter()  # open ones by door
         self.refused_connections = 0
         self.failed_accepts = 0
-        self.aborted: Counter[str] = Counter()  # connections and calls given up, by reason
-        self.answers = Answers()  # what the doors have answered
+        self.aborted: Counter[str] = Counter()  # abandoned connections and calls, by reason
+        self.answers = Answers()  # counters of the doors' answers
         self.exiting = False
         self.workbench = Workbench()
-        self.watched = False  # whether `changed` is to be called after each change
+        self.watched = False  # true if `changed` is called after each change
         self._addresses: dict[str, _Address] = {}
         self._models: dict[str, ModelAccount] = {}
         self._on_change: Callable[[], object] | None = None
@@ -211,7 +212,7 @@ class Admission(Account):
 
     @property
     def pressed(self) -> bool:
-        """True if so much is held that clients without progress should go soon."""
+        """True if so much is held that clients without progress should be dropped soon."""
         most, connections = self.max_bytes, self.shares.connections
         return bool(
             (most and self.bytes + self.elsewhere > most * _PRESSED)
@@ -219,7 +220,7 @@ class Admission(Account):
         )
 
     def limit(self, of_requests: bool) -> str:
-        """`Account.limit`."""
+        """Implements `Account.limit`."""
         what = "requests" if of_requests else "bytes of requests"
         most = self.max_requests if of_requests else self.max_bytes
         option = f"--max-admitted-{'requests' if of_requests else 'bytes'}"
@@ -228,7 +229,7 @@ class Admission(Account):
     # --- connections
 
     def connect(self, door: str, address: str = "") -> "ConnectionAccount | None":
-        """The account of a new connection; None if there are as many as there may be."""
+        """The account of a new connection; None at the limit of connections."""
         most = self.shares.connections
         if most and self.connections.total() >= most:
             self.refused_connections += 1
@@ -237,15 +238,15 @@ class Admission(Account):
         return ConnectionAccount(self, door, address)
 
     def fail_accept(self) -> None:
-        """Count a connection that could not be accepted, as without a free descriptor."""
+        """Count a connection that could not be accepted, for example without a free descriptor."""
         self.failed_accepts += 1
 
     def disconnect(self, door: str) -> None:
-        """A connection is no more."""
+        """Count a closed connection."""
         self.connections[door] -= 1
 
     def give_up(self, reason: str) -> None:
-        """Count a connection, or a call, whose client makes no progress."""
+        """Count a connection, or a call, abandoned because its client makes no progress."""
         self.aborted[reason] += 1
 
     def address(self, name: str) -> Account:
@@ -258,13 +259,13 @@ class Admission(Account):
         return found
 
     def forget(self, address: "_Address") -> None:
-        """An address without connections holds nothing."""
+        """Remove the account of an address without connections."""
         self._addresses.pop(address.key, None)
 
     # --- models
 
     def model(self, name: str) -> "ModelAccount":
-        """The account of a model, for one version more of it until `ModelAccount.leave`."""
+        """The account of a model, for a further version until `ModelAccount.leave`."""
         account = self._models.get(name)
         if account is None:
             account = self._models[name] = ModelAccount(self, name)
@@ -273,12 +274,12 @@ class Admission(Account):
         return account
 
     def forget_model(self, name: str) -> None:
-        """A model has no version any more."""
+        """Remove a model without versions."""
         del self._models[name]
         self._limit_models()
 
     def _limit_models(self) -> None:
-        """Hold models to their share; not one that is alone, which takes nothing from others."""
+        """Apply shares to models; a single model is not limited, since it takes from no other."""
         limited = len(self._models) > 1 and self.shares.model < 100
         for account in self._models.values():
             account.free_requests = _LEAST_REQUESTS if limited else maxsize
@@ -287,7 +288,7 @@ class Admission(Account):
     # --- other processes
 
     def held(self, requests: int, nbytes: int) -> Held:
-        """Counts for the engine, less the requests and bytes that it has counted itself."""
+        """Counters for the engine, less the requests and bytes that it has counted itself."""
         return Held(
             self.requests - requests,
             max(self.bytes - nbytes, 0),
@@ -303,7 +304,7 @@ class Admission(Account):
         )
 
     def count_process(self, account: Account, before: Held, now: Held) -> None:
-        """Count what another process holds, in its account: so much now, and so much before."""
+        """Update another process's account from its earlier to its current counters."""
         change = Held(*(new - old for new, old in zip(now, before, strict=True)))
         self.messages += change.messages
         self.connections["http"] += change.http_connections
@@ -316,39 +317,42 @@ class Admission(Account):
         account.count(change.bytes, change.requests, change.unread)
 
     def leave_to_others(self, nbytes: int) -> None:
-        """Other processes hold so many of the bytes that the limit is for."""
+        """Set the bytes that other processes hold below the common limit."""
         self.elsewhere = nbytes
         if self.max_bytes:
             self.most_bytes = self.max_bytes - nbytes
 
     def refuse(self) -> None:
-        """Count a request that is refused for a limit."""
+        """Count a request refused at a limit."""
         self.refused += 1
 
-    # --- the end
+    # --- shutdown
 
     def close(self) -> None:
-        """Admit nothing from now on."""
+        """Refuse everything from now on."""
         self.exiting = True
         for callback in list(self._on_close):
             callback()
 
     def watch_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once nothing is admitted any more, until `unwatch_close`."""
+        """Call `callback` on `close`, until `unwatch_close`."""
         self._on_close.add(callback)
 
     def unwatch_close(self, callback: Callable[[], None]) -> None:
-        """Do not call `callback`."""
+        """Remove a callback of `watch_close`."""
         self._on_close.discard(callback)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the last request or message leaves; at once if there is none."""
+        """Call `callback` whenever the last request or message leaves.
+
+        At once if there are none.
+        """
         self._on_empty = callback
         self.watched = True
         self.changed()
 
     def when_changed(self, callback: Callable[[], object]) -> None:
-        """Call `callback` after every change of what is held."""
+        """Call `callback` after every change."""
         self._on_change = callback
         self.watched = True
 
@@ -364,22 +368,22 @@ class ModelAccount(ModelLoad):
     """The account of a model."""
 
     def __init__(self, server: Admission, name: str) -> None:
-        """`server.model` makes them."""
+        """Only for `Admission.model`."""
         super().__init__()
         self.versions = 0
         self._server = server
         self._name = name
 
     def leave(self) -> None:
-        """A version of the model is no more."""
+        """Note that a version of the model is gone."""
         self.versions -= 1
         if not self.versions:
             self._server.forget_model(self._name)
 
     def check(self) -> None:
-        """Raise `Overloaded` if a request more would take others' share.
+        """Raise `Overloaded` if another request would take from other models' shares.
 
-        The server has counted that request already.
+        The server has already charged that request.
         """
         server = self._server
         if self.requests >= self.free_requests and server.max_requests:
@@ -398,7 +402,7 @@ class ModelAccount(ModelLoad):
 
 
 class _Share(Account):
-    """An account that may have a share of the server's limits, but some in any case."""
+    """An account limited to a share of the server's limits, with a minimum."""
 
     __slots__ = ()
 
@@ -413,7 +417,7 @@ class _Share(Account):
         )
 
     def limit(self, of_requests: bool) -> str:
-        """`Account.limit`."""
+        """Implements `Account.limit`."""
         most = self.most_requests if of_requests else self.most_bytes
         what = "requests" if of_requests else "bytes of requests"
         option = f"--max-{self.name}-share"
@@ -441,7 +445,7 @@ class ConnectionAccount(_Share):
     name = "connection"
 
     def __init__(self, server: Admission, door: str, address: str = "") -> None:
-        """`server.connect` makes them; without a `door`, that of a connection that was refused."""
+        """Only for `Admission.connect`; without a `door`, for a connection that was refused."""
         above = server.address(address)
         super().__init__(above, server.shares.connection)
         self._door = door
@@ -449,7 +453,7 @@ class ConnectionAccount(_Share):
             above.connections += 1
 
     def close(self) -> None:
-        """The connection is no more; requests that are under way may leave later."""
+        """Note that the connection is closed; its requests in flight may leave later."""
         self.owe(0)
         if self._door:
             self.server.disconnect(self._door)
@@ -458,10 +462,10 @@ class ConnectionAccount(_Share):
             if not address.connections:
                 self.server.forget(address)
 
-    # These two are called for each request, and count with the server themselves.
+    # Called for each request; these charge the server's account inline.
 
     def enter(self, nbytes: int) -> None:
-        """Count a request of `nbytes` in; raises `Overloaded` or `ServerExiting`."""
+        """Charge a request of `nbytes`; raises `Overloaded` or `ServerExiting`."""
         server = self.server
         requests, held, total = self.requests + 1, self.bytes + nbytes, server.bytes + nbytes
         if (
@@ -483,7 +487,7 @@ class ConnectionAccount(_Share):
             server.changed()
 
     def leave(self, nbytes: int) -> None:
-        """Count a request of `nbytes` out."""
+        """Release a request of `nbytes`."""
         server = self.server
         if self.above is not server:
             super().leave(nbytes)
@@ -497,6 +501,6 @@ class ConnectionAccount(_Share):
 
 
 def _share(limit: int, percent: int, least: int) -> int:
-    """A share of a limit, but `least`; without end where the server's own is as low."""
+    """A share of a limit, at least `least`; unlimited if the server's own limit is as low."""
     share = max(limit * percent // 100, least)
     return share if share < limit else maxsize

@@ -1,7 +1,7 @@
 """The stages that a call passes before the queue of its version; see `ModelVersion.compose`.
 
-A stage is a function of a call: it passes it on to the next one, keeps it, or ends it by what it
-raises. Plugins add stages of their own (`StagePlugin`). Owned by the event-loop thread.
+A stage is a function of a call: it passes the call to the next one, keeps it, or ends it by
+raising. Plugins add further stages (`StagePlugin`). Owned by the event-loop thread.
 """
 
 import logging
@@ -25,16 +25,17 @@ from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
 
-Compose = Callable[[Submit], Submit]  # from what takes calls next to the stage before it
+Compose = Callable[[Submit], Submit]  # makes a stage from the next one
 
-_CLASSIFIED_HERE = 16 << 10  # bytes to look for classes in, each of which becomes a text at worst
-_PARTS_AT_ONCE = 8  # of a divided call that are queued or run
-_JOINED_HERE = 1 << 20  # bytes that are put together on the event loop
+# Output bytes classified on the event loop; each element may become a text.
+_CLASSIFIED_HERE = 16 << 10
+_PARTS_AT_ONCE = 8  # parts of a divided call in flight
+_JOINED_HERE = 1 << 20  # bytes concatenated on the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class StageModel:
-    """A version for which stages are composed: `parameters` are those of its configuration."""
+    """A version for which stages are composed; `parameters` are its configuration's."""
 
     name: str
     version: int
@@ -43,36 +44,36 @@ class StageModel:
 
 
 class StagePlugin:
-    """Base of a plugin's stage, which every call passes before the queue of its version.
+    """Base of a plugin's stage, which every call passes before its version's queue.
 
-    Made once, without arguments, when the server starts. `parameters` are those of models'
-    configurations that have a meaning for it.
+    Created once, without arguments, when the server starts. `parameters` are the names of the
+    configuration parameters that it reads.
     """
 
     parameters: Collection[str] = ()
-    # Makes what says which version gets calls that name none, as `headrace.engine.model.Traffic`
-    # does, with the keyword `allowed`: whether clients may change that. None for most plugins.
+    # Factory of the rules for calls without a version, like `headrace.engine.model.Traffic`, with
+    # the keyword `allowed`: whether clients may change the rules. None for most plugins.
     traffic: Callable[..., Any] | None = None
 
     def check(self, parameters: Mapping[str, str]) -> None:
-        """Check a model's parameters when it is opened; raises `InvalidOption` for one of them."""
+        """Check a model's parameters when it is opened; raises `InvalidOption`."""
 
     def compose(self, model: StageModel) -> Compose | None:
-        """The stage of one version, which gets checked calls; None for a model that has none.
+        """The stage of one version, which receives checked calls; None if the model has none.
 
-        Called on a loading thread; what it returns is called on the event-loop thread, again when
-        the version's chain changes. Raises `InvalidOption` for a parameter.
+        Called on a loading thread; the returned function is called on the event-loop thread, again
+        whenever the version's chain changes. Raises `InvalidOption` for a parameter.
         """
         raise NotImplementedError
 
 
 def load_stages() -> dict[str, StagePlugin]:
-    """The stages of all plugins, by name."""
+    """The stages of all plugins by name."""
     return plugins.load(plugins.STAGES, make_stage)
 
 
 def make_stage(plugin: Any) -> StagePlugin:
-    """The stage that a plugin makes; raises `TypeError` if that is none."""
+    """The stage made by a plugin; raises `TypeError` if it makes something else."""
     made = plugin()
     if not isinstance(made, StagePlugin):
         raise TypeError(f"expected a {StagePlugin.__module__}.StagePlugin, got {made!r}")
@@ -80,9 +81,9 @@ def make_stage(plugin: Any) -> StagePlugin:
 
 
 def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
-    """The stage that checks calls, before `submit`, and says how many rows they have.
+    """The stage that checks calls and sets their rows, before `submit`.
 
-    Those of which more is asked than what a model does go to `special`.
+    Calls that ask for more than a model's outputs go to `special`.
     """
 
     def stage(call: Call) -> None:
@@ -102,15 +103,15 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
 
 
 def tell_servers(headers: Sequence[str], submit: Submit) -> Submit:
-    """The stage for a model that other servers run: what they are told of a call's client.
+    """The stage for upstream models: forwards client headers and the deadline.
 
-    Its headers of these names, in lower case, and until when it waits become part of the call.
+    Headers with these lower-case names, and the client's deadline, become part of the call.
     """
     names = [(name, FORWARD_PARAMETER + name) for name in headers]
 
     def stage(call: Call) -> None:
         for name, parameter in names:
-            # A front end has put them in already.
+            # A front end has added them already.
             if parameter not in call.parameters and (value := call.header(name)):
                 call.parameters[parameter] = value
         if seconds := call.remaining():
@@ -123,7 +124,7 @@ def tell_servers(headers: Sequence[str], submit: Submit) -> Submit:
 def classify(
     labels: Mapping[str, Sequence[str]], batches: bool, bench: Workbench, submit: Submit
 ) -> Submit:
-    """The stage of calls that may have `classes`, before `submit`."""
+    """The stage of calls with `classes`, before `submit`."""
 
     def stage(call: Call) -> None:
         if call.classes:
@@ -135,7 +136,7 @@ def classify(
 
 
 class _Classifying(Stage):
-    """Turns outputs into their highest classes, on the workbench where that takes long."""
+    """Replaces outputs by their highest classes, on the workbench if that is slow."""
 
     __slots__ = ("_batches", "_bench", "_classes", "_labels")
 
@@ -173,10 +174,10 @@ def count_responses(
     bounds: Sequence[float] = FIRST_RESPONSE_BOUNDS,
     now: Callable[[], int] = monotonic_ns,
 ) -> Submit:
-    """The stage that counts responses, before the queue.
+    """The stage that counts responses of a decoupled model, before the queue.
 
-    `bounds` are those of the time to the first response, in milliseconds. `now` is the clock of
-    the scheduler, in nanoseconds.
+    `bounds` are histogram bounds of the time to the first response, in milliseconds. `now` is the
+    scheduler's clock, in nanoseconds.
     """
     bounds_ns = [ms * 1e6 for ms in bounds]
     if responses.first is None or responses.first.bounds != bounds_ns:
@@ -185,10 +186,10 @@ def count_responses(
 
 
 class _Counted(Stage):
-    """The counters of one call to a version that answers any number of times.
+    """The counters of one call to a decoupled model.
 
-    A response takes from the one before it, or from the begin of its call's execution, to when it
-    has been passed on.
+    A response lasts from the previous one, or from the start of the execution, until it has been
+    passed on.
     """
 
     __slots__ = ("_came", "_ended", "_now", "_ordinal", "_responses")
@@ -196,9 +197,9 @@ class _Counted(Stage):
     def __init__(self, responses: Responses, now: Callable[[], int]) -> None:
         self._responses = responses
         self._now = now
-        self._ordinal = 0  # of the next response
-        self._came = 0  # when the one that is being passed on did
-        self._ended = 0  # when the last one had been passed on
+        self._ordinal = 0  # ordinal of the next response
+        self._came = 0  # arrival of the response being passed on
+        self._ended = 0  # time when the last one had been passed on
 
     def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
         self._came = self._now()
@@ -221,8 +222,8 @@ class _Counted(Stage):
         if error is None:
             self._responses.of(self._ordinal).empty_response.add(self._elapsed(call))
         elif call.started and (call.execution is not None or isinstance(error, ExecutionFailed)):
-            # What no instance has begun has no response, and only a run itself fails where there
-            # is no execution that can be told about single requests.
+            # A call that was never executed has no response, and a whole run fails only if the
+            # execution does not support single requests.
             self._responses.of(self._ordinal).fail.add(self._elapsed(call))
 
     def cancelled(self, call: Call) -> None:
@@ -234,7 +235,7 @@ class _Counted(Stage):
 
 
 def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
-    """The stage that divides calls with more than the `most` rows of a batch."""
+    """The stage that divides calls with more than `most` rows."""
 
     def stage(call: Call) -> None:
         if call.rows <= most:
@@ -246,12 +247,12 @@ def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
 
 
 class DividedCall:
-    """The parts of a call with more rows than a batch may have, and its owner.
+    """A call with more rows than a batch may have, and the owner of its parts.
 
-    They are calls to the model like any other, but a few at a time: the next one is queued when one
-    has its answer, so that a large call neither fills the queue nor keeps the event loop busy. A
-    part that the queue refuses waits for those before it; without any before it the call fails. So
-    it does with the first part that fails, and the others are cancelled.
+    The parts are ordinary calls to the model, a few at a time: the next one is queued when one is
+    answered, so that a large call neither fills the queue nor keeps the event loop busy. A part
+    that the queue refuses waits for those before it; without any before it the call fails. The
+    first part that fails also fails the call, and the others are cancelled.
 
     Invariant: parts that are queued or run are in `_parts`; after `cancel`, or the end, the call is
     not answered.
@@ -260,7 +261,7 @@ class DividedCall:
     def __init__(
         self, call: Call, part_rows: int, submit: Submit, queue: Queue, bench: Workbench
     ) -> None:
-        """`submit` queues a part of at most `part_rows` of the call's rows."""
+        """`submit` queues a part; each has at most `part_rows` rows."""
         self.whole = call
         rows = self._rows = call.rows
         self._bounds = [
@@ -287,17 +288,17 @@ class DividedCall:
         self.whole.owner = self
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         if not self._over:
             self._end()
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`: there is one response only."""
+        """Implements `Owner.hold`: does nothing, since there is one response only."""
 
-    # --- for parts
+    # --- from parts
 
     def answered(self, number: int, response: InferResponse) -> None:
-        """Take the answer to a part."""
+        """Store the answer of a part."""
         if self._parts.pop(number, None) is None:
             return
         self._answers[number] = response
@@ -310,14 +311,14 @@ class DividedCall:
             self._join()
 
     def failed(self, number: int, error: ServerError) -> None:
-        """A part has no answer, so the request has none."""
+        """Fail the call with the error of a part."""
         if self._parts.pop(number, None) is not None:
             self._fail(error)
 
-    # --- from part to part
+    # --- scheduling of parts
 
     def _go_on(self) -> None:
-        """Queue parts, as many as may be; raises `ServerError` if that is none at all."""
+        """Queue as many parts as allowed; raises `ServerError` if none can be queued."""
         while self._next < len(self._bounds) and len(self._parts) < _PARTS_AT_ONCE:
             number = self._next
             start, stop = self._bounds[number]
@@ -391,7 +392,7 @@ class DividedCall:
 
 
 class _Part(Call):
-    """A part, in its `place`. What is known of the client is known of the whole."""
+    """A part, at its `place`. Client information is that of the whole call."""
 
     __slots__ = ("divided", "place")
 
@@ -418,10 +419,10 @@ class _Part(Call):
 
 
 def joined(answers: Sequence[InferResponse]) -> InferResponse:
-    """The answers to the parts of a request, in order, as one.
+    """Join the answers to the parts of a request, in order.
 
-    It waited as long as its first part; its time of execution is that of all together. Raises
-    `ExecutionFailed` if the outputs do not go together.
+    Its queue time is that of the first part; its execution time is the sum. Raises
+    `ExecutionFailed` if the outputs do not match.
     """
     first = answers[0]
     names = [tensor.name for tensor in first.outputs]
@@ -442,7 +443,7 @@ def joined(answers: Sequence[InferResponse]) -> InferResponse:
 
 
 def _whole(model: str, parts: Sequence[Tensor]) -> Tensor:
-    """The rows of tensors of one name behind one another."""
+    """Concatenate the rows of tensors of one name."""
     first = parts[0]
     shapes = {part.array.shape[1:] for part in parts}
     if len(shapes) > 1:

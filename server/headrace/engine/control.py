@@ -1,9 +1,8 @@
-"""Which models are served, as clients decide it: the index, load and unload.
+"""Model control by clients: the index, load and unload.
 
-Only in explicit mode may clients load and unload; otherwise the operator has decided, or the files
-do. Whatever reads the repositories runs on threads. Requests for one model take effect in the order
-in which they came, whatever each takes to prepare; one that was begun goes on when its client has
-gone.
+Clients may load and unload in explicit mode only; otherwise the operator or the files decide. All
+reading of repositories runs on threads. Requests for one model take effect in order of arrival,
+however long each takes to prepare; a request that has begun continues if its client disconnects.
 
 Owned by the event-loop thread.
 """
@@ -42,10 +41,10 @@ _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 class LoadOverrides(IntEnum):
-    """Overrides that load requests may bring along, each level with those before it.
+    """Overrides allowed in load requests, each level including those before it.
 
-    `CONFIG` is how a model of the repository is served, `FILES` are models that are data, and
-    `CODE` is anything: whoever may load models may run code on this machine then.
+    `CONFIG` allows configurations, `FILES` models that are data, `CODE` any model: clients that may
+    load models can then run code on this machine.
     """
 
     NONE = 0
@@ -56,7 +55,7 @@ class LoadOverrides(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Finds what a request asks for; `open` reads and checks the configuration of a model."""
+    """Finds the source for a load request; `open` reads and checks a model's configuration."""
 
     catalogue: Catalogue
     allowed: LoadOverrides
@@ -64,10 +63,10 @@ class Sources:
     open: Callable[[ModelSource], Opened]
 
     def read(self, name: str, parameters: LoadParameters) -> ModelSource | None:
-        """The model source to load; None if nothing of this name lies in a repository.
+        """The model source to load; None if no repository has a model of this name.
 
-        Raises `RepositoryError` for what cannot be, and `InvalidRequest` for files that must not
-        be.
+        Raises `RepositoryError` for invalid models, and `InvalidRequest` for files that are not
+        allowed.
         """
         if parameters.files:
             return self._with_files(name, parameters)
@@ -78,9 +77,9 @@ class Sources:
         return replace(found, override=self._override(found, parameters.config))
 
     def _override(self, source: ModelSource, text: str) -> ConfigFile:
-        """The configuration of a request for a model that lies in a repository."""
+        """The configuration in a request for a model of a repository."""
         file = parse_json_config(text, _called(source.name))
-        if file.config.name == source.name:  # by which clients know it
+        if file.config.name == source.name:  # the name that clients use
             file.config.name = source.written_name
         if self.allowed is LoadOverrides.CODE:
             return file
@@ -115,7 +114,7 @@ class Sources:
 
 
 def _called(name: str) -> str:
-    """The name that messages give to the configuration of a request."""
+    """The name of a request's configuration in messages."""
     return f"config of {name}"
 
 
@@ -131,7 +130,7 @@ _READERS = 4  # threads that read repositories for requests
 
 
 class ControlMode(StrEnum):
-    """Mode of model control: whose decision it is which models are served."""
+    """Mode of model control: who decides which models are served."""
 
     NONE = "none"
     POLL = "poll"
@@ -140,10 +139,10 @@ class ControlMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """The operator's choices about control; `catalogue` has what may be loaded by name.
+    """Settings of model control; `catalogue` lists what may be loaded by name.
 
-    Load requests may bring along what `overrides` allows, and in all `max_bytes` of files that are
-    in use at a time. At most `max_new_models` of them are known that no repository has.
+    Load requests may contain what `overrides` allows, and at most `max_bytes` of files in use at a
+    time. At most `max_new_models` models outside of repositories are kept.
     """
 
     mode: ControlMode = ControlMode.NONE
@@ -167,26 +166,26 @@ class Control:
         open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
     ) -> None:
-        """`index` tells of the models that were ever to be loaded."""
+        """`index` lists the models that have been loaded or attempted."""
         self._models = models
         self._lifecycle = lifecycle
         self._index = index
         self._options = options
         self._uploads = Uploads(options.max_bytes)
         self._sources = Sources(options.catalogue, options.overrides, self._uploads, open_source)
-        self._uploaded: dict[str, None] = {}  # names that no repository has, the oldest first
+        self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
         self._threads = Threads(_READERS, "control")
         self._exit = asyncio.Event()
         self._names: asyncio.Task[Mapping[str, str]] | None = None
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
-        self._tasks: set[asyncio.Task[Any]] = set()  # which nobody may wait for any more
-        self._handed: dict[str, _State] = {}  # of what is being loaded
-        # Configurations of requests, and the states of the directories that they were given for.
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # the lock, and the number of waiters
+        self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
+        self._handed: dict[str, _State] = {}  # states of the models being loaded
+        # Configurations from requests, and the states of the directories that they were given for.
         self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
-        self._waits: dict[str, list[str]] = {}  # what models have loaded while they are loaded
+        self._waits: dict[str, list[str]] = {}  # models that wait for others while being loaded
 
     async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
-        """Every model version with its state; what could be loaded and never was, by name."""
+        """Every model version with its state; models that were never loaded by name only."""
         if self._options.mode is not ControlMode.EXPLICIT or ready_only:
             return self._index(ready_only)
         found = dict(await self._all_names())
@@ -202,14 +201,14 @@ class Control:
     async def load(
         self, name: str, parameters: LoadParameters = NO_PARAMETERS, waiter: str = ""
     ) -> None:
-        """Load a model, or load it again if its files have changed; it serves then.
+        """Load a model, or reload it if its files have changed.
 
-        Without parameters, the configuration that it was loaded with stays, as in Triton, until its
-        directory changes or it is unloaded. Files that came along do not. `waiter` is the model, if
-        any, that asks for it while it is loaded itself, and is not ready before.
+        Without parameters, the configuration of the last load stays, as in Triton, until the
+        directory changes or the model is unloaded. Uploaded files do not stay. `waiter` is the
+        model, if any, that requests this during its own load, and waits for it.
 
-        Raises `ModelLoadFailed` with the reason, `NotFound` if there is none of this name,
-        `InvalidRequest` for what can be no name, and `Unavailable` unless clients decide.
+        Raises `ModelLoadFailed` with the reason, `NotFound` for an unknown name, `InvalidRequest`
+        for an invalid one, and `Unavailable` unless clients control models.
         """
         self.check(name)
         if not waiter:
@@ -230,26 +229,25 @@ class Control:
                 self._waits.pop(waiter, None)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Let a model take no more requests; it finishes afterwards what it has accepted.
+        """Unload a model; it finishes the requests that it has accepted.
 
-        A name that is not known is no error. `unload_dependents` asks for the models, too, that
-        were loaded for this one alone: there are none, since no model is made of others. Raises as
-        `load` does.
+        An unknown name is no error. `unload_dependents` would also unload models loaded for this
+        one alone: there are none, since this server has no ensembles. Raises as `load` does.
         """
         self.check(name)
         await self._see_through(self._unload(name))
 
     def stop(self) -> None:
-        """Begin nothing more; who waits is told, since nothing comes of what was begun."""
+        """Start nothing more; waiters get an error, since started loads are abandoned."""
         self._threads.stop()
         self._exit.set()
 
     def close(self) -> None:
-        """Remove the files that requests have brought along, whatever still uses them."""
+        """Remove the uploaded files, even if still in use."""
         self._uploads.close()
 
     def check(self, name: str) -> None:
-        """Raise what a load or unload of this name is refused with at once."""
+        """Raise the error with which a load or unload of this name is refused at once."""
         if self._options.mode is not ControlMode.EXPLICIT:
             polls = self._options.mode is ControlMode.POLL
             why = "if polling is enabled" if polls else "in the model control mode 'none'"
@@ -263,10 +261,13 @@ class Control:
             )
 
     def _way(self, name: str, waiter: str) -> list[str]:
-        """Models from one to another that each wait for the next; none if there is no such way."""
+        """The chain of models, from one to the other, that each wait for the next.
+
+        Empty if none.
+        """
         if name == waiter:
             return [name]
-        # It ends, since nothing ever waits for itself.
+        # Terminates, since no model ever waits for itself.
         ways = (self._way(following, waiter) for following in self._waits.get(name, ()))
         return next(([name, *way] for way in ways if way), [])
 
@@ -286,7 +287,7 @@ class Control:
             before, kept = self._kept.pop(name, None), None
             if source.override is not None and upload is None:
                 self._kept[name] = kept = state[0], source.override
-            del source, state  # which keep its files
+            del source, state  # they refer to its files
         model = self._models[name]
         try:
             problem = await loading
@@ -294,12 +295,12 @@ class Control:
             if model.loading is None:
                 self._handed.pop(name, None)
         if problem:
-            if self._kept.get(name) is kept and not model.unloaded:  # what serves goes on
+            if self._kept.get(name) is kept and not model.unloaded:  # the serving versions stay
                 self._kept.pop(name, None)
                 if before is not None:
                     self._kept[name] = before
             if upload is not None and all(v.upload is not upload for v in model.versions.values()):
-                upload.remove()  # whatever of the load may still be held by its error
+                upload.remove()  # even if the error still refers to the load
                 if model.source.upload is upload:
                     model.source = replace(model.source, upload=None)
             raise self._failure(model, problem)
@@ -310,10 +311,10 @@ class Control:
             self._lifecycle.unload(name)
             if (model := self._models.get(name)) is not None:
                 log.info("unloading %s: a client asks for it", name, extra={"model": name})
-                model.source = replace(model.source, upload=None)  # its versions keep it for now
+                model.source = replace(model.source, upload=None)  # its versions still refer to it
 
     async def _read(self, name: str, parameters: LoadParameters) -> tuple[ModelSource, _State]:
-        """The source that a request means, and its state, by which to know it again."""
+        """The source that a request means, and its state for later comparison."""
         kept = None if parameters.files else self._kept.get(name)
 
         def read() -> tuple[ModelSource, _State] | None:
@@ -340,7 +341,7 @@ class Control:
         return found
 
     def _admit(self, source: ModelSource) -> None:
-        """Keep the number of models within bounds that no repository has; raises `Overloaded`."""
+        """Enforce the limit of models outside of repositories; raises `Overloaded`."""
         if source.upload is None:
             return
         most = self._options.max_new_models
@@ -357,16 +358,16 @@ class Control:
         self._uploaded[source.name] = None
 
     def _is_idle(self, name: str) -> bool:
-        """True if nothing would be lost with what is known of a model."""
+        """True if forgetting a model would lose nothing."""
         model = self._models.get(name)
         if model is None:
             return True
         if model.loading is not None or model.source.upload is not None or name in self._handed:
-            return False  # it may be out of memory for now, and come back
+            return False  # it may be evicted for now, and be loaded again
         return all(version.state is State.UNAVAILABLE for version in model.versions.values())
 
     def _failure(self, model: Model, problem: str) -> Exception:
-        """The error for a load that did not work out."""
+        """The error for a failed load."""
         if problem == EXITING:
             return Unavailable(problem)
         if model.unreadable:
@@ -380,7 +381,7 @@ class Control:
         return ModelLoadFailed(f"load failed for model '{model.name}': {text}")
 
     async def _all_names(self) -> Mapping[str, str]:
-        """The names of the catalogue; whoever asks while it is read gets what comes of that."""
+        """The names of the catalogue; concurrent callers share one read."""
         if self._names is None:
             task = self._names = self._keep(self._aside(self._options.catalogue.names))
 
@@ -397,11 +398,11 @@ class Control:
             raise Unavailable(EXITING) from None
 
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to the end, even if whoever waits for it goes."""
+        """Finish `work` even if the waiting caller is cancelled."""
         return await self._outcome(self._keep(work))
 
     async def _outcome(self, task: "asyncio.Task[T]") -> T:
-        """The result of a task; raises `Unavailable` if the server ends before."""
+        """The result of a task; raises `Unavailable` if the server shuts down first."""
         exiting = asyncio.get_running_loop().create_task(self._exit.wait())
         try:
             await asyncio.wait((task, exiting), return_when=asyncio.FIRST_COMPLETED)
@@ -420,11 +421,11 @@ class Control:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits, if anybody does
+            task.exception()  # mark the exception as retrieved
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
-        """One request after the other for each model."""
+        """Serialise the requests for each model."""
         turn, wanted = self._turns.get(name) or (asyncio.Lock(), 0)
         self._turns[name] = turn, wanted + 1
         try:

@@ -10,7 +10,7 @@ from headrace.engine.model import Model, ModelVersion, State
 from headrace.observability.statistics import ResponseCounters, VersionStatistics
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
-# The parts of the protocol beyond its core that this server offers, under the names of their
+# The extensions of the protocol that this server supports, under the names of their
 # specifications.
 EXTENSIONS = (
     "classification",
@@ -29,12 +29,12 @@ EXTENSIONS = (
 
 
 def server_metadata(name: str, version: str) -> pb.ServerMetadataResponse:
-    """Name and version of the server, and the extensions that it offers."""
+    """Name and version of the server, and the supported extensions."""
     return pb.ServerMetadataResponse(name=name, version=version, extensions=EXTENSIONS)
 
 
 def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMetadataResponse:
-    """The inputs and outputs of a version; `versions` are those that the answer lists."""
+    """The inputs and outputs of a version; `versions` are those to be listed."""
     signature, config = version.signature, version.config
     kinds = dict.fromkeys(instance.kind.value for instance in version.instances)
     return pb.ModelMetadataResponse(
@@ -52,7 +52,7 @@ def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMe
 
 
 def model_statistics(versions: Sequence[ModelVersion]) -> pb.ModelStatisticsResponse:
-    """The counters of some versions."""
+    """The counters of `versions`."""
     return pb.ModelStatisticsResponse(model_stats=[_statistics(version) for version in versions])
 
 
@@ -98,9 +98,9 @@ def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
 def index(
     models: Mapping[str, Model], reason: Callable[[str, int], str], ready_only: bool
 ) -> pb.RepositoryIndexResponse:
-    """Every version with its state, and models without any by name.
+    """Every version with its state, and models without any version by name.
 
-    `reason` is what else there is to say of a version, by model and number.
+    `reason` returns further remarks on a version, by model and number.
     """
     response = pb.RepositoryIndexResponse()
     for name in sorted(models):

@@ -1,14 +1,15 @@
-"""The seam between doors and the engine, wherever the engine is: entrance, target, readiness.
+"""The interface between doors and the engine: entrance, target, readiness, progress.
 
-A door is in the engine's process, or in a front end, which knows nothing of models: there, what a
-request asks for is found, checked and refused only after it was submitted.
+A door is in the engine's process, or in a front end, which knows nothing about models: there, a
+request's model is looked up, checked and refused only after submission.
 
-Who sends a message, or has answers to read, makes progress as `headrace.core.limits` has it, or is
-given up; so is who leaves more unread than its connection's share. A connection without requests
-goes after a while. Whoever is given up is counted.
+A client that sends a message, or has answers to read, must make progress by the rules of
+`headrace.core.limits`, and must not leave more unread than its connection's share; otherwise it is
+disconnected and counted. A connection without requests is closed after a while.
 
-Whatever may have changed the server's readiness announces that; it is looked at once, at the end of
-that turn of the loop, and only if somebody watches. Nobody polls. Owned by the event-loop thread.
+Any event that may change the server's readiness announces it; readiness is then computed once, at
+the end of that turn of the loop, and only if it is watched. Nothing polls. Owned by the event-loop
+thread.
 """
 
 import asyncio
@@ -25,22 +26,22 @@ from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_protobuf import PlainWriter
 
-_KNOWN = 1024  # kinds of calls that are remembered
+_KNOWN = 1024  # cached call layouts
 
-CONTEXT_HEADERS = ("traceparent", "tracestate")  # which trace a request is part of
+CONTEXT_HEADERS = ("traceparent", "tracestate")  # the trace context of a request
 
-# Why a decoupled model, which answers as often as it likes, is refused by doors with one answer.
+# Texts for doors with a single answer that refuse a decoupled model.
 HTTP_NOT_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 GRPC_NOT_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
-# Bytes of a request's responses that wait for its client, from which on its model is asked to pause
-# and from which on the request is given up, because the model does not.
+# Unread bytes of a request's responses above which its model is asked to pause, and above which
+# the request is ended, because the model does not.
 PAUSE_BYTES = 64 << 10
 GIVE_UP_BYTES = 128 << 20
 
 
 def not_read() -> ServerError:
-    """The error of a request that is given up for the responses that wait."""
+    """The error of a request that is ended because its responses are not read."""
     return Overloaded(
         f"the client does not read the responses, and the model does not pause: more than"
         f" {GIVE_UP_BYTES} bytes of them were waiting"
@@ -49,12 +50,11 @@ def not_read() -> ServerError:
 
 @dataclass(slots=True)
 class Direct:
-    """The way of plain calls into the queue of a version: their door has checked them.
+    """The fast path of plain calls, checked by their door, into a version's queue.
 
-    `json` reads and writes bodies, `grpc` writes messages. `known` has the rows of calls that have
-    passed the check, by what a door knows those by that ask alike: the same model, names, datatypes
-    and shapes. `submit` takes a call with its rows, which are at most `most_rows`; raises
-    `ServerError`.
+    `json` decodes and encodes bodies, `grpc` encodes messages. `known` caches the rows of calls
+    that have passed the check, by the door's key for calls with the same model, names, datatypes
+    and shapes. `submit` takes a call with its rows, at most `most_rows`; raises `ServerError`.
     """
 
     json: PlainJson
@@ -64,7 +64,7 @@ class Direct:
     submit: Submit
 
     def remember(self, alike: object, rows: int) -> None:
-        """Remember the rows of calls that ask alike, unless they are too many for one batch."""
+        """Cache the rows of calls with this key, unless they exceed one batch."""
         if rows > self.most_rows:
             return
         if len(self.known) >= _KNOWN:
@@ -85,44 +85,44 @@ class Target(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """True if it may answer more than once; False where that is not known yet."""
+        """True if a request may get more than one response; False where not known yet."""
 
     @property
     def signature(self) -> Signature | None:
-        """The declared inputs and outputs, None in a front end."""
+        """The declared inputs and outputs; None in a front end."""
 
     @property
     def direct(self) -> Direct | None:
-        """The way of calls that the door has checked; None if all are to be submitted."""
+        """The fast path for calls checked by their door; None if all calls are to be submitted."""
 
     def submit(self, call: Call) -> None:
-        """Check and queue a call; raises `ServerError`, or has the call refused later."""
+        """Check and queue a call; raises `ServerError`, or refuses the call later."""
 
 
 NOTHING_KNOWN: Mapping[tuple[str, str], Any] = MappingProxyType({})
 
 
 class Entrance(Protocol):
-    """The engine, or the way to it."""
+    """The engine, or a front end's link to it."""
 
     @property
     def known(self) -> Mapping[tuple[str, str], Any]:
-        """Targets that `find` has found, by its arguments; each stands while it is `ready`."""
+        """Cache of `find` by its arguments; an entry is valid while it is `ready`."""
 
     @property
     def admission(self) -> Admission:
-        """Counts what this process holds."""
+        """The account of this process."""
 
     @property
     def exiting(self) -> bool:
-        """True if nothing new is admitted any more."""
+        """True if no new requests are admitted."""
 
     def find(self, name: str, version: str = "") -> Target:
-        """The target of requests for a model; raises `ServerError` if that is known already."""
+        """The target of requests for a model; raises `ServerError` if known to be absent."""
 
 
 class Progress:
-    """Patience with the client of one connection; times are in seconds of the loop's clock."""
+    """Progress of the client of one connection; times are in seconds of the loop's clock."""
 
     __slots__ = ("_account", "_reading")
 
@@ -140,20 +140,20 @@ class Progress:
     def reads(self, waiting: int, kept: int, moved: int, now: float) -> bool:
         """True if the server should wait for a client with `waiting` bytes unread and `moved` read.
 
-        `kept` bytes of the client's wait for this side.
+        `kept` bytes from the client wait to be processed.
         """
         if not waiting:
-            self._reading.look(None, 0, now)  # what waits next begins anew
+            self._reading.look(None, 0, now)  # later bytes start anew
         elif not self._reading.look(self, moved, now, self._account.server.pressed):
             return self._given_up()
         return self.within(waiting, kept)
 
     def within(self, waiting: int, kept: int = 0) -> bool:
-        """Charge what waits; whether that is within the connection's share."""
+        """Charge the unread bytes; True if they are within the connection's share."""
         return self._account.owe(waiting, kept) or self._given_up()
 
     def idles(self, since: float, now: float, most: float) -> bool:
-        """True if a connection without requests `since` then has been so for too long."""
+        """True if a connection without requests since `since` is to be closed."""
         idle = now - since
         return idle > most or (idle > PRESSED_SECS and self._account.server.pressed)
 
@@ -163,12 +163,12 @@ class Progress:
 
 
 class Readiness:
-    """The answer of `look`, and the callbacks that are told when it changes."""
+    """The result of `look`, and callbacks for its changes."""
 
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
         self._watchers: set[Callable[[], None]] = set()
-        self._told = False  # what it was when they were last called, or the first one came
+        self._told = False  # the value at the last callback, or when watching began
         self._scheduled = False
 
     @property
@@ -183,11 +183,11 @@ class Readiness:
         self._watchers.add(callback)
 
     def unwatch(self, callback: Callable[[], None]) -> None:
-        """Do not call `callback`."""
+        """Remove a callback of `watch`."""
         self._watchers.discard(callback)
 
     def may_have_changed(self) -> None:
-        """Look again at the end of this turn of the loop; free while nobody watches."""
+        """Compute readiness at the end of this turn of the loop; free while unwatched."""
         if self._watchers and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._tell)
@@ -202,7 +202,7 @@ class Readiness:
 
 
 class Awaited:
-    """The way back to a future of the running event loop, for calls that are awaited."""
+    """Delivers a call's response to a future of the running event loop."""
 
     __slots__ = ()
 
@@ -225,7 +225,7 @@ class FutureCall(Awaited, Call):
     __slots__ = ("future",)
 
     def __init__(self, asked: Call) -> None:
-        """Ask what `asked` does."""
+        """Copy the request of `asked`."""
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
         self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()

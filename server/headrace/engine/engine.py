@@ -1,4 +1,4 @@
-"""The engine: what a transport may call.
+"""The engine: the interface for the doors.
 
 It owns the models by name, their versions and states, and admission. All methods run on the
 event-loop thread; how models are loaded and replaced is in `headrace.engine.lifecycle`.
@@ -45,22 +45,22 @@ log = logging.getLogger(__name__)
 Watcher = Callable[[Mapping[str, Sequence[str]]], None]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
-_NAMED = 5  # models that a reason names
-_MAX_FOUND = 1024  # answers of `find`: one version has many spellings: 1, 01, 001
+_NAMED = 5  # models named in a reason
+_MAX_FOUND = 1024  # cached results of `find`: a version has many spellings: 1, 01, 001
 
 
 class ServerReadiness(Readiness):
     """Readiness of the server; if it is `strict`, only while all its models are loaded.
 
-    It is ready once every model that is to be there at start was tried, as long as a door is open
-    and shutdown has not begun. What becomes of a model that was loaded (workers that end, servers
-    that cannot be reached) is that model's readiness alone: else one model would take a pod out of
+    The server is ready once a load of every model expected at start was attempted, while a door is
+    open and shutdown has not begun. What happens to a loaded model (crashed workers, unreachable
+    upstreams) affects only that model's readiness: otherwise one model would take a pod out of
     service with all others.
     """
 
     def __init__(self, models: Mapping[str, Model], admission: Admission, strict: bool) -> None:
         super().__init__(lambda: not self.reason)
-        self.initialised = False  # all models are known
+        self.initialised = False  # true once all models are known
         self._models = models
         self._admission = admission
         self._strict = strict
@@ -85,11 +85,11 @@ class ServerReadiness(Readiness):
         return ""
 
     def initialise(self) -> None:
-        """All models are known."""
+        """Note that all models are known."""
         self.initialised = True
 
     def start(self) -> None:
-        """Every model that is to be there at start was tried."""
+        """Note that a load of every model expected at start was attempted."""
         self._started = True
         self.may_have_changed()
 
@@ -99,7 +99,7 @@ class ServerReadiness(Readiness):
         self.may_have_changed()
 
     def set_reachable(self, reachable: bool) -> None:
-        """Set whether any door is open."""
+        """Set whether any door can be reached."""
         self._reachable = reachable
         self.may_have_changed()
 
@@ -110,7 +110,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 class ForwardedHeaders:
-    """By model, the names of headers that go on to the servers which run it, in lower case."""
+    """Names of request headers, in lower case, that are forwarded to upstreams, by model."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...]] = {}
@@ -123,10 +123,10 @@ class ForwardedHeaders:
             watcher(dict(self._names))
 
     def follow(self, model: Model) -> None:
-        """Take the names of a model whose ready versions may have changed.
+        """Update the names of a model whose ready versions may have changed.
 
-        Those of a model without a ready version stay: requests may have it loaded again, and bring
-        their headers along then.
+        Those of a model without a ready version stay: a request may trigger its load, and must
+        carry the headers.
         """
         versions = model.ready_versions()
         names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
@@ -140,7 +140,7 @@ class ForwardedHeaders:
 
 
 class Engine:
-    """Finds the version that a request is for, and tells about all of them."""
+    """The models of a server: lookup, health, documents and loading."""
 
     def __init__(
         self,
@@ -158,15 +158,15 @@ class Engine:
         residency: ResidencyOptions | None = None,
         traffic: MakeTraffic = Traffic,
     ) -> None:
-        """`statistics` makes the counters of a version; without `regions` no memory is shared.
+        """`statistics` makes the counters of a version; without `regions` no shared memory.
 
-        With `residency`, models are loaded when they are asked for. `traffic` makes what decides
-        on requests that name no version.
+        With `residency`, models are loaded on request. `traffic` makes the rules for requests
+        without a version.
         """
         self.name = name
         self.version = version
-        self.instance_id = secrets.token_hex(16)  # of this process alone
-        self.metrics_at: tuple[str, int] | None = None  # address and port, once they are open
+        self.instance_id = secrets.token_hex(16)  # unique to this process
+        self.metrics_at: tuple[str, int] | None = None  # address and port of the metrics, once open
         self.admission = admission
         self.logs = logs or LogControl(LogSettings())
         self.tracing = tracing or Tracing(TraceConfig())
@@ -174,15 +174,15 @@ class Engine:
         self.tracing.changed = self._compose_all
         self.regions = regions or Regions(admission, 0)
         self._models: dict[str, Model] = {}
-        # What is loaded when it is asked for is missed by nobody before.
+        # Models loaded on request do not count before they are requested.
         strict = strict_readiness and residency is None
         self.readiness = ServerReadiness(self._models, admission, strict)
-        # `Entrance.known`: answers of `find` that may stand.
+        # `Entrance.known`: cached results of `find`.
         self.known: dict[tuple[str, str], ModelVersion | Router] = {}
         self.traffic = traffic(self._models, admission, self.known.clear)
         self.forwarded_headers = ForwardedHeaders()
         self.model_metrics = ModelMetrics()
-        # A version that is loaded may be newer than what was found before.
+        # A newly loaded version may be higher than a cached one.
         self._lifecycle = Lifecycle(
             self._models, backends, options, self._on_change, self._host_for_version, self.regions,
             statistics, self.readiness.may_have_changed,
@@ -204,8 +204,8 @@ class Engine:
     # --- inference
 
     def find(self, name: str, version: str = "") -> ModelVersion | Router:
-        """The target of a request: the version that is named, else what the model's traffic rules
-        say, else the highest version that is ready, else what loads the model on request.
+        """The target of a request: the named version, else the model's traffic rules, else the
+        highest ready version, else an on-demand load of the model.
 
         Raises `NotFound`, `ModelNotReady`, or `InvalidRequest` for a version that is no number.
         """
@@ -223,21 +223,21 @@ class Engine:
         return found
 
     def _compose_all(self) -> None:
-        """Other calls are traced than before."""
+        """Recompose all chains: other calls are traced than before."""
         for version in self.versions():
             version.compose()
 
     def _on_change(self, model: Model) -> None:
-        """Other versions of a model may be found than before."""
+        """Drop cached lookups of a model whose versions have changed."""
         self.traffic.follow(model)
         self.known.clear()
         self.forwarded_headers.follow(model)
         self.readiness.may_have_changed()
 
     async def bring(self, name: str, version: str = "") -> None:
-        """Bring a model that is loaded on request into memory; raises `ServerError`.
+        """Load a model on request; raises `ServerError`.
 
-        It is there for as long as the caller does not wait for anything else.
+        It stays in memory at least until the caller awaits something else.
         """
         while True:
             try:
@@ -245,7 +245,7 @@ class Engine:
                 return
             except (NotFound, Unavailable):
                 if not self.loads.offers(name, version):
-                    return  # whoever looks for it is told why
+                    return  # the lookup reports the reason
                 await self.loads.bring(name)
 
     def _find(self, name: str, version: str) -> ModelVersion | Router:
@@ -256,7 +256,7 @@ class Engine:
         return self.find_version(name, version)
 
     def find_version(self, name: str, version: str = "") -> ModelVersion:
-        """The version that tells about a model: the one named, else the highest that is ready.
+        """The version for a document: the one named, else the highest ready one.
 
         Raises as `find` does.
         """
@@ -298,7 +298,7 @@ class Engine:
         return not self.model_obstacle(name, version)
 
     def model_obstacle(self, name: str, version: str = "") -> str:
-        """Why requests for a model are not executed, "" if they are; raises as `model_ready`."""
+        """The reason why requests for a model are not executed, or ""; raises as `model_ready`."""
         if version:
             parse_version(version)
         try:
@@ -309,7 +309,7 @@ class Engine:
             return f"{error}: {reason}" if reason else str(error)
 
     def _is_known(self, name: str) -> bool:
-        """True if any version of a model takes requests, or could."""
+        """True if any version of a model takes requests, or could be loaded."""
         model = self._models.get(name)
         if model is not None and model.newest() is not None:
             return True
@@ -318,11 +318,11 @@ class Engine:
     # --- documents
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
-        """Name and version of the server, and the extensions that it offers."""
+        """Name and version of the server, and the supported extensions."""
         return documents.server_metadata(self.name, self.version)
 
     def identity(self) -> dict[str, object]:
-        """Which process answers, and where its metrics are; None where there are none."""
+        """The id of this process, and the address of its metrics, None if they are off."""
         at = self.metrics_at
         metrics = None if at is None else {"address": at[0], "port": at[1]}
         return {"id": self.instance_id, "metrics": metrics}
@@ -386,10 +386,10 @@ class Engine:
     # --- loading
 
     async def load_all(self, sources: Sequence[ModelSource], all_or_none: bool = False) -> None:
-        """Load every model; what fails is UNAVAILABLE and keeps its reason.
+        """Load every model; a failed one is UNAVAILABLE with its reason.
 
-        The server is ready then, with `all_or_none` only if nothing has failed. If it is cancelled,
-        what has not begun to load never does, and nothing waits for the rest.
+        Afterwards the server is ready, with `all_or_none` only if nothing has failed. On
+        cancellation, pending loads never start, and running ones are not awaited.
         """
         for source in sources:
             earlier = self._models.get(source.name)
@@ -420,18 +420,18 @@ class Engine:
         return self._lifecycle.loading
 
     def stop_loading(self) -> None:
-        """Load nothing more; what is being loaded now will never serve."""
+        """Start no more loads; running ones will never serve."""
         self.control.stop()
         self.loads.stop()
         self._lifecycle.stop()
 
     async def unload_all(self, grace: float = ABANDONED_SECS) -> None:
-        """Finish what was accepted and free every model; `grace` as of `ModelVersion.unload`."""
+        """Finish accepted requests and free every model; `grace` as in `ModelVersion.unload`."""
         self.traffic.close()
         await self._lifecycle.unload_all(grace)
 
     def unloading(self) -> list[ModelVersion]:
-        """The versions that have still to finish something before they are freed."""
+        """The versions that still have requests to finish before they are freed."""
         standing = [v for v in self.versions() if v.state is State.UNLOADING]
         return list(dict.fromkeys([*standing, *self._lifecycle.leaving]))
 

@@ -1,9 +1,9 @@
-"""The backends of a version that has several: who gets requests, and the wait for who is absent.
+"""Fail-over of a version with several backends: active backend, and search for absent ones.
 
-A backend that could not be loaded is looked for again and again. Once it is there the model is
-loaded again, beside this version, since what it is may be completed from that backend.
+The server keeps looking for a backend that could not be loaded. Once it is available the model is
+loaded again, beside this version, since its configuration may be completed from that backend.
 
-Owned by the event-loop thread; looking happens on a thread.
+Owned by the event-loop thread; the search runs on a thread.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SECS = 0.25
 _LONGEST_LOOK_SECS = 2.0
-_FIRST_LOAD_SECS = 5.0  # after a load that has failed although the backend is there
+_FIRST_LOAD_SECS = 5.0  # after a failed load although the backend is available
 _LONGEST_LOAD_SECS = 300.0
 
 
@@ -37,7 +37,7 @@ class FailOver:
         loop: asyncio.AbstractEventLoop,
         counts: dict[str, BackendCounts],
     ) -> None:
-        """`counts` are the version's, which may have been another one's before."""
+        """`counts` are the version's counters, possibly taken over from a replaced version."""
         queue_size = backends.queue_size
         self.tiers = Tiers(model, backends.labels, batcher, LoopClock(loop), counts, queue_size)
         for tier in self.tiers:
@@ -55,14 +55,14 @@ class FailOver:
 
     @property
     def reason(self) -> str:
-        """Which backends are absent, and why; "" for none."""
+        """The absent backends with their reasons; "" for none."""
         return "; ".join(
             f"{label} is not used: {why}" for label, why in self._backends.absent.items()
         )
 
     @property
     def detour(self) -> str:
-        """Which backend gets requests instead of those before it; "" for the first, or none."""
+        """The backend in use instead of the preferred ones; "" if it is the first, or none."""
         before: list[str] = []
         for tier in self.tiers:
             if tier.rank == self.tiers.active and before:
@@ -79,27 +79,27 @@ class FailOver:
         )
 
     def series(self) -> Sequence[BackendSeries]:
-        """The backends for a scrape."""
+        """The backends, for a scrape."""
         return [
             BackendSeries(tier.name, tier.counts, tier.rank == self.tiers.active)
             for tier in self.tiers
         ]
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:
-        """Look for absent backends until closed, and call `load` once one is there.
+        """Search for absent backends until closed, and call `load` once one is available.
 
-        `load` gives the reason why that did not work out, "" if it did.
+        `load` returns the reason of a failure, "" on success.
         """
         if self.incomplete:
             self._search = self._loop.create_task(self._look(load))
 
     def stop_search(self) -> None:
-        """Look no more for what is absent."""
+        """Stop the search for absent backends."""
         if self._search is not None:
             self._search.cancel()
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Stop choosing backends."""
         self.stop_search()
         self.tiers.close()
 

@@ -1,4 +1,4 @@
-"""Models that follow their files: repositories that change, and single files."""
+"""Reloading of models when their files change: repositories, and single files."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class _Following:
-    """A watcher's findings, taken from its thread to the event loop; nothing once it is stopped."""
+    """Passes a watcher's findings from its thread to the event loop, until it is stopped."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -32,16 +32,16 @@ class _Following:
         self._watcher: FileWatcher | RepositoryWatcher
 
     def start(self) -> None:
-        """Begin, once the engine knows the models."""
+        """Start, once the engine knows the models."""
         self._watcher.start()
 
     def stop(self) -> None:
-        """Change nothing from now on."""
+        """Apply no further changes."""
         self._stopped = True
         self._watcher.stop()
 
     def _take(self, work: Callable[..., None], *given: object) -> None:
-        """Called by the watcher, on its thread."""
+        """Receive a finding on the watcher's thread."""
 
         def take() -> None:
             if not self._stopped:
@@ -54,7 +54,7 @@ class _Following:
 
 
 class Follower(_Following):
-    """Loads and unloads what has changed in repositories. Used on the event-loop thread."""
+    """Loads and unloads models that change in repositories. Used on the event-loop thread."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Follower(_Following):
         poll_secs: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`sources` are the models that the engine is given at first.
+        """`sources` are the initial models of the engine.
 
-        To be made before they are loaded: then what changes while they are is not missed.
+        Create it before they are loaded, so that changes during the load are not missed.
         """
         super().__init__(engine, loop)
         followed = FollowedRepositories(catalogue, sources)
@@ -75,7 +75,7 @@ class Follower(_Following):
         )
 
     async def stopped(self) -> None:
-        """Wait for threads that must not be there when the process ends."""
+        """Wait for threads that must end before the process."""
         await asyncio.to_thread(self._watcher.join)
 
     def _apply(self, changes: Sequence[Change]) -> None:
@@ -94,14 +94,14 @@ class Follower(_Following):
 
 
 class Reloader(_Following):
-    """Loads models from single files again that have changed. Used on the event-loop thread."""
+    """Reloads models from single files that change. Used on the event-loop thread."""
 
     def __init__(
         self, engine: Engine, sources: Sequence[ModelSource], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`sources` are all models; those are watched that are single files, under their own names.
+        """`sources` are all models; single files under their own names are watched.
 
-        To be made before they are loaded: then what changes while they are is not missed.
+        Create it before they are loaded, so that changes during the load are not missed.
         """
         super().__init__(engine, loop)
         names = Counter(source.name for source in sources)
@@ -113,7 +113,7 @@ class Reloader(_Following):
         try:
             source = single_file(file)
         except LoadFailed:
-            return  # it is gone again; what was loaded of it goes on
+            return  # removed again; the loaded model stays
         names = ", ".join(sorted(path.name for path in changed))
         log.info(
             "%s has changed: loading model %s again", names, source.name,

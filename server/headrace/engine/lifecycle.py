@@ -1,17 +1,16 @@
 """Loading, replacing and unloading of models.
 
-What takes time happens on loading threads and comes back as values. A model is loaded beside what
-serves under its name; then its versions take their places in one step, between two turns of the
-event loop. What they replace finishes what it has accepted, and is freed. A version that would be
-the same again stays. If something cannot be loaded, all that served goes on. If a model changes
-while it is being loaded, what comes of that load is thrown away, since it may be made of files from
-before and after: the last change wins, and changes do not pile up. To unload a model is such a
-change, too: its versions finish what they have accepted and stay known as unloaded, and what is
-being loaded for it is called off.
+Slow work runs on loading threads and returns values. A model is loaded beside the versions that
+serve under its name; then its versions take their places in one step, between two turns of the
+event loop. Replaced versions finish the requests that they have accepted, and are freed. A version
+that would be identical stays. If anything cannot be loaded, all serving versions stay. If a model
+changes while it is being loaded, the result of that load is discarded, since it may mix old and new
+files: the last change wins, and changes do not pile up. An unload is such a change, too: the
+versions finish what they have accepted and stay known as unloaded, and a running load is cancelled.
 
-Owned by the event-loop thread. Invariants: of each model at most one load is under way and one is
-wanted after it; a version that was replaced or unloaded is in `_leaving` until it is freed; of a
-model that was unloaded no version takes requests.
+Owned by the event-loop thread. Invariants: each model has at most one load in progress and one
+wanted after it; a replaced or unloaded version is in `_leaving` until it is freed; no version of an
+unloaded model takes requests.
 """
 
 import asyncio
@@ -41,23 +40,23 @@ log = logging.getLogger(__name__)
 Result: TypeAlias = LoadedVersion | Change
 EXITING = "the server is shutting down"
 _UNLOADED = "it was unloaded before it was loaded"
-_LONG_DRAIN_SECS = 30.0  # from which on the log says that a version that goes still runs
+_LONG_DRAIN_SECS = 30.0  # after which the log reports a version that still drains
 
 
 class Loads:
-    """Loading and unloading of models: the life cycle itself, or `OnRequest` in front of it.
+    """Interface for loading and unloading models: `Lifecycle`, or `OnRequest` in front of it.
 
-    The defaults are of models that are loaded for good.
+    The defaults are for models that stay loaded.
     """
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """Load a model, beside what serves under its name, and let it take the place of that.
+        """Load a model beside what serves under its name, then replace that.
 
-        What serves goes on until then, and for good if the new one cannot be loaded; no request is
-        lost. The answer is the reason why it could not be, "" if it was. If a model is handed in
-        again before it is loaded, only the last one counts, and the answer is about that.
-        `added` is for a model that nobody counts on yet: unless it is known already, the server is
-        ready whether it can be loaded or not.
+        The serving versions stay until then, and for good if the load fails; no request is lost.
+        The result is the reason of the failure, "" on success. If a model is passed again before it
+        is loaded, only the last one counts, and the result is about that one. `added` marks a model
+        that is not relied on yet: unless it is known already, it does not affect the server's
+        readiness.
         """
         raise NotImplementedError
 
@@ -66,46 +65,46 @@ class Loads:
         self.load(source, added)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
-        """Let a model take no more requests, until it is loaded again; its versions stay known.
+        """Stop a model's requests until it is loaded again; its versions stay known.
 
-        What is being loaded for it never serves. Done when what it had accepted is finished and it
-        is freed, at once for a name that is not known. To cancel the wait cancels nothing else.
+        A running load is discarded. Done when accepted requests are finished and the model is
+        freed, at once for an unknown name. Cancelling the wait cancels nothing else.
         """
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Load nothing more; what is being loaded is closed again if it comes."""
+        """Start no more loads; the results of running ones are closed."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Look after memory from now on."""
+        """Start memory management."""
 
     def at_start(self, name: str) -> bool:
-        """True if a model is loaded before anybody asks for it."""
+        """True if a model is loaded at start rather than on request."""
         return True
 
     def offers(self, name: str, version: str = "") -> bool:
-        """True if a model that is not in memory can be brought, with a version if one is named."""
+        """True if an absent model can be loaded on request, in this version if one is named."""
         return False
 
     async def bring(self, name: str) -> None:
-        """Load a model that is on offer, and wait for it; raises `ServerError`."""
+        """Load a model on request, and wait for it; raises `ServerError`."""
 
     def cold_start(self, engine: Entrance, name: str, version: str) -> Router | None:
-        """The target of requests for a model on offer, which it brings into memory."""
+        """The target of requests for a model that is loaded on request."""
         return None
 
     def counts(self) -> MemoryCounts | None:
-        """The models in memory as a scrape sees them; None if they are there for good."""
+        """Counters of models in memory, for a scrape; None if models stay loaded."""
         return None
 
 
 class Lifecycle(Loads):
     """Loads and frees the models of an engine.
 
-    `changed` is called with a model of which other versions may be found than before, `host` makes
-    what a version reaches of the server, and `statistics` its counters; `regions` are the clients'
-    shared memory. `announce` is called when a model may have been loaded, or not.
+    `changed` is called with a model whose versions have changed, `host` makes the server services
+    of a version, and `statistics` its counters; `regions` are the clients' shared memory.
+    `announce` is called after a load has ended.
     """
 
     def __init__(
@@ -134,17 +133,17 @@ class Lifecycle(Loads):
 
     @property
     def loading(self) -> bool:
-        """True if anything is being loaded, be it that nobody waits for it any more."""
+        """True if anything is being loaded, even if no longer awaited."""
         left_behind = self._threads.under_way > 0
         return left_behind or any(model.loading for model in self._models.values())
 
     @property
     def leaving(self) -> Sequence[ModelVersion]:
-        """Versions that were replaced, removed or unloaded and have still something to finish."""
+        """Versions that were replaced, removed or unloaded and still have requests to finish."""
         return tuple(self._leaving)
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """Begin to load a model; cancelling the future does not cancel the load."""
+        """Start loading a model; cancelling the future does not cancel the load."""
         model = self._models.get(source.name)
         if model is None:
             model = self.know(source)
@@ -155,12 +154,12 @@ class Lifecycle(Loads):
         return asyncio.shield(model.loading)
 
     def _load_again(self, model: Model) -> "asyncio.Future[str]":
-        """Load a model as it is, unless it is being loaded: then that may be a change."""
+        """Reload a model from its source, unless a load, possibly of a change, is in progress."""
         loading = model.loading
         return self.load(model.source) if loading is None else asyncio.shield(loading)
 
     def know(self, source: ModelSource) -> Model:
-        """A model of which nothing is loaded yet, known under its name from now on."""
+        """Register a model without loading it."""
         model = self._models[source.name] = Model(source, self._statistics, self._announce)
         return model
 
@@ -184,7 +183,7 @@ class Lifecycle(Loads):
         self._threads.stop()
 
     async def unload_all(self, grace: float = ABANDONED_SECS) -> None:
-        """Finish what was accepted and free every model; `grace` as of `ModelVersion.unload`."""
+        """Finish accepted requests and free every model; `grace` as in `ModelVersion.unload`."""
         self.stop()
         versions = {v for model in self._models.values() for v in model.versions.values()}
         versions.update(self._leaving)
@@ -209,7 +208,7 @@ class Lifecycle(Loads):
         return self._stopped or model.unloaded or model.wanted is not None
 
     async def _load(self, model: Model, source: ModelSource) -> str:
-        """Load once; why it did not work out. It is of no account if it is outdated by then."""
+        """Load once; returns the reason of a failure. The result is ignored if outdated."""
         try:
             opened = await self._threads.run(
                 partial(open_model, source, self._backends, self._options, self._digests),
@@ -239,7 +238,7 @@ class Lifecycle(Loads):
         return problem
 
     async def _update(self, version: ModelVersion, opened: Opened) -> Result | str:
-        """Load what a version lacks, tried again as often as allowed; the reason if that fails."""
+        """Load what a version lacks, with retries; returns the reason if that fails."""
         what = f"{opened.source.name} version {version.name}"
         loop = asyncio.get_running_loop()
         limit = self._options.limit_secs
@@ -275,7 +274,7 @@ class Lifecycle(Loads):
         return f"loading has taken longer than {seconds:g} s (--model-load-timeout-secs)"
 
     def _refuse(self, model: Model, error: Exception) -> str:
-        """The whole model could not be read."""
+        """Note that the whole model could not be read."""
         reason = _reason(model.name, error)
         if self._is_outdated(model):
             return reason
@@ -283,14 +282,14 @@ class Lifecycle(Loads):
         model.unreadable = True
         if not model.versions:
             model.reason = reason
-        model.expect(model.versions)  # what was unloaded may have still something to finish
+        model.expect(model.versions)  # unloaded versions may still have requests to finish
         for number in model.versions:
             model.refuse(number, reason)
         self._tell_of_those_that_go_on(model)
         return reason
 
     def _abandon(self, model: Model, results: Mapping[int, Result | str]) -> str:
-        """Keep all that serves, since a new version could not be loaded; the reasons."""
+        """Keep the serving versions, since a new version failed to load; returns the reasons."""
         problems = {n: result for n, result in results.items() if isinstance(result, str)}
         for number in results:
             if number in problems:
@@ -302,7 +301,7 @@ class Lifecycle(Loads):
         return "; ".join(problems.values())
 
     def _swap(self, model: Model, source: ModelSource, results: Mapping[int, Result | str]) -> str:
-        """Swap in the versions that were loaded; the reasons why others were not."""
+        """Swap in the loaded versions; returns the reasons why others were not loaded."""
         problems: list[str] = []
         for number, result in results.items():
             problem = result if isinstance(result, str) else self._take_in(model, number, result)
@@ -325,11 +324,11 @@ class Lifecycle(Loads):
         return ""
 
     def _take_in(self, model: Model, number: int, loaded: Result) -> str:
-        """Swap in a loaded version for the one under its number; the reason if that fails."""
+        """Swap in a loaded version for the one with its number; returns the reason of a failure."""
         old = model.versions[number]
         if isinstance(loaded, Change):
             return self._change(old, loaded)
-        # Counters go on: to whoever watches them, it is the same model and version.
+        # Counters continue: for an observer, it is the same model and version.
         version = ModelVersion(model.name, number, old.statistics)
         try:
             loop = asyncio.get_running_loop()
@@ -349,7 +348,7 @@ class Lifecycle(Loads):
         return ""
 
     def _change(self, version: ModelVersion, change: Change) -> str:
-        """Change a version that serves in place; the reason if that fails."""
+        """Change a serving version in place; returns the reason of a failure."""
         try:
             version.change(change)
         except Exception as error:  # a bug, which must not keep others from loading
@@ -372,12 +371,12 @@ class Lifecycle(Loads):
                 )  # fmt: skip
 
     def _free(self, version: ModelVersion) -> None:
-        """Free a version that cannot be found any more, if it was ever loaded."""
+        """Free a version that can no longer be found, if it was loaded."""
         if version.ready:
             self._retire(version)
 
     def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
-        """Let a version that serves take no more, and free it once it has finished what it has."""
+        """Drain a serving version, and free it afterwards."""
         loop = asyncio.get_running_loop()
         version.leave()
         task = loop.create_task(version.unload())
@@ -405,13 +404,13 @@ class Lifecycle(Loads):
         return task
 
     def _is_gone(self, version: ModelVersion) -> bool:
-        """True if a version that was freed has none in its place."""
+        """True if a version was freed and not replaced."""
         model = self._models.get(version.model)
         now = model.versions.get(version.number) if model is not None else None
         return now is None or not now.ready
 
     async def _discard(self, loaded: Sequence[Result]) -> None:
-        """Close what nobody wants any more: on a loading thread, since it may take time."""
+        """Close unused instances on a loading thread, since it may take time."""
         try:
             await self._threads.run(partial(_close_all, loaded))
         except Stopped:
@@ -419,7 +418,7 @@ class Lifecycle(Loads):
 
 
 async def _all(leaving: Sequence["asyncio.Task[None]"]) -> None:
-    """Wait for all of them; what failed was told when it did."""
+    """Wait for all of them; failures were logged when they happened."""
     await asyncio.gather(*leaving, return_exceptions=True)
 
 
@@ -434,12 +433,12 @@ def _close_all(results: Sequence[Result]) -> None:
 
 
 def _is_nothing(result: Result | str) -> bool:
-    """True if it leaves a version as it is."""
+    """True if the result leaves a version unchanged."""
     return isinstance(result, Change) and not (result.instances or result.removed)
 
 
 def _reason(what: str, error: Exception) -> str:
-    """The reason of a failed load for clients; the whole story goes to the log."""
+    """The reason of a failed load for clients; the details go to the log."""
     if isinstance(error, RepositoryError):
         for line in str(error).splitlines():
             log.error("failed to load %s: %s", what, line)

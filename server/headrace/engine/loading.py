@@ -1,17 +1,16 @@
-"""From an opened model to loaded instances, ready to be put behind a scheduler.
+"""Loading: from an opened model to loaded instances, ready for a scheduler.
 
-Everything here may take seconds and runs on a loading thread; it touches no state of the engine and
-gives back values. Steps, after `headrace.engine.opening`: let the backend load a first instance,
-complete the configuration from it, check the two against one another, measure, warm up, load the
-other instances.
+Everything here may take seconds and runs on a loading thread, without touching the engine's state.
+Steps, after `headrace.engine.opening`: the backend loads a first instance, the configuration is
+completed from it, both are checked against each other, the instance is measured and warmed up, and
+the other instances are loaded.
 
-Of a model with several backends (`fail_over`), the first that can be loaded completes the
-configuration, and the others have to agree with it. Only servers may be absent: then the version
+For a model with several backends (`fail_over`), the first that can be loaded completes the
+configuration, and the others must agree with it. Only upstreams may be absent: the version then
 serves without them, and is loaded again once they can be reached.
 
-A version that serves is brought to what it is to be with as little loading as that takes
-(`update`): one of the same origin stays as it is; if only its instance groups have changed,
-instances are loaded beside those that serve, or some of them go.
+A serving version is updated with as little loading as possible (`update`): one with the same origin
+stays; if only its instance groups have changed, instances are added or removed.
 """
 
 import logging
@@ -51,7 +50,7 @@ from headrace.scheduling.policy import SchedulingPolicy
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes of a GPU's memory, 0 if nothing tells; `uuid` is the GPU's."""
+    """Bytes of a GPU's memory, 0 if unknown; `uuid` identifies the GPU."""
 
     device: int
     uuid: str
@@ -59,16 +58,16 @@ class GpuMemory:
 
 
 class Footprint:
-    """A measurement, for as long as an instance is being loaded: `with Footprint(…) as footprint`.
+    """A measurement of an instance's memory while it is loaded: `with Footprint(…) as footprint`.
 
-    `here` says whether it is loaded into this process, and so grows it. On a GPU, it is what the
-    GPU's memory in use has grown by, whoever has taken it. On a loading thread.
+    `here` is true if it is loaded into this process, whose memory grows by it. On a GPU, the
+    measurement is the growth of its memory in use, whoever took it. On a loading thread.
     """
 
     def __init__(
         self, meter: GrowthMeter, here: bool, gpus: Gpus | None = None, device: int | None = None
     ) -> None:
-        """`device` is the GPU that the instance is on, None for the CPU."""
+        """`device` is the instance's GPU, None for the CPU."""
         self._growth = _Growth(meter if here else None)
         self._gpus = gpus
         self._device = device
@@ -90,7 +89,7 @@ class Footprint:
         self._gpu_growth.end()
 
     def of(self, model: LoadedModel) -> tuple[int, GpuMemory | None]:
-        """Bytes that it takes, and what it takes of its GPU; the measurement ends with this."""
+        """Bytes taken in memory, and on its GPU; ends the measurement."""
         on_gpu = None
         if self._gpus is not None and self._device is not None:
             grown = max(self._gpu_growth.end() or 0, 0)
@@ -118,8 +117,8 @@ class _Growth:
 
 log = logging.getLogger(__name__)
 
-# A model file of up to this size is first loaded with one thread and measured: it may be fit to run
-# inline.
+# A model file of up to this size is first loaded with one thread and measured, since it may be fast
+# enough to run inline.
 _SMALL_FILE = 16 << 20
 _GRACE_SECS = 0.5
 _MOST_PARTS = 1024  # batches of one request, each of some 50 us for a light model
@@ -127,10 +126,10 @@ _MOST_PARTS = 1024  # batches of one request, each of some 50 us for a light mod
 
 @dataclass(frozen=True, slots=True)
 class LoadedInstance:
-    """One loaded copy, where it will run, and the bytes of memory that it takes.
+    """One loaded instance with its place of execution and the memory that it takes.
 
-    `gpu` is what it takes of a GPU's, if it is on one. Batches are put together in bytes that
-    `place` gives, where it gives some. `rank` is that of its backend, of a model that has several.
+    `gpu` is its GPU memory, if it is on one. `place` allocates memory for gathering batches, if it
+    has a preferred kind. `rank` is that of its backend, for a model with several.
     """
 
     name: str
@@ -144,12 +143,11 @@ class LoadedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """The backends of a version that has several, by what they are called, in order.
+    """The backends of a version that has several, by label, in order.
 
-    `here` are those that run on this server, and not on others.
-    With `queue_size` requests waiting the next one helps out; 0 is for never. `absent` are those
-    that could not be loaded, with the reason; `look` gives one of them that can be by now, "" for
-    none, and takes its time.
+    `here` are those that run on this server, not on upstreams. With `queue_size` requests waiting
+    the next one helps out; 0: never. `absent` are those that could not be loaded, with the reason;
+    `look` returns one of them that is available now, "" for none, and may block.
     """
 
     labels: tuple[str, ...]
@@ -161,7 +159,7 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """All that the engine needs to serve a version."""
+    """Everything that the engine needs to serve a version."""
 
     origin: Origin
     config: ModelConfig
@@ -178,7 +176,7 @@ class LoadedVersion:
 
 
 def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> Iterator[str]:
-    """Warnings of tensors that are not served, or may be served otherwise than meant."""
+    """Warnings about tensors that are left out, or may be misinterpreted."""
     name = opened.source.name
     declared = opened.file.sets("input")
     served = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
@@ -196,7 +194,7 @@ def _model_warnings(opened: Opened, model: LoadedModel, config: ModelConfig) -> 
 
 
 def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelConfig:
-    """The model's whole configuration, completed from a loaded instance; raises `InvalidConfig`."""
+    """The complete configuration, from a loaded instance; raises `InvalidConfig`."""
     file = opened.file
     with opened.options_explained():
         config = model.completed(opened.config, options.auto_complete)
@@ -217,7 +215,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
 def _divided(
     signature: Signature, opened: Opened, model: LoadedModel, config: ModelConfig
 ) -> Signature:
-    """A signature that knows how many rows a request may have, and what decides on that."""
+    """The signature with the number of rows per request, and the name of its limit."""
     limit, completed = signature.limit, False
     if model.row_limit and not opened.file.sets("max_batch_size"):
         limit, completed = model.row_limit, model.row_limit == DEFAULT_ROWS
@@ -227,7 +225,7 @@ def _divided(
 
 @contextmanager
 def _closed_on_error(loaded: list[LoadedInstance]) -> Iterator[None]:
-    """Close what has been loaded by then if something raises."""
+    """Close the instances loaded so far if an exception is raised."""
     try:
         yield
     except BaseException:
@@ -237,9 +235,9 @@ def _closed_on_error(loaded: list[LoadedInstance]) -> Iterator[None]:
 
 
 def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
-    """Load every instance of a version; raises `RepositoryError`, with everything closed again."""
+    """Load every instance of a version; raises `RepositoryError`, with everything closed."""
     begun = monotonic()
-    # Where others run it, what is left open is up to them, instance groups above all.
+    # For an upstream, everything left open is its own decision, above all instance groups.
     elsewhere = not opened.backend.places_instances
     early = opened.config if elsewhere else completion.normalise(opened.config)
     further = opened.label not in ("", early.backend)
@@ -280,7 +278,7 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             _begin(opened, model, config, options)
             kind = model.kind(wanted, signature, first_spec.device)
             if first_threads != threads and _kind_of(kind) is not InstanceKind.INLINE:
-                # Too heavy for the event loop after all: it gets all the cores that it may use.
+                # Too slow for the event loop after all: it gets all the cores that it may use.
                 loaded.pop().model.close()
                 model = _load(opened, first_spec)
                 first_threads = threads
@@ -309,9 +307,9 @@ def load_instances(
     inline: bool,
     options: LoadOptions,
 ) -> list[LoadedInstance]:
-    """Load further instances of a version that serves; raises as `load_version` does.
+    """Load further instances of a serving version; raises as `load_version` does.
 
-    `config` is complete, `inline` whether those that are there run on the event loop.
+    `config` is complete, `inline` is true if the existing instances run on the event loop.
     """
     threads = 1 if inline else threads_for(len(reading.placements(config)), options.cores)
     samples = read_samples(opened.file, config, reading.signature(config), opened.source.path)
@@ -331,7 +329,7 @@ def _load_copy(
     samples: Sequence[Sample],
     options: LoadOptions,
 ) -> LoadedInstance:
-    """Load an instance of a model whose whole configuration is known."""
+    """Load an instance of a model whose configuration is complete."""
     environments, deadline = options.environments, _deadline(options)
     signature, wanted = reading.signature(config), reading.execution(config)
     with _footprint(opened, spec, wanted, options) as footprint:
@@ -352,31 +350,31 @@ def _footprint(opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions
     backend = opened.backend
     here = not backend.isolated or wanted in IN_PROCESS
     if here:
-        backend.prepare()  # before the measurement: it is no part of a model's memory
+        backend.prepare()  # before the measurement, since it is not part of a model's memory
     return Footprint(options.meter, here, options.gpus, spec.device)
 
 
 def _place(
     model: LoadedModel, config: ModelConfig, device: int | None, options: LoadOptions
 ) -> Callable[[int], Array | None] | None:
-    """The memory in which an instance's batches are gathered; None for any."""
+    """The allocator for an instance's batches; None for ordinary memory."""
     pinned = device is not None and model.pins_inputs and reading.pinned_inputs(config)
     return options.gpus.pinned if pinned else None
 
 
 def _deadline(options: LoadOptions) -> float:
-    """Until when a worker may take to start: a little longer than anybody waits for it."""
+    """The deadline for a worker's start: slightly later than any waiting load."""
     return monotonic() + options.limit_secs + _GRACE_SECS if options.limit_secs else inf
 
 
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
-    """Load one instance; a setting that the backend cannot follow is told like any other."""
+    """Load one instance; backend options that fail are reported as configuration errors."""
     with opened.options_explained():
         return opened.backend.load(spec)
 
 
 def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> ExecutionLimits:
-    """How long the model's executions may take; raises `InvalidConfig`."""
+    """The execution limits of the model; raises `InvalidConfig`."""
     with opened.options_explained():
         return options.limits.of(reading.parameters(config))
 
@@ -384,7 +382,7 @@ def _limits(opened: Opened, config: ModelConfig, options: LoadOptions) -> Execut
 def _stages(
     opened: Opened, config: ModelConfig, signature: Signature, version: int, options: LoadOptions
 ) -> tuple[Compose, ...]:
-    """The stages of plugins that the version has; raises `RepositoryError`."""
+    """The plugin stages of the version; raises `RepositoryError`."""
     model = StageModel(signature.model, version, reading.parameters(config), signature)
     found = []
     for name, plugin in options.stages.items():
@@ -394,7 +392,7 @@ def _stages(
 
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
-    """Start a loaded model with its whole configuration; raises `RepositoryError`."""
+    """Start a loaded model with its complete configuration; raises `RepositoryError`."""
     batches = reading.scheduling_policy(config).batch.max_rows > 0
     with opened.options_explained():
         model.begin(config, reading.signature(config), batches, options.host)
@@ -433,7 +431,7 @@ def load(opened: Opened, version: int, options: LoadOptions) -> LoadedVersion:
 
 
 class _Loading:
-    """The loading of one version with several backends: what is loaded, and what is absent."""
+    """The loading of one version with several backends: loaded instances, absent backends."""
 
     def __init__(self, opened: Opened, version: int, options: LoadOptions) -> None:
         self._tiers = [replace(opened, fail_over=()), *opened.fail_over]
@@ -444,7 +442,7 @@ class _Loading:
         self._absent: dict[str, tuple[Opened, LoadFailed]] = {}
 
     def result(self) -> LoadedVersion:
-        """All of it; raises `RepositoryError`, with everything closed again."""
+        """Everything loaded; raises `RepositoryError`, with everything closed."""
         begun = monotonic()
         with _closed_on_error(self._instances):
             for rank, tier in enumerate(self._tiers):
@@ -463,7 +461,7 @@ class _Loading:
         ]
         return replace(
             first,
-            # Any of them may answer, and what others run may read any.
+            # Any of them may answer, and models on upstreams may read any parameter.
             signature=replace(first.signature, parameters=None),
             config=fail_over.with_own_fields(first.config, normalise(own.config)),
             instances=self._instances,
@@ -493,7 +491,7 @@ class _Loading:
             self._absent[tier.label] = tier, error
             return
         self._instances += [replace(instance, rank=rank) for instance in found.instances]
-        if not self._loaded:  # servers may have said what the file leaves open
+        if not self._loaded:  # upstreams may have completed the configuration
             refuse(tier.file, fail_over.problems(found.config))
         elif why := _differs(self._loaded[0].signature, found.signature):
             raise InvalidConfig(_prefixed(tier, self._agreed, f"{tier.file.name}: {why}"))
@@ -501,11 +499,11 @@ class _Loading:
 
     @property
     def _agreed(self) -> str:
-        """The label of the first backend that was loaded."""
+        """The label of the first loaded backend."""
         return next(t.label for t in self._tiers if t.label not in self._absent)
 
     def _look(self) -> str:
-        """The label of an absent backend that can be loaded now; "" if none can."""
+        """The label of an absent backend that can be loaded now; "" for none."""
         for label, (tier, _) in self._absent.items():
             placement = reading.Placement(tier.source.name, None)
             spec = reading.load_spec(tier.config, tier.source.path, self._version, placement, 1)
@@ -516,29 +514,29 @@ class _Loading:
 
 
 def _completed(tier: Opened, config: ModelConfig) -> Opened:
-    """The model with the configuration that another of its backends has completed."""
+    """The model with the configuration completed from another of its backends."""
     own = fail_over.with_own_fields(config, tier.config)
     lines = {**dict.fromkeys(_COMPLETED, 0), **tier.file.lines}
     return replace(tier, config=own, file=ConfigFile(tier.file.name, own, lines))
 
 
 def _differs(agreed: Signature, found: Signature) -> str:
-    """Why requests for one signature are none for the other; "" if they are."""
+    """The reason why requests for one signature do not fit the other; "" if they do."""
     return difference(agreed, found) if agreed != found else ""
 
 
 def _prefixed(tier: Opened, agreed: str, text: str) -> str:
-    """Lines about a backend that does not fit to another."""
+    """Prefix each line about a backend that does not match another."""
     lead = f"{tier.label} does not go with {agreed}"
     return "\n".join(f"{lead}: {line}" for line in text.splitlines())
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A version that serves, as it is when its model is loaded again.
+    """The state of a serving version when its model is loaded again.
 
-    `names` are those of its instances, `inline` is whether they run on the event loop, and
-    `resizable` whether some of them may come and go.
+    `names` are its instances' names, `inline` is true if they run on the event loop, and
+    `resizable` if instances can be added and removed.
     """
 
     origin: Origin
@@ -550,10 +548,10 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change in place of a version that serves.
+    """A change of a serving version in place.
 
-    `config` has the version policy, the instance groups and the traffic rules of now. `instances`
-    are further ones, `removed` the names of those that are too many.
+    `config` has the new version policy, instance groups and traffic rules. `instances` are to be
+    added, `removed` are the names of those to be removed.
     """
 
     origin: Origin
@@ -563,7 +561,7 @@ class Change:
 
 
 class Step(Enum):
-    """The ways to bring a version to a new origin: nothing, other instances, or a load."""
+    """The ways to bring a version to a new origin: keep, resize, or load."""
 
     KEEP = "keep"
     RESIZE = "resize"
@@ -571,7 +569,7 @@ class Step(Enum):
 
 
 def step(before: Origin | None, after: Origin) -> Step:
-    """The step from the origin `before`, None if nothing serves well, to `after`."""
+    """The step from the origin `before`, None if no healthy version serves, to `after`."""
     if before is None or before.content != after.content:
         return Step.LOAD
     if before.groups == after.groups:
@@ -582,9 +580,9 @@ def step(before: Origin | None, after: Origin) -> Step:
 def update(
     serving: Serving | None, opened: Opened, version: int, options: LoadOptions
 ) -> LoadedVersion | Change:
-    """Load what a version lacks; raises as `load` does, with everything closed again.
+    """Load what a version lacks; raises as `load` does, with everything closed.
 
-    It may take seconds, and is for a loading thread. `serving` is None if nothing serves well.
+    May take seconds: for a loading thread. `serving` is None if no healthy version serves.
     """
     origin = opened.origins[version]
     before = serving.origin if serving is not None else None
@@ -596,7 +594,7 @@ def update(
     if serving is None or kind is Step.LOAD:
         return load(opened, version, options)
     config = adjusted(serving.config, normalise(opened.config))
-    if kind is Step.KEEP:  # with the instance groups that it was completed with
+    if kind is Step.KEEP:  # with the completed instance groups
         config.ClearField("instance_group")
         config.instance_group.extend(serving.config.instance_group)
         return Change(origin, config)
@@ -606,9 +604,9 @@ def update(
 
 
 def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
-    """True if a configuration is what the one of a version that serves was completed to.
+    """True if a configuration equals the completed one of a serving version.
 
-    Clients get it like that and send it back with other instance groups.
+    Clients receive it in that form and send it back with other instance groups.
     """
     there, wanted = serving.origin.content, origin.content
     return (
@@ -621,9 +619,9 @@ def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
 def resize(
     names: Sequence[str], placements: Sequence[Placement]
 ) -> tuple[list[str], list[Placement]]:
-    """Which instances are too many, by name, and which are missing; all of them are on the CPU.
+    """The names of surplus instances, and the missing placements; all are on the CPU.
 
-    Those that are wanted under their names stay, then as many others as are wanted at all.
+    Instances with wanted names stay, then as many others as are wanted in total.
     """
     there = Counter(names)
     missing: list[Placement] = []
@@ -638,7 +636,7 @@ def resize(
 
 
 def adjusted(config: ModelConfig, wanted: ModelConfig) -> ModelConfig:
-    """A copy of a complete configuration with what another has that is changed in place."""
+    """A copy of a complete configuration with the in-place changes of another one."""
     result = ModelConfig()
     result.CopyFrom(config)
     result.version_policy.CopyFrom(wanted.version_policy)

@@ -1,12 +1,11 @@
-"""Prometheus series, made from the counters when they are scraped.
+"""Prometheus series, computed from the counters on each scrape.
 
-The `nv_*` names and labels are Triton's, because dashboards, autoscalers and load generators read
-them; the `headrace_*` ones are histograms and gauges that Triton does not have. Each family stands
-once in a table: name, help text, labels, and what its samples are read from. A family that counts
-something new is one more line there.
+The `nv_*` names and labels are Triton's, which dashboards, autoscalers and load generators read;
+the `headrace_*` ones are histograms and gauges that Triton does not have. Each family is declared
+once in a table: name, help text, labels, and the source of its samples.
 
-This module is alone with prometheus_client, which brings an HTTP server and 4 MB along: it is
-imported for the first scrape.
+Only this module imports prometheus_client, which brings an HTTP server and 4 MB along; it is
+imported on the first scrape.
 """
 
 import asyncio
@@ -54,19 +53,19 @@ from headrace.observability.statistics import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# prometheus_client ends every counter's name with _total in the header lines, also where the
-# samples do not.
+# prometheus_client appends _total to every counter's name in the header lines, even if the samples
+# do not have it.
 _SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
 _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
-_SAMPLES_A_TURN = 200  # written in a millisecond or two
+_SAMPLES_A_TURN = 200  # formatted in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 S = TypeVar("S")
 
 
 class ServerCollector:
-    """Turns the state of the server into metric families; called on the event-loop thread."""
+    """Converts the state of the server to metric families; called on the event-loop thread."""
 
     def __init__(
         self,
@@ -75,16 +74,16 @@ class ServerCollector:
         options: MetricsOptions | None = None,
         gpus: Callable[[], GpuSeries] = GpuSeries,
     ) -> None:
-        """Without a `machine`, nothing is told of it."""
+        """Without a `machine`, there are no machine metrics."""
         self._engine = engine
         self._machine = machine
         self._gpus = gpus
         self._version_families = version_families(options or MetricsOptions())
 
     def parts(self) -> Iterator[Metric]:
-        """All families, also those without a sample yet, in parts of a bounded size.
+        """All families, including empty ones, in parts of a bounded size.
 
-        Those of one family have the same name; what they tell is looked up when they are asked for.
+        Parts of one family have the same name; samples are computed when a part is consumed.
         """
         versions = (version for version in list(self._engine.versions()) if version.ready)
         group = list(islice(versions, _VERSIONS_A_PART))
@@ -141,12 +140,12 @@ def collected(
     sources: Sequence[tuple[Mapping[str, str], S]],
     optional: bool = False,
 ) -> Iterator[Metric]:
-    """The families, with a sample for each reading of each source under the source's labels.
+    """Families with a sample for each reading of each source, under the source's labels.
 
-    Families without any are left out if they are `optional`.
+    Empty families are left out if they are `optional`.
     """
     for family in families:
-        counts = family.kind == "counter"  # the library ends their names with _total in headers
+        counts = family.kind == "counter"  # the library appends _total to their names in headers
         base = family.name.removesuffix("_total") if counts else family.name
         metric = Metric(base, family.help, family.kind)
         for labels, source in sources:
@@ -163,7 +162,7 @@ def collected(
 
 
 def _add(metric: Metric, name: str, labels: dict[str, str], reading: Reading) -> None:
-    """Add the samples of one reading: none of None, several of a distribution."""
+    """Add the samples of one reading: none for None, several for a distribution."""
     if reading is None:
         return
     if isinstance(reading, Buckets):
@@ -183,7 +182,7 @@ def _add(metric: Metric, name: str, labels: dict[str, str], reading: Reading) ->
 
 
 class _Families:
-    """Families as a registry has them."""
+    """A registry of given families."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -193,9 +192,9 @@ class _Families:
 
 
 def process_registry() -> CollectorRegistry:
-    """The library's own series of this process.
+    """The library's own series about this process.
 
-    A registry of its own: nothing that is registered globally gets into the answer.
+    A separate registry, so that globally registered series are not included.
     """
     result = CollectorRegistry()
     ProcessCollector(registry=result)
@@ -207,10 +206,10 @@ def process_registry() -> CollectorRegistry:
 async def scrape(
     collector: ServerCollector, process: CollectorRegistry, plain: Container[str] = ()
 ) -> bytes:
-    """The answer to a scrape, in Prometheus' text format.
+    """The response to a scrape, in Prometheus' text format.
 
-    A thousand models have tens of thousands of samples, which take the better part of a second to
-    write: the event loop gets its turn after every few of them. `plain` as of `render`.
+    A thousand models have tens of thousands of samples, whose formatting takes most of a second:
+    the event loop gets a turn after every few of them. `plain` as in `render`.
     """
     texts: dict[str, list[bytes]] = {}
     written = 0
@@ -227,9 +226,9 @@ async def scrape(
 
 
 def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) -> bytes:
-    """Families in Prometheus' text format.
+    """Format families in Prometheus' text format.
 
-    `plain` are counters whose samples have no _total, beside those under Triton's names.
+    `plain` are further counters, beside Triton's, whose samples have no _total.
     """
 
     def header(found: re.Match[bytes]) -> bytes:
@@ -243,7 +242,7 @@ def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) 
 
 
 def version_families(options: MetricsOptions) -> list[Family[ModelVersion]]:
-    """The families with samples of each version; which of Triton's latencies, `options` say."""
+    """The families per version; `options` select Triton's latencies."""
     families = [f for f in _VERSION_FAMILIES if options.counters or f not in _LATENCY_COUNTERS]
     if options.histograms:
         families.append(_FIRST_RESPONSES)
@@ -260,7 +259,7 @@ def _labels(version: ModelVersion) -> dict[str, str]:
 def _latency(
     name: str, read: Callable[[VersionStatistics], int], what: str
 ) -> Family[ModelVersion]:
-    """A counter of nanoseconds, told in microseconds."""
+    """A counter of nanoseconds, exported in microseconds."""
     return Family(
         f"nv_inference_{name}_us", "counter", lambda v: read(v.statistics) // 1_000,
         f"Microseconds {what}",
@@ -270,7 +269,7 @@ def _latency(
 def _durations(
     name: str, read: Callable[[VersionStatistics], Histogram], what: str
 ) -> Family[ModelVersion]:
-    """A histogram of nanoseconds, told in seconds."""
+    """A histogram of nanoseconds, exported in seconds."""
     return Family(
         f"headrace_{name}_duration_seconds", "histogram", lambda v: in_seconds(read(v.statistics)),
         f"Seconds {what}",

@@ -1,4 +1,4 @@
-"""Models by name, their versions, and the chain of stages that serves each version.
+"""Models by name, their versions, and the stages in front of each version's queue.
 
 Owned by the event-loop thread.
 """
@@ -52,7 +52,7 @@ def make_batcher(
     report: Callable[[Sequence[Call], Exception], None],
     load: ModelLoad,
 ) -> Batcher:
-    """A scheduler without instances; `report` is told which requests a backend failed on.
+    """A scheduler without instances; `report` receives failed requests.
 
     `load` counts the requests of all versions of the model.
     """
@@ -68,7 +68,7 @@ def make_batcher(
 
 
 class State(StrEnum):
-    """Where a version is in its life, under the protocol's names."""
+    """The state of a version, under the protocol's names."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -77,12 +77,12 @@ class State(StrEnum):
 
 
 class ModelVersion:
-    """A version from when it is known. Owned by the event-loop thread.
+    """A version, known from before its load. Owned by the event-loop thread.
 
-    It is loaded once, from its `origin`: one that replaces it is another object, which may go on
-    with its counters. Instances may be added and removed meanwhile.
+    It is loaded once, from its `origin`: a replacement is another object, which may take over its
+    counters. Instances may be added and removed while it serves.
 
-    Invariant: `batcher`, `config` and `signature` are there exactly while the state is READY or
+    Invariant: `batcher`, `config` and `signature` are set exactly while the state is READY or
     UNLOADING.
     """
 
@@ -94,38 +94,38 @@ class ModelVersion:
         self.name = str(number)
         self.direct: Direct | None = None
         self._plain: tuple[PlainJson, PlainWriter] | None = None  # codecs of plain calls
-        self._given_up = False  # nothing that could run it comes back for now
+        self._given_up = False  # no instance is expected back soon
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
         self.origin: Origin | None = None
-        self.added = False  # it came while other versions served
+        self.added = False  # added while other versions served
         self.decoupled = False
         self._split = False
         self._batcher: Batcher | None = None
         self._config: ModelConfig | None = None
         self._signature: Signature | None = None
         self._host: EngineServices | None = None
-        self._labels: Mapping[str, Sequence[str]] = {}  # of outputs, for classes
+        self._labels: Mapping[str, Sequence[str]] = {}  # labels of outputs, for classification
         self._regions: Regions
         self._account: ModelAccount | None = None
-        self.upload: Upload | None = None  # its files, where a request has brought them
-        self._placements: dict[int, Placement] = {}  # by the rank of their backends
+        self.upload: Upload | None = None  # uploaded files, if any
+        self._placements: dict[int, Placement] = {}  # by rank of backend
         self._surroundings: list[Surroundings] = []  # likewise
-        self._fail_over: FailOver | None = None  # if it has several
-        self.forwarded_headers: Sequence[str] | None = None  # of clients, if other servers run it
-        self._sequences: SequenceQueue | None = None  # before the scheduler
-        self._stages: Sequence[Compose] = ()  # of plugins, the innermost first
+        self._fail_over: FailOver | None = None  # if it has several backends
+        self.forwarded_headers: Sequence[str] | None = None  # client headers for upstreams
+        self._sequences: SequenceQueue | None = None  # in front of the scheduler
+        self._stages: Sequence[Compose] = ()  # plugin stages, innermost first
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
         self.submit: Submit  # checks and queues a call; raises `ServerError`
-        self._queue: Submit  # queues one that has been checked
+        self._queue: Submit  # queues a checked call
         self.state = State.LOADING
 
     @property
     def state(self) -> State:
-        """The state that the index tells; `ready` is whether it takes requests."""
+        """The state in the index; `ready` tells if the version takes requests."""
         return self._state
 
     @state.setter
@@ -136,8 +136,8 @@ class ModelVersion:
 
     @property
     def healthy(self) -> bool:
-        """True if requests that it takes are executed: not while all its workers are down, all its
-        instances are stalled, or none of its servers can be reached.
+        """True if accepted requests are executed: not while all its workers are down, all its
+        instances are stalled, or no upstream can be reached.
         """
         return self.ready and any(instances.healthy for instances in self._each)
 
@@ -152,46 +152,46 @@ class ModelVersion:
 
     @property
     def detour(self) -> str:
-        """Which backend answers in place of a better one; "" if that is so for none."""
+        """The backend in use instead of a preferred one; "" if there is none."""
         return "" if self._fail_over is None else self._fail_over.detour
 
     @property
     def instances(self) -> list[PlacedInstance]:
-        """The instances, wherever they run; the servers of a model that runs elsewhere are one."""
+        """The instances, wherever they run; a model's upstreams count as one."""
         return [instance for instances in self._each for instance in instances]
 
     @property
     def workers(self) -> WorkerSeries | None:
-        """The workers as a scrape sees them; None if there are none."""
+        """The workers, for a scrape; None if there are none."""
         return next((one.workers for one in self._each if one.workers is not None), None)
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
-        """The upstreams as a scrape sees them, if there are any."""
+        """The upstreams, for a scrape, if there are any."""
         return [endpoint for instances in self._each for endpoint in instances.endpoints]
 
     @property
     def backends(self) -> Sequence[BackendSeries]:
-        """The backends as a scrape sees them, if there are several."""
+        """The backends, for a scrape, if there are several."""
         return () if self._fail_over is None else self._fail_over.series()
 
     @property
     def stalled(self) -> list[PlacedInstance]:
-        """The instances whose batch has made no progress for too long."""
+        """The instances whose batch makes no progress."""
         return [instance for instances in self._each for instance in instances.stalled]
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that its instances take, as it was last looked at; 0 if that is not known.
+        """Memory of the instances at the last measurement; 0 if unknown.
 
-        See `headrace.observability.machine` for how far that is right.
+        See `headrace.observability.machine` for its accuracy.
         """
         pids = self._pids
         return sum(size for name, size in self._memory.items() if pids.get(name) != 0)
 
     @property
     def gpu_memory(self) -> list[GpuMemory]:
-        """Memory of each GPU that its instances had taken when they were loaded."""
+        """GPU memory taken by the instances when they were loaded, by GPU."""
         found: dict[int, GpuMemory] = {}
         for item in self._gpu_memory.values():
             before = found[item.device].nbytes if item.device in found else 0
@@ -199,7 +199,7 @@ class ModelVersion:
         return [found[device] for device in sorted(found) if found[device].nbytes]
 
     def worker_pids(self) -> dict[str, int]:
-        """The process of each instance that has one which runs."""
+        """The process ids of instances with a running worker."""
         return {name: pid for name, pid in self._pids.items() if pid}
 
     @property
@@ -207,12 +207,12 @@ class ModelVersion:
         return {name: pid for one in self._each for name, pid in one.pids.items()}
 
     def note_memory(self, found: Mapping[str, int]) -> None:
-        """Remember the bytes of instances that are still there."""
+        """Store the measured bytes of instances."""
         self._memory |= {name: size for name, size in found.items() if name in self._memory}
 
     def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait until `version` has done what it does: if it is this
-        one, with one instance, which runs one batch at a time.
+        """True if a request may have to wait for `version` to finish: if it is this one, with a
+        single instance, which runs one batch at a time.
         """
         if version is not self:
             return False
@@ -235,7 +235,7 @@ class ModelVersion:
 
     @property
     def busy(self) -> bool:
-        """True if it has requests to finish."""
+        """True if requests are unfinished."""
         return self._batcher is not None and self._batcher.busy
 
     @property
@@ -261,8 +261,8 @@ class ModelVersion:
         host: EngineServices,
         regions: Regions,
     ) -> None:
-        """Take requests from now on. `host` is what the model reaches of the server, `regions` are
-        those of clients.
+        """Start serving. `host` is the model's interface to the server, `regions` is the shared
+        memory of clients.
         """
         self._host = host
         self.upload = loaded.upload
@@ -303,7 +303,7 @@ class ModelVersion:
 
     @property
     def serving(self) -> Serving | None:
-        """Origin, configuration and instances while it serves well; None if it does not."""
+        """Origin, configuration and instances while it serves and is healthy; otherwise None."""
         if not self.healthy or self.origin is None or self._config is None:
             return None
         if self._fail_over is not None and self._fail_over.incomplete:
@@ -313,9 +313,9 @@ class ModelVersion:
         return Serving(self.origin, self._config, names, inline, self._fail_over is None)
 
     def change(self, change: Change) -> None:
-        """Swap in a new configuration and add or remove instances, without draining the queue.
+        """Swap in a new configuration and instance set without draining the queue.
 
-        Only while it is ready. Instances that go finish what they have.
+        Only while it is ready. Removed instances finish their batch.
         """
         self.origin, self._config, self.reason = change.origin, change.config, ""
         self._add(change.instances)
@@ -326,7 +326,7 @@ class ModelVersion:
                 instances.remove(name)
 
     def _add(self, loaded: Iterable[LoadedInstance]) -> None:
-        """Put loaded instances behind the scheduler."""
+        """Add loaded instances to the scheduler."""
         for item in loaded:
             self._memory[item.name] = item.memory
             if item.gpu is not None:
@@ -337,21 +337,21 @@ class ModelVersion:
             self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
 
     def leave(self) -> None:
-        """Refuse requests from now on; `unload` does the rest."""
+        """Refuse requests from now on; `unload` frees the model."""
         self.state = State.UNLOADING
         self.reason = ""
         if self._fail_over is not None:
             self._fail_over.stop_search()
 
     def fail(self, reason: str) -> None:
-        """Loading did not work out."""
+        """Note that the load failed."""
         self.state = State.UNAVAILABLE
         self.reason = reason
 
     async def unload(self, grace: float = ABANDONED_SECS) -> None:
-        """Finish the requests that were accepted, and free the model.
+        """Finish accepted requests, and free the model.
 
-        What nobody waits for any more is ended after `grace` seconds, where it can be.
+        Abandoned executions are ended after `grace` seconds, if possible.
         """
         for instances in self._each:
             instances.leave(grace)
@@ -386,15 +386,15 @@ class ModelVersion:
         return self._placements.values()
 
     def _on_instances(self) -> None:
-        """Compose the chain anew: an instance has gone or is back, or none is awaited any more."""
+        """Recompose the chain: instances were lost or recovered, or none is expected back."""
         self._given_up = all(instances.given_up for instances in self._each)
         self.compose()
 
     def compose(self) -> None:
         """Compose the stages that a call passes before the queue, the last one first.
 
-        `submit` takes calls as they were decoded, `_queue` those that have been checked. A plain
-        version has none but the check, and doors that have done it call its batcher: `direct`.
+        `submit` takes calls as decoded, `_queue` those that have been checked. A plain version only
+        has the check stage, and doors that have checked a call submit to its batcher: `direct`.
         """
         self.direct = None
         self.submit = self._queue = self._refuse
@@ -428,7 +428,7 @@ class ModelVersion:
             self.direct = Direct(*self._plain, {}, most, direct)
 
     def _queue_checked(self, call: Call) -> None:
-        """Queue a call that was checked a while ago; raises `ServerError`."""
+        """Queue a call that was checked earlier; raises `ServerError`."""
         self._queue(call)
 
     def _refuse(self, call: Call) -> None:
@@ -440,13 +440,13 @@ class ModelVersion:
         return source.waiting_error()
 
     def search(self, load: Callable[[], Awaitable[str]]) -> None:
-        """Look for absent backends, and call `load` once one is there."""
+        """Search for absent backends, and call `load` once one is available."""
         if self._fail_over is not None:
             self.reason = self._fail_over.reason
             self._fail_over.search(load)
 
     def not_ready(self) -> ModelNotReady:
-        """The error for a request that names this version while it does not serve."""
+        """The error for a request that names this version while it is not ready."""
         return ModelNotReady(
             f"Request for unknown model: '{self.model}' version {self.name} is not at ready state"
             f" (it is {self.state})",
@@ -472,13 +472,12 @@ class ModelVersion:
 
 
 class Model:
-    """All versions of one model, by number; `reason` says why there is none.
+    """All versions of one model, by number; `reason` is set if there are none.
 
-    `source` is what its versions were loaded from. `loading` is there while something is being
-    loaded, and `wanted` is what is to be loaded after that. `unloaded` is whether that was the last
-    that was asked of it, `unreadable` whether its last load has failed before any version was
-    looked at. `added` is whether it came to a server that was well without it. `loads` and
-    `failed_loads` count.
+    `source` is the source of the versions. `loading` is set during a load, `wanted` is the source
+    of the next load. `unloaded` is true if the last command was an unload, `unreadable` if the last
+    load failed before any version was examined, `added` if the model was added to a running server.
+    `loads` and `failed_loads` count.
     """
 
     def __init__(
@@ -488,7 +487,7 @@ class Model:
         announce: Callable[[], None] = lambda: None,
     ) -> None:
         """`statistics` makes the counters of a version; `announce` is called when `loaded` may
-        have changed, as it may have now.
+        have changed.
         """
         self.name = source.name
         self.source = source
@@ -508,11 +507,11 @@ class Model:
 
     @property
     def loaded(self) -> bool:
-        """True if all of it that is to serve was loaded: what was added to what serves, first has
-        to serve.
+        """True if everything that should serve was loaded; an added model counts from its first
+        success.
         """
         if self.unloaded or (self.added and not self.loads):
-            return True  # whatever what was unloaded has still to finish
+            return True  # even while unloaded versions drain
         versions = [v for v in self.versions.values() if v.ready or not v.added]
         return bool(versions) and all(version.ready for version in versions)
 
@@ -523,7 +522,7 @@ class Model:
         self._announce()
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Put versions that are being loaded under their numbers, unless others serve there."""
+        """Add versions that are being loaded, unless others serve under their numbers."""
         serves = self.newest() is not None
         for number in numbers:
             known = self.versions.get(number)
@@ -534,7 +533,7 @@ class Model:
                 self.put(version)
 
     def put(self, version: ModelVersion) -> None:
-        """Put a version under its number, in place of any other."""
+        """Store a version under its number, replacing any other."""
         self.versions[version.number] = version
         self._descending = [self.versions[n] for n in sorted(self.versions, reverse=True)]
         self._announce()
@@ -547,7 +546,7 @@ class Model:
         return version
 
     def refuse(self, number: int, reason: str) -> None:
-        """A version could not be loaded: what serves under its number goes on, and says why."""
+        """Note that a version failed to load: the one that serves stays, with the reason."""
         version = self.versions[number]
         if version.ready:
             version.reason = f"a change could not be loaded: {reason}"
@@ -556,10 +555,10 @@ class Model:
         self._announce()
 
     def find(self, version: str) -> ModelVersion:
-        """The version of that number, which takes requests; "" for the highest one that does.
+        """The version of that number, if it takes requests; "" for the highest one that does.
 
-        Raises `NotFound`, `ModelNotReady` while it is being loaded, or `InvalidRequest` for what is
-        no number.
+        Raises `NotFound`, `ModelNotReady` while it is being loaded, or `InvalidRequest` for an
+        invalid number.
         """
         if not version:
             newest = self.newest()
@@ -572,7 +571,7 @@ class Model:
             return newest
         found = self.versions.get(parse_version(version))
         if found is None:
-            if not self.versions:  # which there are is not known yet
+            if not self.versions:  # the set of versions is not known yet
                 self._refuse_while_loading()
             raise NotFound(
                 f"Request for unknown model: '{self.name}' version {version} is not found"
@@ -583,11 +582,11 @@ class Model:
 
     @property
     def awaited(self) -> bool:
-        """True if versions of it are on their way."""
+        """True if versions of it are being loaded."""
         return self.loading is not None and not self.unloaded
 
     def _refuse_while_loading(self) -> None:
-        """Raise `ModelNotReady` while versions of it are on their way."""
+        """Raise `ModelNotReady` while versions are being loaded."""
         if self.awaited:
             raise ModelNotReady(
                 f"model '{self.name}' is not ready: it is being loaded{self.states}", retry_after=1
@@ -611,14 +610,14 @@ class Model:
 
     @property
     def states(self) -> str:
-        """The state of each version, in brackets; empty without any."""
+        """The state of each version, in brackets; "" without versions."""
         states = ", ".join(f"version {v.name} is {v.state}" for v in self.versions.values())
         return f" ({states})" if states else ""
 
 
 def parse_version(text: str) -> int:
     """A version as a number; raises `InvalidRequest`."""
-    # By length first: Python refuses to convert thousands of digits, with an error of its own.
+    # Length first: Python refuses to convert thousands of digits, with an error of its own.
     digits = text.isascii() and text.isdigit() and len(text) <= _LONGEST_VERSION
     if not digits or int(text) >= 2**63:
         raise InvalidRequest(
@@ -629,27 +628,27 @@ def parse_version(text: str) -> int:
 
 
 class Router(Target, Protocol):
-    """The target of requests that name no version, for a model that has rules for them."""
+    """The target of requests without a version, for a model with traffic rules."""
 
     @property
     def ready(self) -> bool:
-        """True if it stands as it was found."""
+        """True if the router is still valid."""
 
     @property
     def obstacle(self) -> str:
         """The reason why requests are not executed; "" if they are."""
 
     def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait until this version has done what it does."""
+        """True if a request may have to wait for this version to finish."""
 
 
 class Traffic:
-    """Which versions serve requests that name none: without a plugin, the highest that is ready.
+    """Rules for requests without a version: by default, the highest ready version serves.
 
-    One for all models; see `headrace.plugins.traffic` for what a plugin makes of it.
+    One for all models; see `headrace.plugins.traffic` for the plugin.
     """
 
-    headers: Mapping[str, str] = {}  # by model, the header whose value decides
+    headers: Mapping[str, str] = {}  # by model, the header that the rules evaluate
 
     def __init__(
         self,
@@ -658,8 +657,8 @@ class Traffic:
         changed: Callable[[], None],
         allowed: bool = False,
     ) -> None:
-        """`changed` is called when requests for a model may go elsewhere than before; `allowed` is
-        whether clients may have that.
+        """`changed` is called when requests for a model may be routed differently; `allowed` tells
+        if clients may change the rules.
         """
         self.models = models
         self.admission = admission
@@ -667,7 +666,7 @@ class Traffic:
         self.allowed = allowed
 
     def follow(self, model: Model) -> None:
-        """Take other versions of a model than before, and another configuration."""
+        """Update to a model's current versions and configuration."""
 
     def router(self, model: Model) -> Router | None:
         """The target of requests without a version; None for the highest version."""
@@ -685,20 +684,20 @@ class Traffic:
         """Call `callback` with `headers` whenever they change."""
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Stop deciding."""
 
-    # What clients may ask for; raises `Unavailable` without a plugin.
+    # Client operations; these raise `Unavailable` without a plugin.
 
     def document(self, name: str) -> ModelTrafficResponse:
-        """The rules of a model, and what they do; raises `NotFound`."""
+        """The rules of a model, and their effects; raises `NotFound`."""
         raise Unavailable(NO_TRAFFIC)
 
     def set(self, name: str, document: object) -> None:
-        """Replace a model's rules by those in a JSON document; raises `ServerError`."""
+        """Replace a model's rules from a JSON document; raises `ServerError`."""
         raise Unavailable(NO_TRAFFIC)
 
     def reset(self, name: str) -> None:
-        """Go back to the rules of a model's configuration; raises `ServerError`."""
+        """Restore the rules of a model's configuration; raises `ServerError`."""
         raise Unavailable(NO_TRAFFIC)
 
     def promote(self, name: str, version: str, reason: str = "") -> None:

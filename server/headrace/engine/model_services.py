@@ -1,10 +1,11 @@
-"""The engine as the models that it runs see it: they may have one another run, and ask for more.
+"""The server's services for its models: calls of other models, model control, metrics.
 
-What they ask for is part of a request that was admitted, so it is not admitted again, and goes on
-while the server finishes what it has. What a model asks for while it is started or warmed up, on a
-loading thread, is asked on the server's event loop, and what comes of it is told on the event loop
-of that thread (`LoadingServices`). Meanwhile the load does not count among those that are done at a
-time: what it waits for may have to be loaded, too. Models that are not ready yet cannot be asked.
+A model's calls are part of a request that was admitted, so they are not admitted again, and
+continue while the server finishes its requests. Calls that a model makes while it is started or
+warmed up, on a loading thread, run on the server's event loop, and their results are delivered on
+that thread's event loop (`LoadingServices`). Meanwhile that load does not count against the limit
+of concurrent loads: the called model may have to be loaded, too. Models that are not ready cannot
+be called.
 """
 
 import asyncio
@@ -31,20 +32,20 @@ class Found(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """True if it may answer more than once."""
+        """True if a request may get more than one response."""
 
     def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait until that version has done what it does."""
+        """True if a request may have to wait for that version to finish."""
 
     def submit(self, call: Call) -> None:
         """Check and queue a call; raises `ServerError`."""
 
 
 class Control(Protocol):
-    """Which models are served."""
+    """Model control."""
 
     async def load(self, name: str, parameters: LoadParameters, waiter: str = "") -> None:
-        """Load a model, for which the load of `waiter` waits; raises `ServerError`."""
+        """Load a model; the load of `waiter` waits for it; raises `ServerError`."""
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload a model; raises `ServerError`."""
@@ -55,17 +56,17 @@ class Models(Protocol):
 
     @property
     def control(self) -> Control:
-        """Which of them are served."""
+        """Model control."""
 
     def find(self, name: str, version: str = "") -> Found:
-        """The target of requests for a model, which may have to be loaded; raises `ServerError`."""
+        """The target of requests for a model, possibly loaded on request; raises `ServerError`."""
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """True if requests for a model are taken; raises `InvalidRequest`."""
+        """True if a model takes requests; raises `InvalidRequest`."""
 
 
 class EngineServices:
-    """The server as one version of a model may use it; a `ModelServices`."""
+    """The services for one version of a model; a `ModelServices`."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class EngineServices:
         tracing: Tracing | None = None,
     ) -> None:
         """`owner` is that version."""
-        self.loading = ""  # the model whose load waits for what is asked here
+        self.loading = ""  # the model whose load waits for these calls
         self.tracing = tracing
         self._owner = owner
         self._models = models
@@ -98,13 +99,13 @@ class EngineServices:
             found.submit(call)
 
     def begin_call(self, link: str) -> TracedCall | None:
-        """`headrace.placement.upstream.connection.CallTraces`."""
+        """Implements `headrace.placement.upstream.connection.CallTraces`."""
         return None if self.tracing is None else self.tracing.begin_call(link)
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
-        """Do what else a model may ask for; raises what nonsense raises."""
+        """Run a control operation of a model; invalid documents raise any exception."""
         if document["op"] in ("load", "unload"):
             task = asyncio.get_running_loop().create_task(self._change(document, answer))
             self._tasks.add(task)
@@ -149,11 +150,11 @@ class EngineServices:
         raise InvalidRequest(f"there is no operation {operation!r}")
 
     def metric(self, document: Mapping[str, Any]) -> None:
-        """Change one of the model's metrics; raises what nonsense raises."""
+        """Update one of the model's metrics; invalid documents raise any exception."""
         self._metrics.change(self, document)
 
     def close(self) -> None:
-        """The version has gone."""
+        """Release the services: the version is gone."""
         self._metrics.forget(self)
 
 
@@ -161,12 +162,12 @@ Answer = Callable[[object, ServerError | None], None]
 
 
 class LoadingServices:
-    """Hands on what a model asks `host` for, which belongs to `loop`; to be used on other loops."""
+    """Forwards a loading model's calls to `host`, which belongs to `loop`, from other loops."""
 
     def __init__(
         self, host: ModelServices, loop: asyncio.AbstractEventLoop, wait: Callable[[bool], None]
     ) -> None:
-        """`wait` is told when the load begins to wait for somebody, and when it does not."""
+        """`wait` is called when the load starts or stops waiting for answers."""
         self._host = host
         self._loop = loop
         self._wait = wait
@@ -174,12 +175,12 @@ class LoadingServices:
         self._over = False
 
     def close(self) -> None:
-        """The load is over, whatever it has asked; on the server's event loop."""
+        """End the load's pending calls; on the server's event loop."""
         self.count(-self._asked)
         self._over = True
 
     def count(self, more: int) -> None:
-        """So many answers more, or less, are waited for; on the server's event loop."""
+        """Change the number of awaited answers; on the server's event loop."""
         if self._over:
             return
         before, self._asked = self._asked, self._asked + more
@@ -187,13 +188,13 @@ class LoadingServices:
             self._wait(bool(self._asked))
 
     def submit(self, call: Call, inside: bool) -> None:
-        """Run a model; errors come to the call."""
+        """Run a model; errors are delivered to the call."""
         asked = _Asked(self, asyncio.get_running_loop(), call)
         call.owner = _There(self._loop, asked)
         _on(self._loop, asked.go, self._host, inside)
 
     def control(self, document: Mapping[str, Any], answer: Answer) -> None:
-        """Do something else, and answer once."""
+        """Run a control operation, and answer once."""
         here = asyncio.get_running_loop()
 
         waits = answered = False
@@ -208,7 +209,7 @@ class LoadingServices:
             nonlocal waits
             try:
                 self._host.control(document, back)
-            except Exception as error:  # what nonsense raises
+            except Exception as error:  # from an invalid document
                 back(None, InvalidRequest(f"{type(error).__name__}: {error}"))
             waits = not answered
             self.count(waits)
@@ -216,11 +217,11 @@ class LoadingServices:
         _on(self._loop, ask)
 
     def metric(self, document: Mapping[str, Any]) -> None:
-        """Not here: what a model tells of its metrics is kept until it serves."""
+        """Do nothing: metrics are kept until the model serves."""
 
 
 class _Asked(Call):
-    """The copy of a loading thread's call that runs on the server's event loop."""
+    """The copy of a loading thread's call on the server's event loop."""
 
     def __init__(self, owner: LoadingServices, here: asyncio.AbstractEventLoop, call: Call) -> None:
         """`call` belongs to the event loop `here`."""
@@ -233,7 +234,7 @@ class _Asked(Call):
         self._over = False
 
     def go(self, host: ModelServices, inside: bool) -> None:
-        """Submit it."""
+        """Submit the call."""
         self._loads.count(1)
         try:
             host.submit(self, inside)
@@ -264,22 +265,22 @@ class _Asked(Call):
 
 
 class _There:
-    """The owner of a call of the loading thread: what it asks for, on the server's event loop."""
+    """The owner of a loading thread's call: forwards to the server's event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, asked: _Asked) -> None:
         self._loop = loop
         self._asked = asked
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         _on(self._loop, self._asked.cancel)
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         _on(self._loop, self._asked.hold, held)
 
 
 def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *given: object) -> None:
-    """Call on another event loop, unless that is closed: then nobody waits any more."""
+    """Call on another event loop; does nothing if it is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *given)

@@ -1,12 +1,11 @@
-"""Models that are loaded when somebody asks for them, and unloaded when memory is short.
+"""Models that are loaded on request, and evicted when memory is short.
 
-A request for a model that is not in memory waits until it is, for a bounded time (`ColdStart`).
-Which models go for it is decided in `headrace.engine.residency`. A model that could not be loaded
-is not tried again with every request, but after a while, which grows. What an operator loads, or
-unloads, comes before what is asked for.
+A request for a model that is not in memory waits for its load, for a bounded time (`ColdStart`).
+`headrace.engine.residency` decides which models are evicted. A failed load is not retried with
+every request, but after a growing delay. Loads and unloads by operators take precedence.
 
-Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task brings it; who
-waits for it is told once, either by that task, by its own timer, or by whoever unloads the model.
+Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task loads it; a
+waiter is told once, by that task, by its own timer, or by an unload of the model.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ Told = Callable[[ServerError | None], None]
 
 
 class Waiter:
-    """Somebody who waits for a model and is told once."""
+    """A waiter for a model, which is told once."""
 
     __slots__ = ("done", "timer")
 
@@ -58,7 +57,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a model could not be loaded, and until when that is not tried again."""
+    """A failed load: its reason, and the time of the next attempt."""
 
     reason: str
     until: float
@@ -67,13 +66,12 @@ class Failure:
 
 @dataclass(slots=True)
 class Entry:
-    """State of one model that is loaded on request.
+    """The state of one model that is loaded on request.
 
-    `wanted` is what an operator waits for, in place of the model's source. While it is `coming`,
-    the bytes that it is expected to take are `counted`, from when there is room for it. `expected`
-    is what it took last, or may take as its files are, which have `size` bytes. It was `loaded` and
-    last `asked` for at these times, in seconds. `off` is whether it is to stay unloaded, `problem`
-    why it did not come the last time.
+    `wanted` is an operator's load, in place of the model's source. While the model is `coming`, its
+    expected bytes are `counted`, from when there is room for it. `expected` is its last memory, or
+    an estimate from its files, which have `size` bytes. `loaded` and `asked` are times in seconds.
+    `off` means that it stays unloaded; `problem` is the reason of the last failure.
     """
 
     waiting: set[Waiter] = field(default_factory=set)
@@ -89,7 +87,7 @@ class Entry:
     problem: str = ""
 
     def forget(self, waiter: Waiter) -> bool:
-        """Remove a waiter without telling it; whether it was the last."""
+        """Remove a waiter without telling it; True if it was the last."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         if waiter not in self.waiting:
@@ -106,7 +104,7 @@ class Entry:
             waiter.done(error)
 
     def resident(self, model: Model, pinned: bool) -> Resident | None:
-        """The model as it counts for the budget; None if it is not in memory, nor to be."""
+        """The model as charged to the budget; None if it is not in memory, nor being loaded."""
         versions = model.ready_versions()
         if not (versions or self.counted):
             return None
@@ -131,23 +129,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SWEEP_SECS = 1.0
-_LEAST_BYTES = 1 << 20  # of a model whose files tell nothing of the memory that it will take
+_LEAST_BYTES = 1 << 20  # assumed for a model whose files do not indicate its memory
 _RETRY_SECS, _LONGEST_RETRY_SECS = 1.0, 60.0
 _UNLOADED = "it was unloaded"
 
 
 class OnRequest(Loads):
-    """Brings models into memory and sends them out of it."""
+    """Loads models on request and evicts them."""
 
     def __init__(
         self, models: Mapping[str, Model], loads: Lifecycle, options: ResidencyOptions
     ) -> None:
-        self.evictions = 0  # models that went for others, or for want of requests
+        self.evictions = 0  # models evicted for others, or for lack of requests
         self._models = models
         self._loads = loads
         self._options = options
         self._clock = options.clock
-        self._entries: dict[str, Entry] = {}  # of models that are known
+        self._entries: dict[str, Entry] = {}  # entries of known models
         self._tasks: set[asyncio.Task[Any]] = set()
         self._change = asyncio.Event()
         self._stopped = False
@@ -157,27 +155,27 @@ class OnRequest(Loads):
         loaded = sum(1 for model in self._models.values() if model.newest() is not None)
         return MemoryCounts(loaded, self._options.budget, self.evictions)
 
-    # --- what is asked
+    # --- requests
 
     def offers(self, name: str, version: str = "") -> bool:
         model = self._models.get(name)
         if model is None or model.newest() is not None or self._entry(name).off:
-            return False  # what is in memory has no other versions
+            return False  # a model in memory has no other versions
         source = model.source
         if source.problem or source.duplicate:
             return False
-        # There are none where the model is on another server.
+        # There are none if the model is on an upstream.
         return not version or not source.versions or parse_version(version) in source.versions
 
     def failing(self, name: str) -> str:
-        """Why a model cannot be loaded, as far as that is known; "" if it is not."""
+        """The reason why a model cannot be loaded, as far as known; "" if it can."""
         failure = self._entry(name).failure
         return "" if failure is None else f"it could not be loaded: {failure.reason}"
 
     def when_loaded(self, name: str, done: Told, patient: bool = False) -> Callable[[], None]:
-        """Call `done` when a model that is on offer is in memory, or with an error.
+        """Call `done` once a model is in memory, or with an error.
 
-        Who is not patient waits for a bounded time. What is returned calls that off.
+        Unless `patient`, the wait is bounded. The returned function cancels it.
         """
         loop = asyncio.get_running_loop()
         entry, now = self._entry(name), self._clock()
@@ -200,7 +198,7 @@ class OnRequest(Loads):
         return lambda: self._forget(entry, waiter)
 
     async def bring(self, name: str, patient: bool = False) -> None:
-        """Bring a model that is on offer into memory; raises `ServerError`."""
+        """Load a model on request; raises `ServerError`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: ServerError | None) -> None:
@@ -220,17 +218,17 @@ class OnRequest(Loads):
     def cold_start(self, engine: Entrance, name: str, version: str) -> "ColdStart | None":
         return ColdStart(engine, self, name, version) if self.offers(name, version) else None
 
-    # --- what operators do, and files
+    # --- operators and file changes
 
     def at_start(self, name: str) -> bool:
         first = self._options.first
         return name in self._options.pinned or name in first or "*" in first
 
     def load(self, source: ModelSource, added: bool = False) -> "asyncio.Future[str]":
-        """Load a model that nobody has asked for, or load it again; see `Loads`.
+        """Load a model by command, or reload it; see `Loads`.
 
-        One that is not in memory waits for room, as long as that takes. If it cannot be loaded, it
-        is what it was before.
+        One that is not in memory waits for room, however long. If the load fails, the state is as
+        before.
         """
         model = self._models.get(source.name)
         if new := model is None:
@@ -247,11 +245,11 @@ class OnRequest(Loads):
         try:
             await self.bring(name, patient=True)
         except ServerError:
-            entry.off = entry.off or new  # nothing of it was ever good
+            entry.off = entry.off or new  # it was never loaded successfully
         return entry.problem
 
     def follow(self, source: ModelSource, added: bool) -> None:
-        """Load a model again if it is in memory, or pinned; know it otherwise."""
+        """Reload a model if it is in memory or pinned; otherwise only register it."""
         model = self._models.get(source.name) or self._loads.know(source)
         entry = self._entry(source.name)
         entry.off, entry.failure = False, None
@@ -264,7 +262,7 @@ class OnRequest(Loads):
             self.load(source)
 
     def unload(self, name: str) -> "asyncio.Future[None]":
-        """Unload a model, also for those who ask for it, until it is loaded; see `Loads`."""
+        """Unload a model and keep it from being loaded on request; see `Loads`."""
         gone = self._loads.unload(name)
         if (model := self._models.get(name)) is not None:
             entry = self._entry(name)
@@ -280,7 +278,7 @@ class OnRequest(Loads):
         self._sweeper = loop.call_later(_SWEEP_SECS, self._sweep)
 
     def stop(self) -> None:
-        """Bring nothing more; who waits is told."""
+        """Start no more loads; waiters get an error."""
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -289,7 +287,7 @@ class OnRequest(Loads):
             entry.tell(ServerExiting("Server exiting"))
         self._changed()
 
-    # --- how it is done
+    # --- implementation
 
     async def _bring(self, name: str, entry: Entry) -> None:
         problem, decided, again = "", False, False
@@ -300,12 +298,13 @@ class OnRequest(Loads):
                 problem = await self._make_room(name, entry)
                 if not problem and entry.waiting and entry.wanted is wanted:
                     problem = await self._load(name, entry)
-                if problem and not again:  # which may be because its files were just replaced
+                if problem and not again:  # possibly because its files were just replaced
                     again = state != await self._look(name, entry)
                     decided = not again
                 else:
                     decided = True
-                decided = decided and entry.wanted is wanted  # or an operator wants another by now
+                # Or an operator has given another source.
+                decided = decided and entry.wanted is wanted
         except Exception as bug:
             log.error("bug while loading %s on request", name, exc_info=bug)
             problem = "internal error"
@@ -317,7 +316,7 @@ class OnRequest(Loads):
             entry.tell(_refused(name, problem) if problem else None)
 
     async def _look(self, name: str, entry: Entry) -> object:
-        """Look at the files of a model; what tells whether they have changed."""
+        """Examine the files of a model; returns a value that changes with them."""
         model = self._models[name]
         source = entry.wanted or model.source
         found, size, state = await asyncio.to_thread(_look_at, source)
@@ -328,8 +327,8 @@ class OnRequest(Loads):
         return state
 
     async def _make_room(self, name: str, entry: Entry) -> str:
-        """Wait until there is room for a model, which is counted in from then on, while anybody
-        waits for it; why there will never be any.
+        """Wait for room for a model, which is charged from then on, as long as it has waiters;
+        returns the reason if it will never fit.
         """
         options, needed = self._options, entry.expected
         while options.budget and entry.waiting:
@@ -345,7 +344,7 @@ class OnRequest(Loads):
         return ""
 
     async def _load(self, name: str, entry: Entry) -> str:
-        """Load a model; why that did not work out."""
+        """Load a model; returns the reason of a failure."""
         source, failure = entry.wanted or self._models[name].source, entry.failure
         reason = await self._loads.load(source)
         model, now = self._models[name], self._clock()
@@ -359,19 +358,19 @@ class OnRequest(Loads):
         return reason or _UNLOADED
 
     def _left_out(self, name: str) -> str:
-        """Why some versions of a model are not in memory that is."""
+        """The reason why some versions of a loaded model are missing."""
         versions = self._models[name].versions.values()
         return "; ".join(one.reason for one in versions if one.state is State.UNAVAILABLE)
 
     def _entry(self, name: str) -> Entry:
-        """The entry of a model, made when it is first asked for."""
+        """The entry of a model, created on first use."""
         found = self._entries.get(name)
         if found is None:
             found = self._entries[name] = Entry()
         return found
 
     def _residents(self) -> list[Resident]:
-        """The models in memory, and those on their way."""
+        """The models in memory, and those being loaded."""
         pinned = self._options.pinned
         found = [
             self._entry(name).resident(model, name in pinned)
@@ -435,11 +434,11 @@ class OnRequest(Loads):
 
 
 def _look_at(source: ModelSource) -> tuple[ModelSource, int, Fingerprint | None]:
-    """A model as it is now, about how much memory it takes, and the state of its files."""
+    """A model's current source, its estimated memory, and the state of its files."""
     found = looked_at_again(source)
     try:
         state = fingerprint(found)
-    except LoadFailed:  # which loading tells of
+    except LoadFailed:  # reported by the load
         state = None
     return found, max(largest_version(found), _LEAST_BYTES), state
 
@@ -451,20 +450,20 @@ def _refused(name: str, reason: str, retry_after: int = 1) -> ServerError:
 
 
 def _nothing() -> None:
-    """There is nothing to call off."""
+    """Do nothing: there is nothing to cancel."""
 
 
 class ColdStart:
     """Target and owner of one call until its model is in memory.
 
-    Invariant: `_call` is there until the call is handed to the model, refused or cancelled.
+    Invariant: `_call` is set until the call is passed to the model, refused or cancelled.
     """
 
     direct = None
     signature = None
     ready = False
-    name = ""  # of the version, which the model will say
-    decoupled = False  # as far as that is known
+    name = ""  # the version is only known once the model is loaded
+    decoupled = False  # as far as known
 
     __slots__ = ("_bringing", "_call", "_engine", "_forget", "model", "version")
 
@@ -478,30 +477,30 @@ class ColdStart:
 
     @property
     def obstacle(self) -> str:
-        """Why the model cannot be loaded, as far as that is known."""
+        """The reason why the model cannot be loaded, as far as known."""
         return self._bringing.failing(self.model)
 
     def submit(self, call: Call) -> None:
-        """Submit the call once the model is there."""
+        """Submit the call once the model is in memory."""
         self._call = call
         call.owner = self
         self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
 
     def waits_for(self, version: object) -> bool:
-        """True if a call may have to wait until `version` has done what it does: never.
+        """True if a call may have to wait for `version` to finish: never.
 
-        What is not in memory does nothing.
+        A model that is not in memory executes nothing.
         """
         return False
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         self._call = None
         if self._forget is not None:
             self._forget()
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         call.held = held
 
     def _on_loaded(self, error: ServerError | None) -> None:
@@ -531,20 +530,19 @@ class ColdStart:
 
 
 class _Timed(Stage):
-    """Puts timings into responses."""
+    """Adds timings to responses."""
 
     __slots__ = ()
 
     def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
-        """Change a response."""
+        """Add the timings to a response."""
         add_timing(response)
 
 
 def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
-    """Decode a raw call, on a thread if that takes long, and queue what it is.
+    """Decode a raw call, on a thread if that is slow, and queue it.
 
-    `charge` is called with the bytes that it takes then. Raises `ServerError`, or has the call
-    refused later.
+    `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
     """
     signature, raw = found.signature, call.raw
     if "" not in call.inputs or signature is None:

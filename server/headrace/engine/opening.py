@@ -1,6 +1,6 @@
-"""From a model directory to a configuration that has been read and checked.
+"""Opening: from a model directory to a checked configuration.
 
-As far as that goes without loading the model; it may take long on a slow file system and runs on a
+Everything that does not require loading the model; may be slow on a slow file system and runs on a
 loading thread.
 """
 
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The operator's choices about loading; `threads` is how many models load at once.
+    """Settings for loading; `threads` is the number of concurrent loads.
 
-    One that fails is tried `retries` times more; one that takes longer than `limit_secs`, unless
-    they are 0, has failed. `meter` measures those that are loaded into this process, `gpus` are
-    what those on a GPU run on. `host` is whom a model may ask while it is started and warmed up,
-    None for nobody. With `elsewhere`, models are read for another machine, whatever GPUs this one
-    has. `limits` are those on executions, unless a model's configuration has its own. `stages` are
-    those of plugins, by name.
+    A failed load is retried `retries` times; one that takes longer than `limit_secs` has failed; 0
+    disables either. `meter` measures models loaded into this process, `gpus` are those available.
+    `host` is the interface for models while they are started and warmed up, None for none. With
+    `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
+    those on executions, unless a model's configuration has its own. `stages` are those of plugins,
+    by name.
     """
 
     cores: int
@@ -66,10 +66,10 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model whose configuration has been read as far as that goes without loading it.
+    """A model whose configuration has been read and checked, but which is not loaded.
 
-    `origins` are what its versions would be loaded from. `fail_over` are the same model by further
-    backends, in order; then each of them has a `label`.
+    `origins` are the origins of its versions. `fail_over` has the same model for further backends,
+    in order; each of them has a `label`.
     """
 
     source: ModelSource
@@ -94,7 +94,7 @@ class Opened:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions that the policy chooses, ascending."""
+        """The versions selected by the policy, ascending."""
         return tuple(self.origins)
 
 
@@ -106,11 +106,11 @@ def open_model(
 ) -> Opened:
     """Read and check the configuration of a model; raises `RepositoryError`.
 
-    `digests` know what files hold that were checked before.
+    `digests` caches the content of files that were checked before.
     """
     if source.duplicate or source.problem:
         raise LoadFailed(DUPLICATE if source.duplicate else source.problem)
-    state = fingerprint(source)  # first, so that what changes from here on is told
+    state = fingerprint(source)  # first, so that later changes are noticed
     file = source.override or read_config(source.config_path, source.name)
     refuse(file, validation.problems(file.config, source.written_name))
     refuse(file, _stage_problems(source.name, file.config, options))
@@ -153,7 +153,7 @@ def open_model(
     warnings = tuple(_config_warnings(source, file, readers, versions, options.stages))
     sums: Mapping[str, str] = {}
     if source.file is None:
-        # Directories that come along with requests come once: there is nothing to remember.
+        # Uploaded directories are used once: nothing needs to be cached.
         known = Digests() if digests is None or source.upload is not None else digests
         sums = known.verified(source.path, versions)
     made_of = origins(state, file, config, versions, sums)
@@ -175,7 +175,7 @@ def _further(
     backends: Mapping[str, Backend],
     filenames: Sequence[str],
 ) -> list[tuple[fail_over.Entry, ModelConfig]]:
-    """The backends to go on with, and the model's configuration for each."""
+    """The further backends, and the model's configuration for each."""
     remote = [name for name, known in backends.items() if not known.places_instances]
     try:
         entries = fail_over.read_order(config, backends, remote)
@@ -190,7 +190,7 @@ def _further(
 
 
 def _filenames(source: ModelSource) -> list[str]:
-    """The names of files in the directory of a version."""
+    """The names of the files in a version's directory."""
     if source.file is not None:
         return [source.file.name]
     version = source.versions[0]
@@ -203,10 +203,10 @@ def _filenames(source: ModelSource) -> list[str]:
 def _placed(
     file: ConfigFile, config: ModelConfig, backend: Backend, options: LoadOptions
 ) -> ModelConfig:
-    """A copy of `config` that says where each instance is; raises `InvalidConfig`."""
+    """A copy of `config` with the device of each instance; raises `InvalidConfig`."""
     gpus = options.gpus
     if not backend.places_instances or options.elsewhere:
-        return config  # the model's servers have the GPUs, or the other machine
+        return config  # the GPUs are those of upstreams, or of another machine
     preferred = backend.gpu_obstacle(0) == ""
     if not may_use_gpus(config, preferred):
         return on_devices(config, 0, GpuUse())
@@ -228,7 +228,7 @@ def _no_versions(source: ModelSource) -> str:
 
 
 def _stage_problems(model: str, config: ModelConfig, options: LoadOptions) -> Iterator[Problem]:
-    """Problems that stages of plugins find with their parameters; raises `LoadFailed`."""
+    """Problems that plugin stages find with their parameters; raises `LoadFailed`."""
     for name, stage in options.stages.items():
         try:
             with stage_explained(name, model):
@@ -239,7 +239,7 @@ def _stage_problems(model: str, config: ModelConfig, options: LoadOptions) -> It
 
 @contextmanager
 def stage_explained(name: str, model: str) -> Iterator[None]:
-    """Report a bug in a plugin's stage as the model's: no other model is to notice.
+    """Report a bug in a plugin's stage as a failure of the model, and of no other.
 
     Raises `LoadFailed`; the traceback goes to the log.
     """
@@ -255,7 +255,7 @@ def stage_explained(name: str, model: str) -> Iterator[None]:
 def _execution_problems(
     config: ModelConfig, backend: Backend, options: LoadOptions
 ) -> Iterator[Problem]:
-    """Problems of the place where a model is to run."""
+    """Problems with the model's place of execution."""
     sequences = config.WhichOneof("scheduling_choice") == "sequence_batching"
     if sequences and backend.places_instances:
         text = f"{validation.UNSUPPORTED}; models with sequences can run on other servers"
@@ -272,7 +272,7 @@ def _config_warnings(
     versions: tuple[int, ...],
     stages: Mapping[str, StagePlugin],
 ) -> Iterator[str]:
-    """Warnings of what in a configuration, or beside it, does not do what its author may expect.
+    """Warnings about configuration fields and files without the effect that one may expect.
 
     `readers` are the model's backends.
     """
@@ -299,7 +299,7 @@ def _config_warnings(
 def _parameter_warnings(
     file: ConfigFile, readers: Sequence[Backend], stages: Mapping[str, StagePlugin]
 ) -> Iterator[str]:
-    """Which fields and parameters nobody reads, or only the model itself."""
+    """Warnings about fields and parameters that nothing reads, or only the model itself."""
     parameters = reading.parameters(file.config)
     of_stages = {name for stage in stages.values() for name in stage.parameters}
     unread = without_effect(

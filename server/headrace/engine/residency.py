@@ -1,10 +1,10 @@
-"""Which models are in memory when not all of them fit: pure decisions.
+"""Choice of the models that stay in memory when not all fit: pure decisions.
 
-A model that is asked for needs room. Room is made by unloading the models that have not been asked
-for the longest, but never one that is pinned, that has requests to finish, or that was loaded only
-just now: two models that do not fit side by side would otherwise push each other out with every
-request. If that is not enough, nobody is unloaded in vain; the request waits for the first model
-that may go, or is told that there will never be room.
+A requested model needs room. Room is made by evicting the least recently used models, but never one
+that is pinned, that has unfinished requests, or that was loaded only just now: two models that do
+not fit side by side would otherwise evict each other with every request. If that is not enough,
+nothing is evicted in vain; the request waits for the first model that can be evicted, or fails if
+there will never be room.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from time import time
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
-    """The operator's choices about models in memory.
+    """Settings for models in memory.
 
-    `budget` bytes may be taken by them all, 0: as many as there are. A request waits for
-    `wait_secs` at most. A model stays `minimum_secs` after it was loaded, and goes after
-    `idle_secs` without a request, 0: never. `pinned` models always stay; they and the `first` ones
-    are loaded at start. `clock` gives seconds since the epoch.
+    All models together may take `budget` bytes, 0: unlimited. A request waits for `wait_secs` at
+    most. A model stays for `minimum_secs` after its load, and is evicted after `idle_secs` without
+    requests, 0: never. `pinned` models always stay; they and the `first` ones are loaded at start.
+    `clock` returns seconds since the epoch.
     """
 
     budget: int = 0
@@ -33,10 +33,10 @@ class ResidencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model in memory, or on its way in or out.
+    """A model in memory, or being loaded or unloaded.
 
-    `nbytes` is its memory. `last_used` and `loaded` are in seconds on one clock. `leaving` is set
-    when it is being unloaded: its memory is not free yet, but will be.
+    `nbytes` is its memory. `last_used` and `loaded` are in seconds of one clock. `leaving` means
+    that it is being unloaded: its memory will soon be free.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """The models to unload before another one may be loaded.
+    """The models to evict before another one may be loaded.
 
-    `unload` are to be unloaded. If `wait` is set, there is no room yet: to be asked again after
-    so many seconds, or when something has changed. `problem` says why there never will be.
+    `unload` are to be evicted. If `wait` is set, there is no room yet: ask again after so many
+    seconds, or after any change. `problem` is the reason why there will never be room.
     """
 
     unload: tuple[str, ...] = ()
@@ -61,15 +61,15 @@ class EvictionPlan:
     problem: str = ""
 
 
-_SOON = 0.1  # seconds after which to look again at what has requests to finish
+_SOON = 0.1  # seconds until models with unfinished requests are checked again
 
 
 def make_room(
     residents: Sequence[Resident], needed: int, budget: int, now: float, minimum: float
 ) -> EvictionPlan:
-    """How to have `needed` bytes besides the residents within `budget` bytes.
+    """Plan the eviction that leaves `needed` bytes free within `budget` bytes.
 
-    A resident stays for `minimum` seconds after it was loaded.
+    A resident stays for `minimum` seconds after its load.
     """
     pinned = sum(one.nbytes for one in residents if one.pinned)
     if needed > budget - pinned:
@@ -81,7 +81,7 @@ def make_room(
     missing = sum(one.nbytes for one in residents) + needed - budget
     if missing <= 0:
         return EvictionPlan()
-    # What leaves already comes first: its memory need not be asked for again.
+    # Residents being unloaded come first: their memory need not be requested again.
     missing -= sum(one.nbytes for one in residents if one.leaving)
     staying = [one for one in residents if not (one.leaving or one.pinned)]
     unload: list[str] = []
@@ -98,7 +98,7 @@ def make_room(
 
 
 def surplus(residents: Sequence[Resident], budget: int, now: float, minimum: float) -> list[str]:
-    """The models to unload because those in memory have grown beyond `budget` bytes."""
+    """The models to evict because those in memory have grown beyond `budget` bytes."""
     excess = sum(one.nbytes for one in residents if not one.leaving) - budget
     unload = []
     for one in sorted(residents, key=_last_used):
@@ -111,7 +111,7 @@ def surplus(residents: Sequence[Resident], budget: int, now: float, minimum: flo
 
 
 def idle(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:
-    """The models that nobody has asked for in so many seconds."""
+    """The models without a request for so many seconds."""
     return [
         one.name
         for one in residents

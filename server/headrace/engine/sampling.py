@@ -1,4 +1,4 @@
-"""Measurements that are repeated on threads: the memory of versions, and the state of GPUs."""
+"""Periodic measurements on threads: the memory of workers, and the state of GPUs."""
 
 import asyncio
 import logging
@@ -17,17 +17,17 @@ _SHARE = 0.01  # of a core
 
 
 class Watched(Protocol):
-    """A version whose workers are measured."""
+    """A version with workers to be measured."""
 
     def worker_pids(self) -> Mapping[str, int]:
-        """The process of each instance that has one which runs."""
+        """The process ids of instances with a running worker."""
 
     def note_memory(self, found: Mapping[str, int]) -> None:
-        """Take the bytes of instances."""
+        """Store the bytes of instances."""
 
 
 class _Sampling:
-    """A measurement that is repeated by a task. Made, started and stopped on the event loop."""
+    """A periodic measurement in a task. Created, started and stopped on the event loop."""
 
     _task: asyncio.Task[None] | None = None
 
@@ -36,7 +36,7 @@ class _Sampling:
         self._task = asyncio.get_running_loop().create_task(self._repeat())
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -46,10 +46,10 @@ class _Sampling:
 
 
 class MemoryWatch(_Sampling):
-    """The memory of versions' workers, which come and go, and grow.
+    """The memory of versions' workers, which start, end and grow.
 
-    A thread reads what Linux tells of them, because that takes the longer the larger they are. No
-    more than a hundredth of a core is spent on it.
+    A thread reads Linux' accounts of them, which takes longer the larger they are. It uses at most
+    a hundredth of a core.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MemoryWatch(_Sampling):
         interval_secs: float,
         look: Callable[[int], int] = memory_of,
     ) -> None:
-        """`look` gives the bytes of a process; it is called on a thread."""
+        """`look` returns the bytes of a process; it is called on a thread."""
         self._versions = versions
         self._interval = interval_secs
         self._look = look
@@ -73,7 +73,7 @@ class MemoryWatch(_Sampling):
             await asyncio.sleep(max(self._interval, taken / _SHARE))
 
     async def once(self) -> float:
-        """Look at every worker; the seconds that it took."""
+        """Measure every worker; returns the duration in seconds."""
         asked = [(version, version.worker_pids()) for version in self._versions()]
         asked = [(version, pids) for version, pids in asked if pids]
         if not asked:
@@ -90,16 +90,17 @@ class MemoryWatch(_Sampling):
         return taken
 
 
-_PATIENCE_SECS = 60  # for a look
+_PATIENCE_SECS = 60  # for one measurement
 
 
 class GpuWatch(_Sampling):
-    """The last readings of the GPUs; where there are none, they are looked for once."""
+    """The last readings of the GPUs; if there are none, they are searched for once."""
 
     def __init__(self, gpus: Gpus, interval_secs: float) -> None:
         self._gpus = gpus
         self._interval = interval_secs
-        self._threads = Threads(1, "gpus")  # one that hangs keeps nothing from ending
+        # A thread that hangs does not keep the process from ending.
+        self._threads = Threads(1, "gpus")
         self.series = GpuSeries()
 
     async def _repeat(self) -> None:
@@ -116,7 +117,7 @@ class GpuWatch(_Sampling):
             log.exception("bug while looking at the GPUs")
 
     async def once(self) -> bool:
-        """Look at them now; whether there are any."""
+        """Read them now; returns False if there are none."""
         self.series, found = await self._threads.run(self._look, _PATIENCE_SECS)
         return found
 

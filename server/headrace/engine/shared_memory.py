@@ -1,16 +1,15 @@
-"""Shared memory of clients: the regions that they register, and the stage of calls with them.
+"""Shared memory of clients: registered regions, and the stage of calls that use them.
 
 A region of system shared memory is an open file. Its bytes are read and written through the file,
-never through a mapping: a client that makes its file shorter can kill a process that has it mapped
-(SIGBUS), and one that changes bytes while they are looked at can have them pass a check and be
-others afterwards. What is read here is a copy, and what is not there any more is an error
-(docs/adr/0019-shared-memory.md).
+never through a mapping: a client that truncates its file can kill a process that maps it (SIGBUS),
+and one that changes bytes while they are checked can make them pass and differ afterwards. Inputs
+are copies, and bytes that are gone are an error (docs/adr/0019-shared-memory.md).
 
 A region that is unregistered while requests use it stays until they have ended, as in Triton: its
-status is told, its name is taken, and requests may still name it.
+status is reported, its name is taken, and requests may still name it.
 
-Owned by the event-loop thread, but for `Region.read` and `Region.write`, which may be called on any
-other. Invariant: a region is closed once, when it was unregistered and is not in use.
+Owned by the event-loop thread, except for `Region.read` and `Region.write`, which any thread may
+call. Invariant: a region is closed once, when it was unregistered and is not in use.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class Memory(Protocol):
     """The memory of a region. Methods block, and may be called on any thread."""
 
     def read(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on; the bytes that were there. Raises `OSError`."""
+        """Fill `into` starting at `offset`; returns the number of bytes read. Raises `OSError`."""
 
     def write(self, data: memoryview, offset: int) -> bool:
         """Write `data` at `offset`, unless the memory is too short. Raises `OSError`."""
@@ -68,22 +67,22 @@ class Memory(Protocol):
         """Release the memory."""
 
 
-# Opens memory of a GPU by the region's name, a handle, the device and the bytes that are wanted;
-# blocks. Raises `InvalidRequest`.
+# Opens GPU memory by the region's name, a handle, the device and the number of bytes; blocks.
+# Raises `InvalidRequest`.
 Open = Callable[[str, bytes, int, int], Memory]
 
 
 class SharedFile:
-    """An open file of system shared memory, from `start` on."""
+    """An open file of system shared memory, starting at `start`."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor
         self._start = start
 
     def read(self, into: memoryview, offset: int) -> int:
-        """`Memory.read`."""
+        """Implements `Memory.read`."""
         done = 0
-        while done < len(into):  # one call gives 2 GiB at most
+        while done < len(into):  # one call reads at most 2 GiB
             count = os.preadv(self._descriptor, [into[done:]], self._start + offset + done)
             if not count:
                 break
@@ -91,8 +90,8 @@ class SharedFile:
         return done
 
     def write(self, data: memoryview, offset: int) -> bool:
-        """`Memory.write`."""
-        # A file that has become shorter would grow again: what it had is the client's to give.
+        """Implements `Memory.write`."""
+        # Writing would enlarge a truncated file again, which is the client's to do.
         if os.fstat(self._descriptor).st_size < self._start + offset + len(data):
             return False
         done = 0
@@ -101,7 +100,7 @@ class SharedFile:
         return True
 
     def close(self) -> None:
-        """`Memory.close`."""
+        """Implements `Memory.close`."""
         os.close(self._descriptor)
 
 
@@ -111,16 +110,16 @@ DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 )
 _FOLDER = "/dev/shm/"
-# What is there belongs to servers themselves: Triton's Python backend, named semaphores, OpenMP.
+# Names used by servers themselves: Triton's Python backend, named semaphores, OpenMP.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.", "__KMP_REGISTERED_LIB_")
-_LONGEST = 255  # bytes of a key, which is a file's name, and of a region's name
-_MOST_REGIONS = 1024  # each has a file open
+_LONGEST = 255  # bytes of a key, which is a file name, and of a region's name
+_MOST_REGIONS = 1024  # each keeps a file open
 _MOST = 2**63 - 1
 _THREADS = 4
 
 
 class Region:
-    """A registered region. `key` and `offset` are those of system memory, `device_id` of a GPU."""
+    """A registered region. `key` and `offset` are for system memory, `device_id` for a GPU."""
 
     __slots__ = ("byte_size", "device_id", "key", "leaving", "memory", "name", "offset", "users")
 
@@ -139,11 +138,11 @@ class Region:
         self.key = key
         self.offset = offset
         self.device_id = device_id
-        self.leaving = False  # unregistered while it is in use
+        self.leaving = False  # unregistered while in use
         self.users = 0
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill `into`; blocks. Raises `InvalidRequest` where the region is not so long any more."""
+        """Fill `into`; blocks. Raises `InvalidRequest` if the region has become shorter."""
         try:
             if self.memory.read(into, offset) == len(into):
                 return
@@ -155,7 +154,7 @@ class Region:
         )
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write `data`; blocks. Raises `ExecutionFailed` where the region does not take it."""
+        """Write `data`; blocks. Raises `ExecutionFailed` if the region cannot be written."""
         try:
             if self.memory.write(data, offset):
                 return
@@ -175,10 +174,9 @@ class Region:
 
 
 class Regions:
-    """All regions by their names, which are one name space for both kinds.
+    """All regions by name, in one name space for both kinds.
 
-    What requests have copied out of regions counts with `admission`, and is `max_bytes` for one
-    request at most.
+    Copies of inputs are charged to `admission`, at most `max_bytes` for one request.
     """
 
     def __init__(
@@ -189,7 +187,10 @@ class Regions:
         prefix: str = "",
         find_gpus: Callable[[], object] = lambda: None,
     ) -> None:
-        """With `prefix`, only keys that begin so are taken. `find_gpus` is for plugins."""
+        """With a `prefix`, only keys that start with it are accepted.
+
+        `find_gpus` is for plugins.
+        """
         self.admission = admission
         self.max_bytes = max_bytes
         self._allowed = allowed
@@ -201,7 +202,7 @@ class Regions:
 
     @property
     def threads(self) -> ThreadPoolExecutor:
-        """For what blocks."""
+        """Threads for blocking work."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, "shared-memory")
         return self._pool
@@ -209,9 +210,9 @@ class Regions:
     # --- requests
 
     def take(self, place: RegionSlice) -> Region:
-        """The region of a slice, in use until it is given back with `release`.
+        """The region of a slice, in use until `release`.
 
-        Raises `NotFound`, and `InvalidRequest` for a slice that is not within it.
+        Raises `NotFound`, and `InvalidRequest` for a slice beyond the region.
         """
         region = self._regions.get(place.region)
         if region is None:
@@ -227,7 +228,7 @@ class Regions:
         return region
 
     def release(self, region: Region) -> None:
-        """Give a region back."""
+        """End the use of a region."""
         region.users -= 1
         if region.leaving and not region.users:
             self._close(region)
@@ -235,7 +236,7 @@ class Regions:
     # --- control
 
     async def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open `byte_size` bytes of the POSIX shared memory object `key`, from `offset` on.
+        """Open `byte_size` bytes of the POSIX shared memory object `key`, starting at `offset`.
 
         Raises `ServerError`.
         """
@@ -251,7 +252,7 @@ class Regions:
         await self._register(name, opened)
 
     async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-        """Open memory of a GPU by its `cudaIpcMemHandle_t`; raises `ServerError`."""
+        """Open GPU memory by its `cudaIpcMemHandle_t`; raises `ServerError`."""
         self._check_allowed()
         if not (0 < byte_size <= _MOST and 0 <= device_id <= _MOST):
             raise invalid_args(name, "device_id must not be negative, byte_size not less than 1")
@@ -264,14 +265,14 @@ class Regions:
 
     @cached_property
     def _open_cuda(self) -> Open:
-        # Found when it is first needed, on a thread.
+        # Searched on first use, on a thread.
         found: dict[str, Open] = plugins.load(plugins.MEMORY, lambda make: make(self._find_gpus))
         return found.get("cuda", _without_plugin)
 
     def unregister(self, name: str, cuda: bool) -> None:
-        """Forget a region, or all of the kind for "".
+        """Unregister a region, or all of the kind for "".
 
-        One that requests use goes after them. There need not be one. Raises `Unsupported`.
+        One in use goes after its requests. Unknown names are ignored. Raises `Unsupported`.
         """
         self._check_allowed()
         for region in self._of_kind(cuda):
@@ -281,7 +282,7 @@ class Regions:
                     self._close(region)
 
     def system_status(self, name: str = "") -> pb.SystemSharedMemoryStatusResponse:
-        """The regions of system memory, or one; raises `NotFound`."""
+        """The regions of system memory, or one of them; raises `NotFound`."""
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._listed(name, cuda=False):
             status = response.regions[region.name]
@@ -290,7 +291,7 @@ class Regions:
         return response
 
     def cuda_status(self, name: str = "") -> pb.CudaSharedMemoryStatusResponse:
-        """The regions in memory of GPUs, or one; raises `NotFound`."""
+        """The regions of GPU memory, or one of them; raises `NotFound`."""
         response = pb.CudaSharedMemoryStatusResponse()
         for region in self._listed(name, cuda=True):
             status = response.regions[region.name]
@@ -313,7 +314,7 @@ class Regions:
         return found
 
     def _file_name(self, name: str, key: str) -> str:
-        """The name of a key's file; raises `InvalidRequest`."""
+        """The file name of a key; raises `InvalidRequest`."""
         file_name = key.removeprefix("/")
         if file_name.startswith(_RESERVED):
             raise InvalidRequest(
@@ -346,7 +347,7 @@ class Regions:
         self._opening.add(name)
         future = asyncio.get_running_loop().run_in_executor(self.threads, opened)
         future.add_done_callback(lambda done: self._opened(name, done))
-        # Whoever asked may go away meanwhile; what is opened is registered all the same.
+        # The client may disconnect meanwhile; the region is registered all the same.
         await asyncio.shield(future)
 
     def _opened(self, name: str, done: "asyncio.Future[Region]") -> None:
@@ -361,12 +362,12 @@ class Regions:
     def _close(self, region: Region) -> None:
         del self._regions[region.name]
         log.info("unregistered shared memory region %r", region.name)
-        # On a thread: the last one to close a large file frees it.
+        # On a thread: closing a large file for the last time frees it.
         self.threads.submit(region.close)
 
 
 def _most_regions() -> int:
-    """Fewer where the process may have few files open: most of them are for connections."""
+    """The maximum of regions, lower with a low limit of open files, which connections need."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_REGIONS if files == resource.RLIM_INFINITY else min(_MOST_REGIONS, files // 4)
 
@@ -402,20 +403,20 @@ def invalid_args(name: str, why: str) -> ServerError:
     return InvalidRequest(f"failed to register shared memory region '{name}': invalid args: {why}")
 
 
-AT_ONCE = 1 << 20  # bytes that are copied on the event loop, in less than a tenth of a millisecond
+AT_ONCE = 1 << 20  # bytes copied on the event loop, in less than 0.1 ms
 
 _Copy = Callable[[], None]
 
 
 class Queue(Protocol):
-    """Where requests wait that are on their way to a model."""
+    """The queue that requests are about to join."""
 
     def expect(self, count: int) -> None:
-        """So many requests more, or less, are about to come."""
+        """Announce `count` more, or fewer, requests."""
 
 
 def share(regions: Regions, queue: Queue, submit: Submit) -> Submit:
-    """The stage of calls that may have tensors in shared memory, before `submit`."""
+    """The stage of calls with tensors in shared memory, before `submit`."""
 
     def stage(call: Call) -> None:
         if call.shared is None:
@@ -428,7 +429,7 @@ def share(regions: Regions, queue: Queue, submit: Submit) -> Submit:
 
 
 def placeholders(shared: Shared) -> dict[str, Tensor]:
-    """The inputs that are in shared memory, as tensors without data."""
+    """The inputs in shared memory, as tensors without data."""
     return {
         name: Tensor(name, given.datatype, np.empty(given.shape, "V0"))
         for name, given in shared.inputs.items()
@@ -436,22 +437,23 @@ def placeholders(shared: Shared) -> dict[str, Tensor]:
 
 
 class SharedMemory(Stage):
-    """The shared memory of one call, and its owner while its inputs are being copied.
+    """The shared memory of one call, and its owner while its inputs are copied.
 
     Inputs are copied before the call is queued, so that a batch never waits for a region, nor fails
-    for one; outputs are written when they come, and the response goes on without their data. What
-    is short is copied on the event loop; what is long, and what is in memory of a GPU, on other
-    threads, while the rest waits: the queueing of the call, or the responses that come after.
+    because of one; outputs are written when they arrive, and the response is passed on without
+    their data. Small data is copied on the event loop; large data, and data in GPU memory, on other
+    threads, while the call, or its later responses, wait.
 
-    Invariant: regions are in use from `begin` to the end, and as long as a thread copies.
+    Invariant: regions are in use from `begin` to the end, and while a thread copies.
     """
 
     def __init__(self, shared: Shared, regions: Regions) -> None:
         self._shared = shared
         self._regions = regions
         self._used: list[Region] = []
-        self._places: dict[str, tuple[Region, int, int]] = {}  # of outputs: offset, byte_size
-        self._nbytes = 0  # that admission has counted
+        # Destinations of outputs: region, offset, byte_size.
+        self._places: dict[str, tuple[Region, int, int]] = {}
+        self._nbytes = 0  # charged to admission
         self._copying = False
         self._over = False
 
@@ -470,7 +472,7 @@ class SharedMemory(Stage):
     def transform(
         self, call: Call, response: InferResponse, final: bool, done: Done
     ) -> Owner | None:
-        """Write outputs to their places, and have the response go on without them."""
+        """Write outputs to their places; the response is passed on without them."""
         copies, nbytes = self._written(response)
         if not self._at_once(nbytes):
             self._copy(copies, done)
@@ -480,22 +482,22 @@ class SharedMemory(Stage):
         return None
 
     def over(self, call: Call) -> None:
-        """Do nothing more, but what a thread copies now."""
+        """Release everything, except what a thread is copying."""
         self._over = True
         if not self._copying:
             self._release()
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`: a thread that copies goes on."""
+        """Implements `Owner.cancel`: a copying thread goes on."""
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         call.held = held
 
     # --- inputs
 
     def _prepare(self, call: Call) -> list[_Copy]:
-        """Take the regions, and make room for what is in them; raises `ServerError`."""
+        """Take the regions and allocate the copies; raises `ServerError`."""
         shared, regions = self._shared, self._regions
         for name, place in shared.outputs.items():
             self._places[name] = (self._use(place), place.offset, place.byte_size)
@@ -517,7 +519,7 @@ class SharedMemory(Stage):
     def _read(
         self, inputs: dict[str, Tensor], region: Region, name: str, given: SharedInput
     ) -> None:
-        """Copy an input; may be called on another thread."""
+        """Copy an input; may run on another thread."""
         place = given.place
         if given.datatype is Datatype.BYTES:
             raw = np.empty(place.byte_size, np.uint8)
@@ -530,7 +532,7 @@ class SharedMemory(Stage):
         inputs[name] = tensor
 
     def _fetched(self, queue: Queue, submit: Submit, call: Call, error: Exception | None) -> None:
-        """The inputs are there, or not."""
+        """Continue once the inputs are copied, or have failed."""
         try:
             if self._over:
                 return
@@ -545,9 +547,9 @@ class SharedMemory(Stage):
     # --- outputs
 
     def _written(self, response: InferResponse) -> tuple[list[_Copy], int]:
-        """Take the outputs that have places out of a response: what copies them, and their bytes.
+        """Remove placed outputs from a response; returns their copies, and the number of bytes.
 
-        Raises `ExecutionFailed` for one that is larger than its place.
+        Raises `ExecutionFailed` for an output larger than its place.
         """
         copies: list[_Copy] = []
         total = 0
@@ -576,7 +578,7 @@ class SharedMemory(Stage):
         return nbytes <= AT_ONCE and all(region.device_id is None for region in self._used)
 
     def _copy(self, copies: Sequence[_Copy], done: Done) -> None:
-        """Copy on another thread, then call `done`, with the error if there was one."""
+        """Copy on another thread, then call `done`, with the error if it failed."""
         self._copying = True
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._regions.threads, _run, copies)

@@ -1,16 +1,15 @@
-"""Tracing: which requests are traced, and the settings that say so.
+"""Tracing: the choice of traced requests, and their settings.
 
-The versions of a model that is traced have a stage for it (`Tracing.traced`); others have none, so
-that they cost nothing. When settings change, or a count is reached, the stages are composed anew.
-Names and order of a trace's times are Triton's: the exchange with the client (HTTP_RECV,
+Versions of a traced model have a stage for it (`Tracing.traced`); others have none, so that tracing
+costs them nothing. When settings change, or a count is reached, the chains are recomposed. Names
+and order of a trace's timestamps are Triton's: the exchange with the client (HTTP_RECV,
 GRPC_WAITREAD, ..._SEND) around the request, its queue, and the computation of its batch.
 
-Owned by the event-loop thread. Invariant: `_live` has the traces under way, which what models ask
-for may become part of. Finished ones are handed to a thread (`TraceThread`) and its writer, which a
-plugin gives (`headrace.plugins.traces`), and never waited for. Those that wait are bounded by
-number and by the bytes of their tensors; what is beyond is dropped, and the log says how many. A
-writer gets all that waits at once and then rests for a moment, so that many small traces cost few
-turns of the thread.
+Owned by the event-loop thread. Invariant: `_live` has the unfinished traces, which calls between
+models may join. Finished ones are passed to a thread (`TraceThread`) and its writer, from a plugin
+(`headrace.plugins.traces`), and never awaited. Queued ones are bounded by number and by the bytes
+of their tensors; further ones are dropped, and the log says how many. A writer receives everything
+queued at once and then rests for a moment, so that many small traces cost few thread switches.
 """
 
 import itertools
@@ -51,11 +50,11 @@ from headrace.scheduling.batcher import Batcher
 
 log = logging.getLogger(__name__)
 
-_MOST = 20_000  # traces that wait to be written
-_MOST_BYTES = 256 << 20  # of their tensors
+_MOST = 20_000  # queued traces
+_MOST_BYTES = 256 << 20  # bytes of their tensors
 _REST_SECS = 0.1
 _SAY_SECS = 30.0
-Item = Trace | Sampler  # a sampler of which nothing more comes
+Item = Trace | Sampler  # a sampler marks that it is finished
 _RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
 
 
@@ -63,14 +62,14 @@ class TraceWriter(Protocol):
     """A destination of traces. All methods are called on the one thread."""
 
     def write(self, items: Sequence[Item]) -> None:
-        """Take traces; must not raise."""
+        """Write traces; must not raise."""
 
     def close(self) -> None:
-        """Write all that is held, at the end; must not raise."""
+        """Write everything buffered, at the end; must not raise."""
 
 
 class TraceThread:
-    """Hands traces to a writer."""
+    """Passes traces to a writer on a thread."""
 
     def __init__(self, writer: TraceWriter, most: int = _MOST) -> None:
         self._writer = writer
@@ -84,7 +83,7 @@ class TraceThread:
         self._thread: threading.Thread | None = None
 
     def put(self, item: Item) -> None:
-        """Hand an item over."""
+        """Queue an item."""
         nbytes = item.nbytes if isinstance(item, Trace) else 0
         with self._change:
             full = len(self._items) >= self._most or self._nbytes + nbytes > _MOST_BYTES
@@ -99,7 +98,7 @@ class TraceThread:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Write everything, within so much time."""
+        """Write everything queued, within `seconds`."""
         self._closed.set()
         with self._change:
             self._change.notify()
@@ -128,16 +127,16 @@ class TraceThread:
     def _write(self, items: Sequence[Item]) -> None:
         try:
             self._writer.write(items)
-        except Exception:  # there is no other thread for those that come
+        except Exception:  # the thread must survive
             log.exception("bug while writing traces")
 
 
 def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Submit) -> Submit:
-    """The stage that traces some of the calls that clients make, before `submit` of a version."""
+    """The stage that traces some of the clients' calls, before `submit` of a version."""
     contexts = tracing.takes_contexts
 
     def stage(call: Call) -> None:
-        if not call.door:  # a copy, or a part of what a model does
+        if not call.door:  # an internal call
             submit(call)
             return
         context = _context(call) if contexts else None
@@ -145,7 +144,7 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
             if not sampler.pick():
                 submit(call)
                 return
-        elif not context.sampled:  # its client has decided; models may still tell others
+        elif not context.sampled:  # the client has decided; models may still forward the context
             call.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
             submit(call)
             return
@@ -156,9 +155,9 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
 
 
 class TracedCall:
-    """The span of a call to another server; a `CallTrace` of `placement.upstream.connection`.
+    """The span of a call to an upstream; a `CallTrace` of `placement.upstream.connection`.
 
-    Without `record` it is only its client that traces the request, and goes on with that elsewhere.
+    Without `record` only the client traces the request, and its context is forwarded.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class TracedCall:
         self._endpoint = ""
 
     def sent(self, endpoint: str) -> None:
-        """Note the server that it goes to."""
+        """Note the upstream of the call."""
         self._endpoint = endpoint
 
     def ended(self, error: str) -> None:
@@ -181,21 +180,21 @@ class TracedCall:
 
 
 class Traced(Stage):
-    """A call while it is traced; the trace ends once the responses have been passed on."""
+    """A traced call; the trace ends once the responses have been passed on."""
 
     __slots__ = ("_begun", "_ended", "_queued", "_trace", "_tracing")
 
     def __init__(self, tracing: "Tracing", trace: Trace, version: str = "") -> None:
-        """`version` is what runs it, as far as that is known."""
+        """`version` is the serving version, if known."""
         trace.version = _number(version)
         self._tracing = tracing
         self._trace = trace
-        self._begun = 0  # when the response began to be passed on that is
-        self._queued = False  # by a scheduler that tells when the call was computed
+        self._begun = 0  # time when the current response began to be passed on
+        self._queued = False  # queued by a scheduler that reports times
         self._ended = False
 
     def submit(self, call: Call, submit: Submit) -> None:
-        """`submit` the call; raises `ServerError`."""
+        """Submit the call within the trace; raises `ServerError`."""
         trace = self._trace
         now = monotonic_ns()
         if trace.door:
@@ -213,10 +212,10 @@ class Traced(Stage):
         if self._queued:
             trace.time("QUEUE_START", call.arrived)
 
-    # --- what comes for it
+    # --- events of the call
 
     def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
-        """Take a response."""
+        """Record a response."""
         trace, timing = self._trace, response.timing
         trace.version = _number(response.model_version)
         if trace.sampler.settings.tensors:
@@ -229,7 +228,7 @@ class Traced(Stage):
         trace.time("INFER_RESPONSE_COMPLETE", now)
 
     def passed(self, call: Call, response: InferResponse, final: bool) -> None:
-        """A response has been sent."""
+        """Record that a response has been sent."""
         trace, begun = self._trace, self._begun
         ended = monotonic_ns()
         if trace.door:
@@ -239,7 +238,7 @@ class Traced(Stage):
             self._end(begun)
 
     def ended(self, call: Call, error: ServerError | None) -> None:
-        """The call has ended without a further response."""
+        """Record the end of the call."""
         now = monotonic_ns()
         if error is not None:
             self._trace.error = str(error)
@@ -248,22 +247,22 @@ class Traced(Stage):
         self._end(now)
 
     def cancelled(self, call: Call) -> None:
-        """Record that the call's client has gone."""
+        """Record that the call's client has disconnected."""
         self._trace.error = str(Cancelled("the client went away"))
         self._end(monotonic_ns())
 
     def answered_by(self, backend: str) -> None:
-        """Take which backend answers."""
+        """Note the backend that answers."""
         self._trace.backend = backend
 
     def routed(self, target: Target) -> None:
-        """Take what serves the call, now that it is decided."""
+        """Note the target that serves the call."""
         self._trace.version = _number(target.name)
 
-    # --- its end
+    # --- end of the trace
 
     def _computed(self, started: int, gathered: int, computed: int, ended: int) -> None:
-        """Record when an instance has run the call, if a scheduler had it."""
+        """Record the times of the execution, if a scheduler had the call."""
         if self._queued:
             trace = self._trace
             trace.time("COMPUTE_START", started)
@@ -279,10 +278,10 @@ class Traced(Stage):
 
 
 def _context(call: Call) -> TraceContext | None:
-    """The trace context that the call's client has sent; None for none."""
+    """The trace context sent by the client; None if there is none."""
     parent, state = CONTEXT_HEADERS
     text = call.parameters.pop(HEADER_PARAMETER + parent, None)
-    if text is not None:  # from a front end
+    if text is not None:  # passed on by a front end
         return read_traceparent(str(text), str(call.parameters.pop(HEADER_PARAMETER + state, "")))
     found = call.header(parent)
     return read_traceparent(found, call.header(state)) if found else None
@@ -293,25 +292,25 @@ def _number(version: str) -> int:
 
 
 class Tracing:
-    """The settings in force, and the traces under way."""
+    """The current trace settings, and the unfinished traces."""
 
     def __init__(self, config: TraceConfig, thread: TraceThread | None = None) -> None:
-        """`thread` takes the traces; without one there are none."""
+        """`thread` writes the traces; without one there are none."""
         self._config = config
         self._table = SettingsTable(config)
         self._thread = thread
         self._numbers = itertools.count(1)
         self._live: dict[int, Trace] = {}
         self._watching: list[Callable[[Mapping[str, bool]], object]] = []
-        self.changed: Callable[[], object] | None = None  # other models may be traced
-        self.known: Callable[[str], bool] | None = None  # whether there is such a model
+        self.changed: Callable[[], object] | None = None  # called when other models may be traced
+        self.known: Callable[[str], bool] | None = None  # tells if a model exists
 
     # --- settings
 
     def document(self, model: str = "") -> dict[str, list[str]]:
-        """The settings of a model, or of the server, by the names that clients know.
+        """The settings of a model, or of the server, under the protocol's names.
 
-        Raises `InvalidRequest` for a model that there is not.
+        Raises `InvalidRequest` for an unknown model.
         """
         self._check(model)
         settings = self._table.sampler(model).now()
@@ -326,9 +325,9 @@ class Tracing:
         return document | self._config.options
 
     def change(self, model: str, document: Mapping[str, Sequence[object] | None]) -> None:
-        """Change settings of a model, or of the server for ""; an empty list, or None, unsets.
+        """Change settings of a model, or of the server for ""; an empty list, or None, unsets one.
 
-        Raises `InvalidRequest`, and `Unsupported` for what is fixed.
+        Raises `InvalidRequest`, and `Unsupported` for fixed settings.
         """
         self._check(model)
         changes = read_changes(document)
@@ -341,8 +340,8 @@ class Tracing:
             callback(self._contexts())
 
     def watch_contexts(self, callback: Callable[[Mapping[str, bool]], object]) -> None:
-        """Call `callback` now, and with each change: which models' requests have contexts that
-        are wanted; "" stands for all others.
+        """Call `callback` now, and with each change, with the models whose requests need a trace
+        context; "" stands for all others.
         """
         self._watching.append(callback)
         callback(self._contexts())
@@ -363,7 +362,7 @@ class Tracing:
     # --- requests
 
     def traced(self, model: str, version: str, submit: Submit) -> Submit:
-        """The stage before `submit` of a version: none, unless the model is traced."""
+        """The stage before `submit` of a version; `submit` itself unless the model is traced."""
         sampler = self._table.sampler(model)
         return trace_stage(self, sampler, version, submit) if self._traces(sampler) else submit
 
@@ -375,13 +374,13 @@ class Tracing:
 
     @property
     def takes_contexts(self) -> bool:
-        """True if clients' traces are gone on with."""
+        """True if clients' trace contexts are continued."""
         return self._config.mode is Mode.OPENTELEMETRY
 
     def begin(
         self, sampler: Sampler, request: Call, door: str, context: TraceContext | None
     ) -> Trace:
-        """The trace of a request that was picked; `context` is its client's."""
+        """Start the trace of a sampled request; `context` is its client's."""
         trace = self._trace(sampler, request, door, 0)
         if self.takes_contexts:
             root = new_context(context)
@@ -391,9 +390,9 @@ class Tracing:
         return trace
 
     def submit_child(self, submit: Submit, call: Call) -> None:
-        """Submit what a model asks for as part of a trace; raises `ServerError`.
+        """Submit a model's call as part of its request's trace; raises `ServerError`.
 
-        If there is no such trace under way, it is submitted as it is.
+        Without an unfinished trace, the call is submitted untraced.
         """
         parent = self._live.get(read_link(call.parameters[TRACE_PARAMETER]).number)
         if parent is None:
@@ -406,9 +405,9 @@ class Tracing:
         Traced(self, trace).submit(call, submit)
 
     def begin_call(self, link: str) -> TracedCall | None:
-        """The span of a request's call to another server; None without a trace.
+        """Start the span of a request's call to an upstream; None without a trace.
 
-        `link` is what the request has under `TRACE_PARAMETER`.
+        `link` is the request's value of `TRACE_PARAMETER`.
         """
         number, context = read_link(link)
         trace = self._live.get(number)
@@ -417,7 +416,7 @@ class Tracing:
         calls = trace.calls
 
         def record(span: CallSpan) -> None:
-            if number in self._live:  # else the request has ended before the call
+            if number in self._live:  # otherwise the request has ended before the call
                 calls.append(span)
 
         return TracedCall(child_span(trace.spans.model), record)
@@ -431,7 +430,7 @@ class Tracing:
         return trace
 
     def end(self, trace: Trace) -> None:
-        """A trace has all that it will have."""
+        """Finish a trace."""
         self._live.pop(trace.number, None)
         sampler = trace.sampler
         sampler.open -= 1
@@ -441,18 +440,18 @@ class Tracing:
         self._end_retired(sampler)
 
     def _end_retired(self, sampler: Sampler) -> None:
-        """Hand a sampler to the writer if nothing more comes of it."""
+        """Pass a finished sampler to the writer."""
         if self._thread is not None and sampler.retired and not sampler.open:
             self._thread.put(sampler)
 
     def close(self, seconds: float) -> None:
-        """Write everything, within so much time. Blocks; no request is under way."""
+        """Write everything, within `seconds`. Blocks; no request may be in flight."""
         if self._thread is not None:
             self._thread.close(seconds)
 
 
 def make_tracing(config: TraceConfig) -> Tracing:
-    """Tracing as configured; raises `LoadFailed` if what it needs is not installed."""
+    """Create tracing from its configuration; raises `LoadFailed` for a missing dependency."""
     make = plugins.find(plugins.TRACES, config.mode).load()
     writer: TraceWriter | None = make(config)
     if writer is not None:

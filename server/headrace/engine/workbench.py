@@ -1,18 +1,17 @@
-"""Threads for work that takes longer than the event loop may be held up.
+"""Threads for work that would block the event loop for too long.
 
 Each piece of work of `Threads` has a thread of its own, a few at a time, so that one that hangs, in
-a library or on a file system, can be left behind: it takes nothing from what comes after it, and
-does not keep the process from ending.
+a library or on a file system, can be abandoned: it does not delay later work, nor keep the process
+from ending.
 
-On the `Workbench`, decompressing, decoding, encoding and sorting of what is large are done for
-requests that were admitted, whose rest goes on in the loop. There are two threads, each with work
-in order of arrival: one for what is long, one for what is not so long, so that a megabyte of one
-waits behind no hundred of another. The queues hold nothing but work of requests that admission has
-counted, which bounds them. Work is a plain function, which is called with a `charge`: bytes that it
-is about to take are counted by the loop, which may refuse them, before they are taken. What is
-cancelled is not begun, and ends at its next charge.
+On the `Workbench`, large data of admitted requests is decompressed, decoded, encoded and sorted;
+the requests continue on the event loop. There are two threads, each working in order of arrival:
+one for long work and one for shorter work, so that a small job does not wait behind a large one.
+The queues only hold work of requests charged by admission, which bounds them. Work is a plain
+function with the argument `charge`: the event loop charges bytes, and may refuse them, before they
+are allocated. Cancelled work is not started, and ends at its next charge.
 
-All of it is owned by the event-loop thread, but for `Job.run`.
+Owned by the event-loop thread, except for `Job.run`.
 """
 
 import asyncio
@@ -35,25 +34,25 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Nothing is begun any more."""
+    """No more work is started."""
 
 
 class TookTooLong(Exception):
-    """The work has taken longer than it may, and goes on by itself."""
+    """The work has taken longer than allowed, and was abandoned."""
 
 
 class Threads:
-    """Runs up to `count` pieces of work at a time, the others in the order in which they came."""
+    """Runs up to `count` pieces of work at a time, others in order of arrival."""
 
     def __init__(self, count: int, name: str) -> None:
         self._free = count
         self._name = name
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._stopped = False
-        # Arguments for `_work`. Python waits until a thread has begun, which takes many
-        # milliseconds where others are busy: so a thread starts them, as long as any is under way.
+        # Arguments for `_work`. Starting a thread in Python waits until it runs, which takes many
+        # milliseconds on a busy process: so a thread starts them, as long as any are in use.
         self._starter: SimpleQueue[tuple[Any, ...] | None] | None = None
-        self.under_way = 0  # also what was left behind
+        self.under_way = 0  # including abandoned work
 
     async def run(
         self,
@@ -61,10 +60,10 @@ class Threads:
         seconds: float = 0.0,
         too_late: Callable[[T], object] | None = None,
     ) -> T:
-        """Run `work` and give or raise its outcome; `Stopped` if it was not begun.
+        """Run `work` and return or raise its outcome; `Stopped` if it was not started.
 
-        After so many `seconds`, unless they are 0, it is left behind, with `TookTooLong`; with what
-        comes of it then, `too_late` is called on a thread.
+        After `seconds`, unless 0, the work is abandoned with `TookTooLong`; `too_late` then
+        receives its result on a thread.
         """
         await self._turn()
         loop = asyncio.get_running_loop()
@@ -81,8 +80,8 @@ class Threads:
         finally:
             self._next()
         result, problem = outcome
-        # An error holds the frames that it has passed, with all that is in them: were it held by
-        # them, whatever it has come by would stay for longer.
+        # An exception refers to its frames and all their variables: held by one of these frames, it
+        # would keep them alive for longer.
         outcome.clear()
         if problem is None:
             return cast(T, result)
@@ -92,14 +91,14 @@ class Threads:
             del problem
 
     def wait(self, waits: bool) -> None:
-        """A piece of work waits for another one, whose turn has to come, or does not any more."""
+        """Release, or take back, the slot of work that waits for other work."""
         if waits:
             self._next()
         else:
             self._free -= 1
 
     def stop(self) -> None:
-        """Begin nothing more, and wait for nothing."""
+        """Start no more work, and wait for none."""
         self._stopped = True
         while self._waiting:
             turn = self._waiting.popleft()
@@ -131,7 +130,7 @@ class Threads:
             raise
 
     def _next(self) -> None:
-        """Hand the turn on."""
+        """Start the next piece of work."""
         self._free += 1
         while self._waiting and self._free > 0:
             turn = self._waiting.popleft()
@@ -140,13 +139,13 @@ class Threads:
                 turn.set_result(None)
 
     def _start_all(self, starter: "SimpleQueue[tuple[Any, ...] | None]") -> None:
-        """On a thread: start others."""
+        """Start other threads, from a thread."""
         while (given := starter.get()) is not None:
             try:
                 Thread(target=self._work, args=given, name=self._name, daemon=True).start()
-            except RuntimeError as error:  # there are as many threads as there may be
+            except RuntimeError as error:  # the limit of threads was reached
                 self._work(partial(_fail, error), *given[1:])
-            del given  # what the work holds goes when it is done
+            del given  # release the work's references when it is done
 
     def _work(
         self,
@@ -155,7 +154,7 @@ class Threads:
         done: "asyncio.Future[list[Any]]",
         too_late: Callable[[T], object] | None,
     ) -> None:
-        """On the thread."""
+        """Do the work, on a thread."""
         result: Any = None
         problem: BaseException | None = None
         try:
@@ -186,16 +185,16 @@ def _fail(error: Exception) -> NoReturn:
     raise error
 
 
-LARGE = 64 << 10  # bytes to decode or encode, up to which the loop does that itself
-_LONG = 4 << 20  # bytes from which on work is long
+LARGE = 64 << 10  # bytes up to which the event loop decodes and encodes itself
+_LONG = 4 << 20  # bytes from which on work counts as long
 
 
 class Dropped(Exception):
-    """Nobody wants what the work is for any more."""
+    """The result of the work is no longer wanted."""
 
 
 class Job(Generic[T]):
-    """One piece of work, for whoever waits for it to cancel."""
+    """One piece of work, with a handle to cancel it."""
 
     def __init__(
         self,
@@ -210,12 +209,12 @@ class Job(Generic[T]):
         self._cancelled = False
 
     def cancel(self, call: Call | None = None) -> None:
-        """Do not call `done`, and do no more of the work than must be; `Owner.cancel`."""
+        """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
         self._cancelled = True
-        self._work = None  # with all that it holds
+        self._work = None  # releases its references
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         call.held = held
 
     def run(self) -> None:
@@ -236,7 +235,7 @@ class Job(Generic[T]):
             self._loop.call_soon_threadsafe(self._finish, result, problem)
 
     def _count(self, nbytes: int) -> None:
-        """Charge bytes, on the thread; raises what the loop does, or `Dropped`."""
+        """Charge bytes, from the thread; raises the loop's error, or `Dropped`."""
         counted: Future[None] = Future()
         try:
             self._loop.call_soon_threadsafe(self._count_here, nbytes, counted)
@@ -261,7 +260,7 @@ class Job(Generic[T]):
 
 
 class _Lane:
-    """A thread that does one piece of work after the other, from the first one on."""
+    """A thread that does one piece of work after the other; started on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -271,7 +270,7 @@ class _Lane:
     def add(self, job: Job[Any]) -> None:
         self._jobs.put(job)
         if self._thread is None:
-            # A daemon: a server that ends waits for answers, and not for work without a client.
+            # A daemon: a server that shuts down waits for answers, not for abandoned work.
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
@@ -296,7 +295,7 @@ class Workbench:
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
     ) -> Job[T]:
-        """Do `work` on about `nbytes`, then call `done` with what it gives or raises."""
+        """Do `work` on about `nbytes`, then call `done` with its result or exception."""
         job = Job(work, done, charge)
         (self._long if nbytes > _LONG else self._short).add(job)
         return job
@@ -306,7 +305,7 @@ log = logging.getLogger(__name__)
 
 
 class Deferred(Generic[T]):
-    """Decoder of a call on the workbench, and its owner until it is decoded."""
+    """A call being decoded on the workbench, and its owner until then."""
 
     def __init__(
         self,
@@ -318,9 +317,9 @@ class Deferred(Generic[T]):
         charge: Charge,
         after: Callable[[], None] | None = None,
     ) -> None:
-        """`submit` gets what `decode` gives; `call` is refused with what either raises.
+        """`submit` receives the result of `decode`; an error of either refuses `call`.
 
-        Then `after` is called.
+        `after` is called last.
         """
         self._submit = submit
         self._call: Call | None = call
@@ -329,12 +328,12 @@ class Deferred(Generic[T]):
         self._job = bench.do(nbytes, decode, self._decoded, charge)
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         self._call = None
         self._job.cancel()
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         call.held = held
 
     def _decoded(self, result: T | None, problem: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Batches: the calls that run together, their inputs, and the outcome of an execution."""
+"""Batches: the calls that run together, their inputs, and their outcome."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,16 @@ _BYTES = Datatype.BYTES
 _BUFFER_FROM, _BUFFER_TO = (
     256 << 10,
     256 << 20,
-)  # bytes of a batch's input that is put into a `BatchBuffer`
+)  # bytes of a batch's input from which on a `BatchBuffer` is used
 
 
 class NotStarted(Exception):
-    """A batch was given back as it was: it has not been run, and any instance may run it."""
+    """The batch was returned without being run; any instance may run it."""
 
 
 @dataclass(slots=True)
 class Part:
-    """The outputs of an execution for one request alone, by name; some of them may be missing."""
+    """The outputs of an execution for one request, by name; some may be missing."""
 
     arrays: Mapping[str, TensorArray]
     parameters: dict[str, Parameter]
@@ -42,10 +42,10 @@ class Part:
     def response_to(
         self, signature: Signature, version: str, call: Call, timing: Timing
     ) -> InferResponse:
-        """A response to one request; raises `ExecutionFailed` if it breaks the signature.
+        """The response to one request; raises `ExecutionFailed` if it breaks the signature.
 
-        A decoupled model answers with as many rows as it likes, and so does one without inputs,
-        since nothing says how many were asked for.
+        A decoupled model may answer with any number of rows, and so may one without inputs, since
+        no input determines the number.
         """
         rows = call.rows if signature.inputs and not signature.decoupled else None
         outputs = [
@@ -57,23 +57,23 @@ class Part:
 
 
 class Deferral(Enum):
-    """The reason why an execution gives a request no answer now."""
+    """The reason why an execution gives a request no response now."""
 
     LATER = "its responses come by themselves"
     AGAIN = "it is to be run again, alone"
 
 
 class NoResponse(Exception):
-    """The end of a request that brings no response."""
+    """The end of a request without a response."""
 
 
 Answer = Part | ServerError | Deferral
 
 
 class Unanswered(NamedTuple):
-    """A request that a batch has brought no response, and why.
+    """A request without a response from its batch, and the reason.
 
-    `broken` means that what the model gave for it breaks the signature.
+    `broken` means that the model's output for it breaks the signature.
     """
 
     call: Call
@@ -85,7 +85,7 @@ class Unanswered(NamedTuple):
 class Outcome:
     """The result of an execution: arrays in the order of `Batch.outputs`, or an error; times in ns.
 
-    `parts`, where they are there, are for each request what it gets, instead of `arrays`.
+    `parts`, if set, are the outputs for each request, instead of `arrays`.
     """
 
     arrays: Sequence[TensorArray]
@@ -97,11 +97,11 @@ class Outcome:
 
 
 class Batch:
-    """Requests that run together. `outputs`, with `names`, are all that any of them wants.
+    """Requests that run together. `outputs`, with `names`, are all that any of them requests.
 
-    Once it has been computed, and `take` called, `tensors` are the outputs of all its rows, made by
-    `version`. Each call gets those from its `first` row on. `texts` and `raws` are what codecs
-    have made of them for all; None before, False where that could not be.
+    After the execution and `take`, `tensors` are the outputs of all rows, computed by `version`;
+    each call gets those from its `first` row on. `texts` and `raws` cache codecs' output for all
+    rows; None until tried, False if not possible.
     """
 
     __slots__ = (
@@ -130,14 +130,14 @@ class Batch:
             self.names = [spec.name for spec in self.outputs]
 
     def gather(self, buffer: "BatchBuffer | None" = None) -> dict[str, TensorArray]:
-        """The inputs as the model sees them; concatenated, in `buffer`, if several."""
+        """The inputs as the model sees them; concatenated, in `buffer`, if there are several."""
         signature, calls = self.signature, self.calls
         arrays: dict[str, TensorArray] = {}
         first = calls[0].inputs
         for spec in signature.inputs:
             name = spec.name
             if name not in first:
-                continue  # optional and absent; the batch key makes that so for all
+                continue  # optional and absent, for all requests due to the batch key
             if len(calls) == 1:
                 array = first[name].array
             else:
@@ -153,7 +153,7 @@ class Batch:
         return arrays
 
     def take(self, version: str, outcome: Outcome) -> None:
-        """Take what was computed: it is the `outcome` of each request that has not ended.
+        """Store the outcome; it becomes the `outcome` of each request that has not ended.
 
         Raises `ExecutionFailed` if the model broke its signature.
         """
@@ -167,7 +167,7 @@ class Batch:
         self.tensors = tensors = []
         for spec, array in zip(self.outputs, arrays, strict=True):
             if spec.datatype is _BYTES and len(self.calls) > 1:
-                array[:0]  # raises for text of a worker that cannot be taken apart
+                array[:0]  # raises for malformed BYTES of a worker
             if rows is not None and signature.batches and spec.reshape is None:
                 expected: Shape = (rows, *spec.dims)
                 if array.shape == expected and array.dtype == NUMPY[spec.datatype]:  # mostly
@@ -187,7 +187,7 @@ class Batch:
             first += call.rows
 
     def response(self, call: Call) -> InferResponse:
-        """The response to one of its calls: its own outputs, as views."""
+        """The response to one of the calls: its rows of the outputs, as views."""
         tensors = self.tensors
         if len(self.calls) > 1:
             first, names = call.first, call.outputs
@@ -204,7 +204,7 @@ class Batch:
     def respond_each(
         self, version: str, parts: Sequence[Answer], outcome: Outcome
     ) -> list[Unanswered]:
-        """Make the response of each request from what it gets; those without one."""
+        """Make each request's response from its part; returns the requests without one."""
         started = outcome.started
         compute, gather = outcome.computed - started, outcome.gathered - started
         others: list[Unanswered] = []
@@ -231,19 +231,19 @@ class Batch:
 
 
 class BatchBuffer:
-    """Memory in which an instance's batches are put together, one after the other.
+    """Reused memory in which an instance's batches are assembled.
 
-    Large batches only: for small ones the allocator is as quick. What is in it is valid until the
+    For large batches only: for small ones the allocator is as fast. The content is valid until the
     next batch is gathered.
     """
 
     def __init__(self, allocate: Callable[[int], Array | None] | None = None) -> None:
-        """`allocate` gives an array of so many bytes of a better kind of memory, or None."""
+        """`allocate` returns an array of a preferred kind of memory, or None."""
         self._blocks: dict[str, Array] = {}
         self._allocate = allocate
 
     def place(self, name: str, parts: Sequence[Array], rows: int) -> Array | None:
-        """The array for input `name` of `rows` rows; None if any memory will do."""
+        """The array for input `name` of `rows` rows; None if ordinary memory will do."""
         first = parts[0]
         size = rows * (first.nbytes // max(len(first), 1))
         if first.dtype == object or not _BUFFER_FROM <= size <= _BUFFER_TO:
@@ -263,11 +263,11 @@ class BatchBuffer:
 
 
 class Instance(Protocol):
-    """One loaded copy of a model. It gets one batch at a time."""
+    """One loaded instance of a model. It runs one batch at a time."""
 
     @property
     def load(self) -> int:
-        """Batches that would have to end before another one could begin; the least is preferred."""
+        """Batches that must end before another one can begin; the lowest is preferred."""
 
     def execute(self, batch: Batch, done: "Callable[[Instance, Batch, Outcome], None]") -> None:
         """Run `batch` and call `done` exactly once, on the event-loop thread.
@@ -276,7 +276,7 @@ class Instance(Protocol):
         """
 
     def close(self) -> None:
-        """Give the model's resources back; no batch is under way."""
+        """Release the model's resources; no batch is in progress."""
 
 
 def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:
@@ -287,7 +287,7 @@ def _wanted(signature: Signature, calls: list[Call]) -> tuple[TensorSpec, ...]:
 
 
 def _output(signature: Signature, spec: TensorSpec, array: TensorArray, rows: int | None) -> Tensor:
-    """A model's output as a tensor; of any number of rows for None.
+    """A model's output as a tensor; any number of rows if `rows` is None.
 
     One that does not fit its declaration is passed on unless the signature is strict.
     """

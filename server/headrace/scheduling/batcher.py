@@ -1,25 +1,25 @@
 """The scheduler of one model version.
 
-It queues requests and gives them to free instances in batches. An instance is taken first and the
-batch is formed then, so that the queue grows a better batch while instances are busy. What arrives
-within one tick of the event loop runs together: a flush is scheduled for the end of the tick.
+Requests are queued and given to free instances in batches. An instance is reserved first and the
+batch is formed then, so that the queue grows a better batch while instances are busy. Requests that
+arrive within one tick of the event loop run together: a flush is scheduled for the end of the tick.
 
-Owned by the event-loop thread: every method runs there, none of them waits, and there is no lock.
-Calls are answered when everything is in its new state: who is answered may submit or cancel at
-once. Only the counters come after that. Those of a lone call come a turn of the event loop later:
-a turn's answers leave at its end, so its client would wait for the counting. After a batch of
-several they come in the same turn, since one more turn would divide the next calls into smaller
-batches. Whatever reads counters in answer to a later message is scheduled behind them.
+Owned by the event-loop thread: every method runs there, never blocks, and there is no lock. Calls
+are answered when all state is updated: their callbacks may submit or cancel at once. Only the
+counters come after that. Those of a lone call come a turn of the event loop later: answers are
+written at the end of a turn, so its client would wait for the counting. After a batch of several
+they come in the same turn, since another turn would split the next calls into smaller batches. Any
+reader of the counters for a later message is scheduled behind them.
 Invariant: while a request is queued, an instance is busy, a flush is scheduled or a timer is armed.
 
-A batch of several that fails is run again in halves, until the request to blame stands alone; not
-if a worker has died of it, which would then die again, nor if it took too long. What an instance
-gives back without having begun it waits for the next one. An instance that cannot run anything for
-now is suspended.
+A failed batch of several requests is run again in halves, until the failing request is alone; not
+if a worker has died of it, which would die again, nor if it took too long. A batch that an instance
+returns unstarted waits for the next instance. An instance that cannot run anything for now is
+suspended.
 
-A request may be answered later than its batch, by itself and more than once: it is open from the
-end of its batch to its own. Inputs that workers have died of are known to the quarantine: they run
-alone, or not at all.
+A request may be answered after its batch, individually and more than once: it is open from the end
+of its batch to its own. Inputs that workers have died of are in quarantine: they run alone, or not
+at all.
 """
 
 import asyncio
@@ -63,14 +63,14 @@ _load = attrgetter("load")
 
 
 class Timer(Protocol):
-    """Something scheduled that can be called off."""
+    """A scheduled callback that can be cancelled."""
 
     def cancel(self) -> None:
         """Cancel the callback."""
 
 
 class Clock(Protocol):
-    """Time and the event loop, as far as scheduling needs them."""
+    """Time and event loop, as needed for scheduling."""
 
     def now(self) -> int:
         """Nanoseconds of a monotonic clock."""
@@ -88,7 +88,7 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.now = monotonic_ns
-        self.soon = loop.call_soon  # after everything that is ready in this tick
+        self.soon = loop.call_soon  # runs after everything that is ready in this tick
 
     def at(self, when: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Run `callback` at `when`; a loop whose timers are coarser may be early, never lost."""
@@ -96,9 +96,9 @@ class LoopClock:
 
 
 class Instances:
-    """The instances of one scheduler, and which may run the next batch.
+    """The instances of one scheduler, and their states.
 
-    What is neither idle nor suspended has a batch under way.
+    An instance that is neither idle nor suspended has a batch in progress.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Instances:
 
     @property
     def busy(self) -> bool:
-        """True if any has a batch under way."""
+        """True if any instance has a batch in progress."""
         return len(self.idle) + len(self._suspended) < len(self._all)
 
     def add(self, instance: Instance) -> None:
@@ -118,7 +118,7 @@ class Instances:
         self.idle.append(instance)
 
     def remove(self, instance: Instance, removed: Callable[[], None]) -> bool:
-        """Take an instance out; if it is busy, which is False, that is when it comes back."""
+        """Remove an instance; if it is busy (False), `removed` is called when it comes back."""
         for resting in (self.idle, self._suspended):
             if instance in resting:
                 resting.remove(instance)
@@ -128,13 +128,13 @@ class Instances:
         return False
 
     def suspend(self, instance: Instance) -> None:
-        """Give an idle instance nothing until it is resumed."""
+        """Give an idle instance no batches until it is resumed."""
         if instance in self.idle:
             self.idle.remove(instance)
             self._suspended.append(instance)
 
     def resume(self, instance: Instance) -> bool:
-        """Make a suspended instance idle again; whether it was suspended."""
+        """Make a suspended instance idle again; True if it was suspended."""
         if instance not in self._suspended:
             return False
         self._suspended.remove(instance)
@@ -142,9 +142,9 @@ class Instances:
         return True
 
     def pick(self) -> Instance:
-        """Make an idle one busy: the one that can begin soonest."""
+        """Reserve the idle instance that can begin soonest."""
         idle = self.idle
-        for chosen in idle:  # a model on other servers has many, all of them free
+        for chosen in idle:  # an upstream model has many free ones
             if not chosen.load:
                 break
         else:
@@ -153,7 +153,7 @@ class Instances:
         return chosen
 
     def give_back(self, instance: Instance) -> Callable[[], None] | None:
-        """A busy instance is idle again; what to call if it is to be removed instead."""
+        """Make a busy instance idle; returns the callback of a pending removal instead, if any."""
         if (removed := self.leaving.pop(instance, None)) is not None:
             self._all.remove(instance)
             return removed
@@ -161,7 +161,7 @@ class Instances:
         return None
 
     def close(self) -> None:
-        """Close all of them; only while none is busy."""
+        """Close all instances; only while none is busy."""
         for instance in self._all:
             instance.close()
         self._all.clear()
@@ -170,7 +170,7 @@ class Instances:
 
 
 class Batcher:
-    """Takes requests in, gives batches to instances, and hands each request its own answer."""
+    """Queues calls, gives batches to instances, and answers each call."""
 
     def __init__(
         self,
@@ -183,9 +183,9 @@ class Batcher:
         quarantine: Quarantine | None = None,
         load: ModelLoad | None = None,
     ) -> None:
-        """`report` is told which requests a backend failed on, unless it has said so itself.
+        """`report` receives failed requests, unless the error was reported already.
 
-        `load` counts the model's requests that are under way, and may refuse more of them.
+        `load` counts the model's requests in flight, and may refuse more of them.
         """
         self._load = load or ModelLoad()
         self.quarantine = Quarantine(signature.model) if quarantine is None else quarantine
@@ -201,7 +201,7 @@ class Batcher:
         self._open: set[Call] = set()
         self._instances = Instances()
         self._idle = self._instances.idle
-        # Calls that are not answered, where answers keep the order; None where they do not.
+        # Unanswered calls, where answers keep the order of calls; None where they do not.
         self._order: deque[Call] | None = deque() if policy.preserve_ordering else None
         self._uniform = signature.uniform
         self._now, self._soon = clock.now, clock.soon
@@ -218,22 +218,22 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """True if any request is queued or under way, or about to come."""
+        """True if any request is queued, in progress, or announced."""
         waiting = self._queue.waiting or self._retries or self._open or self._expected
         return bool(waiting) or self._instances.busy
 
     def add_instance(self, instance: Instance) -> None:
-        """Add an instance, which gets batches from now on."""
+        """Add an instance, which receives batches from now on."""
         self._instances.add(instance)
         self._schedule_flush()
 
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """Give `instance` nothing more; `removed` is called once it has no batch under way."""
+        """Give `instance` no more batches; `removed` is called once it has none in progress."""
         if self._instances.remove(instance, removed):
             self._soon(removed)
 
     def suspend(self, instance: Instance) -> None:
-        """Give an idle instance nothing until it is resumed."""
+        """Give an idle instance no batches until it is resumed."""
         self._instances.suspend(instance)
 
     def resume(self, instance: Instance) -> None:
@@ -242,9 +242,10 @@ class Batcher:
             self._schedule_flush()
 
     def fail_waiting(self, error: ServerError) -> bool:
-        """End everything that no instance has begun: there is none to run it; True."""
+        """End all requests not begun: no instance is left to run them; returns True."""
         now = self._now()
-        while self._retries or self._queue.waiting:  # what ends may bring the next of a sequence
+        # The end of one may submit the next of its sequence.
+        while self._retries or self._queue.waiting:
             waiting = [p for batch in self._retries for p in batch.calls if not p.ended]
             self._retries.clear()
             waiting += self._queue.popleft(self._queue.waiting)
@@ -275,19 +276,19 @@ class Batcher:
             self._arm(deadline)
 
     def expect(self, count: int) -> None:
-        """So many requests more, or less, are about to be submitted: it is not drained before."""
+        """Announce `count` more, or fewer, requests, which count as not drained."""
         self._expected += count
         self._check_drained()
 
     def cancel(self, call: Call) -> None:
         """End `call` without an answer."""
-        call.outcome = None  # it may still wait for its turn to be released, or to be run again
+        call.outcome = None  # the call may still wait to be released, or to be run again
         if call.ended:
             return
         call.ended = True
         if not call.started:
             self._queue.discard(call)
-        elif self._retries:  # a batch of which nobody wants anything any more is none
+        elif self._retries:  # drop batches without live calls
             wanted = [b for b in self._retries if not all(p.ended for p in b.calls)]
             self._retries = deque(wanted)
         if call.execution is not None:
@@ -298,15 +299,15 @@ class Batcher:
         self._check_drained()
 
     def hold(self, call: Call, held: bool) -> None:
-        """Ask the model to pause the further responses to `call`, or to go on."""
+        """Ask the model to pause, or resume, the further responses to `call`."""
         call.held = held
         if call.execution is not None and not call.ended:
             call.execution.hold(call, held)
 
     def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Take what an execution gives one request by itself; None is the end alone.
+        """Receive an execution's individual answer to one request; None is the end alone.
 
-        In or after its batch; with an error or a `Deferral` the request is done with there.
+        In or after its batch; an error or a `Deferral` ends the request there.
         """
         now = self._now()
         if self.quarantine.cases or isinstance(answer, WorkerDied):
@@ -343,7 +344,7 @@ class Batcher:
         self._instances.close()
 
     def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once nothing is queued or under way."""
+        """Call `callback` once nothing is queued or in progress."""
         self._on_drained.append(callback)
         self._check_drained()
 
@@ -353,14 +354,14 @@ class Batcher:
             self._soon(self._flush)
 
     def _flush(self) -> None:
-        """Give idle instances what waits: the end of the event loop's turn."""
+        """Give queued requests to idle instances; runs at the end of the event loop's tick."""
         self._flush_scheduled = False
         now = self._now()
         queue = self._queue
         if queue.deadlines:
             self._expire(now)
-        # Each instance runs one batch at most: an inline one is idle again at once, and between two
-        # of its batches the event loop must get to read what has arrived.
+        # One batch per instance: an inline instance is idle again at once, and between two of its
+        # batches the event loop must read what has arrived.
         for _ in range(len(self._idle)):
             batch = self._next_batch(now)
             if batch is None:
@@ -373,7 +374,7 @@ class Batcher:
             self._check_drained()
 
     def _next_batch(self, now: int) -> Batch | None:
-        """The batch to run now; None if there is nothing, or it is to grow."""
+        """The batch to run now; None if there is nothing to run, or it may still grow."""
         while True:
             if self._retries:
                 batch = self._retries.popleft()
@@ -393,7 +394,7 @@ class Batcher:
                 return Batch(self._signature, calls)
 
     def _screened(self, calls: list[Call], now: int) -> list[Call]:
-        """The calls that may run now; suspects run alone next, and refused calls end."""
+        """The calls that may run now; suspects run alone next, refused calls end."""
         clear, suspects, refused = self.quarantine.screen(calls, now)
         if not clear:
             clear, suspects = suspects[:1], suspects[1:]
@@ -403,7 +404,7 @@ class Batcher:
         return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
-        """Take what came of a batch: answers, errors, or that it is to be run again."""
+        """Process a batch's outcome: answers, errors, or another run."""
         if not self._instances.leaving:
             self._idle.append(instance)
         elif (removed := self._instances.give_back(instance)) is not None:
@@ -418,7 +419,7 @@ class Batcher:
                     batch.take(self._version, outcome)
                 else:
                     others = batch.respond_each(self._version, outcome.parts, outcome)
-            except Exception as broken:  # not even an array, say: the backend's fault like a raise
+            except Exception as broken:  # malformed outputs count like an exception of the backend
                 error = broken
                 if len(batch.calls) == 1 and isinstance(broken, ServerError):
                     self._report(batch.calls, broken)
@@ -443,7 +444,7 @@ class Batcher:
             self._check_drained()
 
     def _deal_with(self, others: Sequence[Unanswered], batch: Batch, outcome: Outcome) -> None:
-        """Deal with requests that a batch has brought no response."""
+        """Process the requests without a response from their batch."""
         later = 0
         for call, reason, broken in others:
             if isinstance(reason, ServerError):
@@ -467,7 +468,7 @@ class Batcher:
     def _close_open(
         self, call: Call, outcome: InferResponse | ServerError | NoResponse, now: int
     ) -> None:
-        """End a request that is answered by itself."""
+        """End an individually answered request."""
         self._open.discard(call)
         if isinstance(outcome, ServerError):
             self._end(call, outcome, "BACKEND", now, call.began, call.rows)
@@ -500,7 +501,7 @@ class Batcher:
             self._statistics.batch_succeeded(*counts)
 
     def _release(self, ended: Sequence[Call]) -> None:
-        """Answer ended calls, or let them wait for all that came earlier."""
+        """Answer ended calls, or let them wait for earlier ones."""
         load = self._load
         load.requests -= len(ended)
         for call in ended:
@@ -510,7 +511,7 @@ class Batcher:
             while order and order[0].ended:
                 ended.append(order.popleft())
         for call in ended:
-            outcome, call.outcome = call.outcome, None  # which is None if it was cancelled
+            outcome, call.outcome = call.outcome, None  # None if the call was cancelled
             try:
                 if type(outcome) is Batch:
                     if call.stages is None:
@@ -523,7 +524,7 @@ class Batcher:
                     call.pass_end()
                 elif isinstance(outcome, ServerError):
                     call.pass_end(outcome)
-            except Exception:  # whatever is wrong with one answer, others of its batch must go out
+            except Exception:  # a bug in one answer must not affect others of its batch
                 log.exception("bug while answering a request")
                 with suppress(Exception):
                     call.pass_end(ExecutionFailed("internal error"))
@@ -562,7 +563,7 @@ class Batcher:
         self._release(expired)
 
     def _late(self, call: Call) -> QueueTimeout:
-        """The error of a request that has waited for as long as it may."""
+        """The error of a request whose queue time has expired."""
         assert call.deadline is not None
         limit = call.deadline - call.arrived
         configured = self._policy.queue_policy(call.level).configured
@@ -593,7 +594,7 @@ class Batcher:
 
 
 def _give(call: Call, response: InferResponse) -> None:
-    """Give a call a response that is not its last one."""
+    """Give a call a response that is not its last."""
     try:
         call.pass_response(response, False)
     except Exception:
@@ -601,16 +602,16 @@ def _give(call: Call, response: InferResponse) -> None:
 
 
 class DividingBatcher(Batcher):
-    """`Batcher` whose batches have only requests of which `alike` gives the same.
+    """`Batcher` whose batches only contain requests with equal `alike`.
 
-    For instances to which it matters what requests have besides tensors. A batch is formed as for
-    any model, and is divided then: those that are alike run together, at the same time as the
-    others where there are instances for them. So requests of two kinds that come in turns do not
-    keep each other from growing batches.
+    For instances that depend on more of a request than its tensors. A batch is formed as for any
+    model, and then divided: requests that are alike run together, in parallel with the others if
+    there are instances for them. So interleaved requests of two kinds do not keep each other from
+    growing batches.
     """
 
     def __init__(self, *given: Any, alike: Callable[[Call], object], **named: Any) -> None:
-        """`alike` gives something that can be a key; the rest is for `Batcher`."""
+        """`alike` returns a hashable key; other arguments are passed to `Batcher`."""
         super().__init__(*given, **named)
         self._alike = alike
 
@@ -624,5 +625,5 @@ class DividingBatcher(Batcher):
         if len(groups) == 1:
             return batch
         first, *others = (Batch(self._signature, calls) for calls in groups.values())
-        self._retries.extendleft(reversed(others))  # they have their turn at once
+        self._retries.extendleft(reversed(others))  # they run next
         return first

@@ -1,20 +1,19 @@
-"""Several backends of one model: which of them gets its requests, and the instances that run them.
+"""Fail-over between several backends of one model: decisions, and the instances that apply them.
 
-Backends have an order. The first that can run anything gets all requests. One that comes back gets
-them again at once; if it is lost again soon, it has to be there for a while first, which doubles
-from one time to the next. A backend that goes on failing although it is there is passed over as if
-it were lost. What has to wait is used all the same if there is nothing else. These decisions are
-pure, over values and times, in seconds of one monotonic clock.
+Backends have an order. The first that can run anything gets all requests. One that recovers gets
+them again at once; if it is lost again soon, it must first be available for a while, which doubles
+each time. An available backend that keeps failing is skipped like a lost one. Skipped ones are
+still used if there is nothing else. These decisions are pure, over values and times in seconds of
+one monotonic clock.
 
-Each backend is a tier, with a rank, in front of the one queue of the model. To its instances a tier
-is the scheduler; to the scheduler only the instances of the tier that gets requests take part, so
-that it knows nothing of backends. What waits when that tier is lost is taken by the next one, since
-it is the same queue. A batch that a tier has refused goes on to the next tier that can run
-anything, whichever gets requests otherwise; to the scheduler, the instance that had it first has it
-still. An instance that runs such a batch takes nothing else meanwhile.
+Each backend is a tier, with a rank, in front of the model's single queue. To its instances, a tier
+is the scheduler; the scheduler only sees the instances of the tier that gets requests, so that it
+knows nothing about backends. When that tier is lost, the next one takes over, since it is the same
+queue. A batch refused by a tier goes on to the next one that can run anything; to the scheduler,
+the first instance still has it. An instance that runs such a batch takes nothing else meanwhile.
 
 Owned by the event-loop thread. Invariant: an instance takes part if its tier is open, it can run
-something, and it has no batch that was handed on to it.
+something, and it has no batch handed on from another tier.
 """
 
 import logging
@@ -43,8 +42,8 @@ from headrace.scheduling.batcher import Batcher, Clock, Timer
 from headrace.scheduling.quarantine import Quarantine
 
 _LOST = (RemoteLost, RemoteTimeout, RemoteUnavailable)
-FAILURES = 5  # in a row, for which a backend is passed over
-STEADY_SECS = 10.0  # what has run for so long is not one that comes and goes
+FAILURES = 5  # consecutive failures after which a backend is skipped
+STEADY_SECS = 10.0  # a backend that has run for so long counts as stable
 FIRST_PAUSE_SECS = 1.0
 LONGEST_PAUSE_SECS = 30.0
 
@@ -53,9 +52,9 @@ LONGEST_PAUSE_SECS = 30.0
 class Standing:
     """Health of a backend: whether it can run requests, and its recent failures.
 
-    `able` is whether any of its instances can run something. It gets requests from the time
-    `trusted_from` on. `setbacks` came in a row, each soon after it had got requests again, and so
-    did `failures` of batches.
+    `able` is true if any of its instances can run something. It gets requests from `trusted_from`
+    on. `setbacks` is the number of consecutive losses soon after a recovery, `failures` that of
+    consecutive failed batches.
     """
 
     able: bool = False
@@ -65,42 +64,42 @@ class Standing:
 
 
 class Verdict(Enum):
-    """The meaning of a batch's end for the backend that had it."""
+    """The meaning of a batch's end for its backend."""
 
-    SERVED = "it has done what it should, be it that the model has failed"
-    REFUSED = "it has not begun it, and any other backend may run it"
-    FAILED = "it has lost it, or has not answered in time"
-    NOTHING = "the batch was given back, or nobody wanted it any more"
+    SERVED = "the backend worked, even if the model failed"
+    REFUSED = "not started, any other backend may run the batch"
+    FAILED = "lost, or not answered in time"
+    NOTHING = "given back, or no longer wanted"
 
 
 def choose(standings: Sequence[Standing], now: float) -> int | None:
-    """The index of the backend that gets requests now, None if there is none."""
+    """The index of the backend that gets requests now; None if there is none."""
     able = [index for index, one in enumerate(standings) if one.able]
     trusted = (index for index in able if standings[index].trusted_from <= now)
     return next(trusted, able[0] if able else None)
 
 
 def next_look(standings: Sequence[Standing], now: float) -> float | None:
-    """When `choose` may say something else although nothing has happened."""
+    """The time at which `choose` may change without an event."""
     return min((one.trusted_from for one in standings if one.able and one.trusted_from > now),
                default=None)  # fmt: skip
 
 
 def lost(standing: Standing, now: float) -> Standing:
-    """None of its instances can run anything any more."""
+    """Update for the loss of a backend's last working instance."""
     setbacks = _setbacks(standing, now)
     return replace(standing, able=False, failures=0, setbacks=setbacks, trusted_from=now)
 
 
 def found(standing: Standing, now: float) -> Standing:
-    """One of its instances can run something, at first or again."""
-    if standing == Standing():  # it has never been lost
+    """Update for an instance that can run something, initially or again."""
+    if standing == Standing():  # never lost before
         return replace(standing, able=True)
     return replace(standing, able=True, failures=0, trusted_from=now + _pause(standing.setbacks))
 
 
 def ended(standing: Standing, verdict: Verdict, now: float) -> Standing:
-    """A batch has ended."""
+    """Update for the end of a batch."""
     if verdict is Verdict.NOTHING:
         return standing
     if verdict is Verdict.SERVED:
@@ -127,7 +126,7 @@ def verdict(outcome: Outcome) -> Verdict:
 
 
 def answered(batch: Batch, outcome: Outcome) -> list[Call]:
-    """The requests of a batch that are answered by what has become of it."""
+    """The requests of a batch that its outcome answers."""
     waiting = [call for call in batch.calls if not call.ended]
     if outcome.error is not None:
         whole = isinstance(outcome.error, WorkerDied | ExecutionTimeout)
@@ -140,12 +139,12 @@ def answered(batch: Batch, outcome: Outcome) -> list[Call]:
 
 
 def _setbacks(standing: Standing, now: float) -> int:
-    """How many there are in a row, with one that happens now."""
+    """Consecutive setbacks, including one that happens now."""
     return standing.setbacks + 1 if now - standing.trusted_from < STEADY_SECS else 0
 
 
 def _pause(setbacks: int) -> float:
-    """Seconds that a backend has to be there before it gets requests."""
+    """Seconds that a backend must be available before it gets requests."""
     if not setbacks:
         return 0.0
     return min(FIRST_PAUSE_SECS * 2.0 ** min(setbacks - 1, 16), LONGEST_PAUSE_SECS)
@@ -158,7 +157,7 @@ Done = Callable[[Instance, Batch, Outcome], None]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A batch, and the guard that the scheduler has given it to."""
+    """A batch, and the guard that received it from the scheduler."""
 
     batch: Batch
     origin: "_Guard"
@@ -166,14 +165,14 @@ class _Job:
 
     @property
     def wanted(self) -> bool:
-        """True if anybody waits for it."""
+        """True if any of its requests is still wanted."""
         return not all(call.ended for call in self.batch.calls)
 
 
 class Tier:
-    """A backend, as its instances see it: the scheduler of their batches.
+    """A backend, which acts as the scheduler for its instances.
 
-    `open` is whether its instances take part. What is only for other servers is taken out of the
+    `open` is true if its instances take part. Parameters for upstreams only are removed from
     requests that it runs `here`.
     """
 
@@ -182,7 +181,7 @@ class Tier:
         self.name = name
         self.standing = Standing()
         self.open = False
-        self.hopeless = True  # it has no instances, or nothing waits for them any more
+        self.hopeless = True  # without instances, and none expected
         self.here = False
         self.counts = counts
         self.handed_on: deque[_Job] = deque()
@@ -191,12 +190,12 @@ class Tier:
 
     @property
     def quarantine(self) -> Quarantine:
-        """`Batcher.quarantine`."""
+        """Implements `Batcher.quarantine`."""
         return self.tiers.batcher.quarantine
 
     @property
     def guards(self) -> "Iterable[_Guard]":
-        """The instances that stand for its own at the scheduler."""
+        """The instances that represent its own at the scheduler."""
         return self._guards.values()
 
     def take_part(self, opens: bool) -> None:
@@ -207,47 +206,47 @@ class Tier:
                 guard.settle()
 
     def add_instance(self, instance: Instance) -> None:
-        """`Batcher.add_instance`."""
+        """Implements `Batcher.add_instance`."""
         guard = self._guards[instance] = _Guard(self, instance)
         self.tiers.batcher.add_instance(guard)
         self.hopeless = False
         self.tiers.changed(guard)
 
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """`Batcher.remove_instance`."""
+        """Implements `Batcher.remove_instance`."""
         guard = self._guards.pop(instance)
         guard.leaves, guard.removed = True, removed
         self.tiers.changed(guard)
 
     def suspend(self, instance: Instance) -> None:
-        """`Batcher.suspend`."""
+        """Implements `Batcher.suspend`."""
         self._rest(instance, True)
 
     def resume(self, instance: Instance) -> None:
-        """`Batcher.resume`."""
+        """Implements `Batcher.resume`."""
         self.hopeless = False
         self._rest(instance, False)
 
     def fail_waiting(self, error: ServerError) -> bool:
-        """End all that waits, unless another tier may run it; whether it has ended."""
+        """End all waiting requests, unless another tier may run them; True if they have ended."""
         self.hopeless = True
         return self.tiers.hopeless and self.tiers.batcher.fail_waiting(error)
 
     def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """`Batcher.answer`."""
+        """Implements `Batcher.answer`."""
         if not (call.ended or answer is Deferral.AGAIN):
             self.name_to([call])
             self.counts.requests += final
         self.tiers.batcher.answer(call, answer, final)
 
     def name_to(self, calls: Sequence[Call]) -> None:
-        """Pass on to requests which backend answers them."""
+        """Report the backend to the requests that it answers."""
         for call in calls:
             if not call.ended:
                 call.pass_backend(self.name)
 
     def take(self, job: _Job) -> None:
-        """Run a batch that another tier has refused, as soon as an instance is free."""
+        """Run a batch that another tier has refused, once an instance is free."""
         self.handed_on.append(job)
         for guard in self._guards.values():
             if guard.job is None and not guard.resting:
@@ -262,7 +261,7 @@ class Tier:
 
 
 class _Guard:
-    """Stands for an instance at the scheduler."""
+    """Represents an instance at the scheduler."""
 
     __slots__ = ("_runs", "instance", "job", "leaves", "removed", "resting", "tier")
 
@@ -270,27 +269,27 @@ class _Guard:
         self.tier = tier
         self.instance = instance
         self.job: _Job | None = None
-        self.resting = False  # it can run nothing, by its own account
+        self.resting = False  # the instance reports that it can run nothing
         self.leaves = False
-        self.removed: Callable[[], None] | None = None  # to be called when it has left
+        self.removed: Callable[[], None] | None = None  # called when it has been removed
         self._runs = False  # `execute` of the instance is on the stack
 
     @property
     def load(self) -> int:
-        """`Instance.load`."""
+        """Implements `Instance.load`."""
         return self.instance.load
 
     def execute(self, batch: Batch, done: Done) -> None:
-        """`Instance.execute`."""
+        """Implements `Instance.execute`."""
         self._run(_Job(batch, self, done))
 
     def close(self) -> None:
-        """`Instance.close`."""
+        """Implements `Instance.close`."""
         self.instance.close()
 
     @property
     def goes_on(self) -> bool:
-        """True if it takes part as before, after a batch that its backend has served."""
+        """True if it takes part as before, after a batch served by its backend."""
         tier = self.tier
         return (
             tier.rank == tier.tiers.active
@@ -299,7 +298,7 @@ class _Guard:
         )
 
     def settle(self) -> None:
-        """Take part, or not, or run what was handed on to it."""
+        """Take part, or not, or run a batch handed on to it."""
         tiers, tier = self.tier.tiers, self.tier
         if self.leaves:
             if self.removed is not None and (self.job is None or self.job.origin is self):
@@ -347,9 +346,9 @@ class Tiers:
         counts: dict[str, BackendCounts],
         queue_size: int = 0,
     ) -> None:
-        """`counts` has the counters of tiers by their names, and gets those that are new.
+        """`counts` has the counters of tiers by name; new ones are added.
 
-        With `queue_size` requests waiting the next tier helps out; 0 is for never.
+        With `queue_size` requests waiting the next tier helps out; 0: never.
         """
         self.batcher = batcher
         self.active: int | None = None  # the rank of the tier that gets requests
@@ -360,7 +359,7 @@ class Tiers:
             Tier(self, rank, name, counts.setdefault(name, BackendCounts()))
             for rank, name in enumerate(names)
         ]
-        self._last: int | None = None  # that was active
+        self._last: int | None = None  # the previously active rank
         self._helper: Tier | None = None
         self._timer: Timer | None = None
 
@@ -372,22 +371,22 @@ class Tiers:
 
     @property
     def helped(self) -> bool:
-        """True if another tier takes part as well."""
+        """True if another tier helps out."""
         return self._helper is not None
 
     @property
     def hopeless(self) -> bool:
-        """True if nothing waits for any of them."""
+        """True if no tier is expected to run anything."""
         return all(tier.hopeless for tier in self._tiers)
 
     def submit(self, call: Call) -> None:
-        """`Batcher.submit`, for a queue of limited size."""
+        """Implements `Batcher.submit`, for a queue of limited size."""
         self.batcher.submit(call)
         if self._helper is None and self.batcher.waiting >= self._queue_size:
             self._have_helped()
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Stop deciding."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -395,7 +394,7 @@ class Tiers:
     # --- for tiers and guards
 
     def changed(self, guard: _Guard) -> None:
-        """An instance has come, goes, or can run something that it could not, or the reverse."""
+        """Update for an instance that was added, is being removed, failed or recovered."""
         tier, now = guard.tier, self._now()
         guard.settle()
         able = any(not other.resting for other in tier.guards)
@@ -406,10 +405,10 @@ class Tiers:
                 self._pass_on(tier)
 
     def ended(self, guard: _Guard, job: _Job, outcome: Outcome, at_once: bool) -> None:
-        """A batch has ended; `at_once` if that was while it was given to its instance.
+        """Process the end of a batch; `at_once` if it ended within `execute`.
 
-        Then the scheduler gives out further ones just now, and which instances take part must
-        stay.
+        In that case the scheduler is giving out further batches, and the set of participating
+        instances must not change.
         """
         tier, judged = guard.tier, verdict(outcome)
         if judged is Verdict.REFUSED and self._after(tier.rank) is not None:
@@ -423,17 +422,17 @@ class Tiers:
                 tier.name_to(calls)
             job.done(job.origin, job.batch, outcome)
             if job.origin is guard and judged is Verdict.SERVED and guard.goes_on:
-                return  # as nearly always: nothing has changed
+                return  # the usual case: nothing has changed
         settle = partial(self._settle, guard, job.origin, judged)
         self._clock.soon(settle) if at_once else settle()
 
     def give_back(self, job: _Job) -> None:
-        """No tier has begun a batch: the scheduler has it again."""
+        """Return a batch that no tier has started to the scheduler."""
         now = self._clock.now()
         job.done(job.origin, job.batch, Outcome((), NotStarted(), now, now, now))
         job.origin.settle()
 
-    # --- who gets requests
+    # --- choice of the active tier
 
     def _settle(self, guard: _Guard, origin: _Guard, verdict: Verdict) -> None:
         tier, now = guard.tier, self._now()
@@ -447,14 +446,14 @@ class Tiers:
             origin.settle()
 
     def _look(self) -> None:
-        """Decide which tier gets requests."""
+        """Choose the active tier."""
         now = self._now()
         standings = [tier.standing for tier in self._tiers]
         self.active = choose(standings, now)
         if self.active is not None and self.active != self._last:
             self._tell(self.active)
             self._last = self.active
-        if self._helper is not None:  # it may be gone, or be the one that gets them by now
+        if self._helper is not None:  # it may be lost, or active by now
             self._helper = self._after(self.active)
         for tier in self._tiers:
             tier.take_part(tier.rank == self.active or tier is self._helper)
@@ -478,23 +477,23 @@ class Tiers:
         )  # fmt: skip
 
     def _have_helped(self) -> None:
-        """Too much waits: the next tier takes part as well; nothing else changes."""
+        """Let the next tier help out with a long queue."""
         self._helper = self._after(self.active)
         if self._helper is not None:
             self._helper.take_part(True)
 
     def _after(self, rank: int | None) -> Tier | None:
-        """The next tier after one, if there is that one, that can run anything."""
+        """The tier after `rank` that can run anything, if any."""
         further = () if rank is None else self._tiers[rank + 1 :]
         return next((tier for tier in further if tier.standing.able), None)
 
     def _pass_on(self, tier: Tier) -> None:
-        """A tier is lost: what was handed on to it goes further."""
+        """Hand on the pending batches of a lost tier."""
         for _ in range(len(tier.handed_on)):
             self._hand_on(tier, tier.handed_on.popleft())
 
     def _hand_on(self, tier: Tier, job: _Job) -> None:
-        """Hand batches that a tier does not run to the next one that is there by now."""
+        """Hand on batches that a tier does not run to the next available one."""
         after = self._after(tier.rank)
         (after.take if after is not None else self.give_back)(job)
 
@@ -503,7 +502,7 @@ class Tiers:
 
 
 def _kept_here(parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-    """The parameters of a request without what goes on to other servers."""
+    """The parameters of a request without those for upstreams only."""
     return {
         name: value
         for name, value in parameters.items()

@@ -11,11 +11,11 @@ from enum import Enum
 from headrace.core.call import Call
 from headrace.observability.statistics import Closed
 
-# Nanoseconds that a request may wait whatever its own timeout: the event loop's tick, at whose end
+# Minimum queue time granted to a request whatever its timeout: the event loop's tick, at whose end
 # free instances get their batches.
 _LEAST_WAIT = 1_000_000
-# Requests of other shapes that may be passed over for one batch; looking further costs more than
-# batches gain, about 70 ns a request.
+# Requests of other shapes that may be skipped for one batch; searching further costs more than
+# batches gain, about 70 ns per request.
 LOOK_AHEAD = 256
 _NOBODY, _ALONE = range(0), range(1)
 
@@ -24,16 +24,16 @@ _NOBODY, _ALONE = range(0), range(1)
 class BatchPolicy:
     """The rule by which requests of a queue form the next batch.
 
-    The head of the queue is in every batch, with those behind it of the same key. Others keep their
-    places: `LOOK_AHEAD` of them may be passed over for one batch, so that a request at position n
-    waits for n batches at most.
+    The head of the queue is in every batch, with later requests of the same key. Others keep their
+    places: `LOOK_AHEAD` of them may be skipped for one batch, so that a request at position n waits
+    for at most n batches.
 
-    With no delay, whatever waits runs as soon as an instance is free. With a delay, a batch that
-    has neither reached a preferred size nor become unable to grow waits until its oldest request
-    is `max_delay` old, or, where `keeps_deadlines`, has waited for half of the time it has. A
-    request of another key behind it ends the delay: so it is in Triton. Precondition: no request
-    has more than `max_rows` rows, unless `max_rows` is 0 (the model does not batch, and every
-    request runs alone).
+    Without a delay, everything queued runs as soon as an instance is free. With a delay, a batch
+    that has neither reached a preferred size nor become unable to grow waits until its oldest
+    request is `max_delay` old, or, with `keeps_deadlines`, has used half of its time. A later
+    request of another key ends the delay, as in Triton. Precondition: no request has more than
+    `max_rows` rows, unless `max_rows` is 0 (the model does not batch, and every request runs
+    alone).
     """
 
     max_rows: int
@@ -42,14 +42,14 @@ class BatchPolicy:
     keeps_deadlines: bool = False
 
     def take(self, queue: Iterable[Call], now: int) -> tuple[Sequence[int], Closed, int | None]:
-        """The positions in `queue` of the requests to run now, and why they are no more.
+        """The positions in `queue` of the requests to run now, and why the batch closed.
 
-        If there are none, when to ask again; None where nothing but a new request can change the
-        answer.
+        If there are none, the third value is the time to ask again; None if only a new request can
+        change the answer.
         """
         rows = count = best = oldest = passed = 0
         first: Call | None = None
-        picked: list[int] | None = None  # once another shape lies between
+        picked: list[int] | None = None  # None until another shape is skipped
         full = False
         for request in queue:
             if first is None:
@@ -109,18 +109,18 @@ def _half_time(request: Call) -> int:
 
 
 class TimeoutAction(Enum):
-    """The fate of a request that has waited for too long."""
+    """The fate of a request whose queue time has expired."""
 
     REJECT = 0
-    DELAY = 1  # it goes behind all others of its level that have not timed out
+    DELAY = 1  # moved behind all others of its level that have not timed out
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The limits of one priority level's queue; `default_timeout` in nanoseconds; 0 is no limit.
+    """Limits of one priority level's queue; `default_timeout` in nanoseconds; 0 is no limit.
 
-    `configured` is whether the model's configuration has a policy for the level, be it an empty
-    one. Without a policy, a request's own timeout bounds its wait.
+    `configured` is true if the configuration has a policy for the level, even an empty one. Without
+    a policy, a request's own timeout bounds its wait.
     """
 
     max_size: int = 0
@@ -130,10 +130,10 @@ class QueuePolicy:
     configured: bool = True
 
     def deadline(self, arrived: int, timeout_us: int) -> int | None:
-        """The deadline of a request that asked for `timeout_us` (0: did not ask); None for none.
+        """The deadline of a request with `timeout_us` (0: none given); None for no deadline.
 
-        Under a configured policy a request can only shorten the default, and with no default it has
-        nothing to shorten: so it is in Triton, and clients rely on it.
+        Under a configured policy a request can only shorten the default; without a default it
+        cannot set one, as in Triton, and clients rely on it.
         """
         if not self.configured:
             return arrived + max(timeout_us * 1000, _LEAST_WAIT) if timeout_us else None
@@ -148,9 +148,9 @@ NO_POLICY = QueuePolicy(configured=False)
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
-    """All that a model's configuration says about its queue.
+    """The queue settings of a model's configuration.
 
-    `levels` counts priority levels, 1 being the most urgent; 0 means that priorities are not used.
+    `levels` is the number of priority levels, 1 being the most urgent; 0: priorities are ignored.
     """
 
     batch: BatchPolicy
@@ -161,7 +161,7 @@ class SchedulingPolicy:
     preserve_ordering: bool = False
 
     def level(self, priority: int) -> int:
-        """The level, from 1, of a request that asked for `priority`; else the default."""
+        """The level, from 1, for a request's `priority`; the default for 0."""
         if not self.levels:
             return 1
         return priority if 1 <= priority <= self.levels else self.default_level

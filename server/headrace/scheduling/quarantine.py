@@ -1,18 +1,17 @@
-"""Inputs that worker processes have died of, so that one of them cannot go on killing.
+"""Quarantine of inputs that worker processes have died of, so that they cannot go on killing.
 
-A request that was under way when its worker died has failed; what can come again is its input. Of
-such inputs a digest is kept. One that was there at a death is a suspect: it runs alone from then
-on, so that only the guilty one dies a second time; whatever survives is cleared. One that was there
-at as many deaths as are allowed is refused, for an hour; then it is a suspect again, since deaths
-may have had another cause, such as an operator's kill.
+A request in progress when its worker died has failed; its input may be sent again. A digest of each
+such input is kept. One that was present at a death is a suspect: it runs alone from then on, so
+that only the guilty one dies again; whatever survives is cleared. One that was present at the
+allowed number of deaths is refused for an hour; then it is a suspect again, since deaths may have
+had other causes, such as an operator's kill.
 
-Where a worker has several requests at a time, a suspect is not alone there. So a death counts for a
-suspect only if no other suspect was there, too: no crowd is refused because one of it kills.
+A worker with several requests at a time does not run suspects alone. So a death counts for a
+suspect only if it was the only suspect present: no group is refused because one of it kills.
 
-A plain data structure without a clock: times are nanoseconds and come from the caller, which is the
-scheduler of the model version, on the event-loop thread. While nothing is known, which is nearly
-always, there is nothing to ask. Bounded: the case whose last death is the longest ago is
-forgotten first.
+A plain data structure without a clock: times are nanoseconds from the caller, which is the
+scheduler of the model version, on the event-loop thread. While it is empty, which is the usual
+case, it costs nothing. Bounded: the case with the oldest death is dropped first.
 """
 
 from collections import Counter, OrderedDict
@@ -28,15 +27,15 @@ from headrace.core.tensors import TensorArray, raw_bytes
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome
 
-DEATHS = 2  # from which on an input is refused, unless a model's configuration says otherwise
+DEATHS = 2  # deaths after which an input is refused, by default
 _CASES = 1024
 _HOUR_NS = 3_600 * 10**9
-_ENDS = 128  # bytes at each end of a tensor that a sketch looks at
+_ENDS = 128  # bytes hashed at each end of a tensor for a sketch
 
 
 @dataclass(slots=True)
 class _Case:
-    """An input that was under way at deaths; when the last of them was, and its sketch."""
+    """An input present at deaths, with its sketch and the time of the last one."""
 
     deaths: int
     last: int
@@ -44,7 +43,7 @@ class _Case:
 
 
 class Screened(NamedTuple):
-    """Requests by what may become of them: run together, run alone, or refused."""
+    """Requests by treatment: run together, run alone, or refuse."""
 
     clear: list[Call]
     suspects: list[Call]
@@ -52,42 +51,42 @@ class Screened(NamedTuple):
 
 
 class Quarantine:
-    """The inputs of one model version that are suspected, or proven as far as that goes.
+    """The suspected and refused inputs of one model version.
 
-    `cases` is empty while nothing is known: whoever asks may look at that first.
+    `cases` is empty while nothing is known; callers may check that first.
     """
 
     def __init__(self, model: str, deaths: int = DEATHS) -> None:
-        """An input that was there at `deaths` deaths is refused; 0 switches it all off."""
+        """An input present at `deaths` deaths is refused; 0 disables the quarantine."""
         self.refused = 0  # requests so far
         self._model = model
         self._deaths = deaths
         self.cases: OrderedDict[bytes, _Case] = OrderedDict()  # by the time of the last death
-        self._sketches: Counter[int] = Counter()  # how many cases look like this
-        self._death: ref[WorkerDied] | None = None  # the last one
-        self._victims: dict[bytes, _Case | None] = {}  # what was there; of suspects, the case
+        self._sketches: Counter[int] = Counter()  # number of cases with each sketch
+        self._death: ref[WorkerDied] | None = None  # the last death
+        self._victims: dict[bytes, _Case | None] = {}  # inputs present, with the case of suspects
 
     def learn_batch(self, batch: Batch, outcome: Outcome, now: int) -> None:
-        """Take into account how the execution of a batch has ended."""
+        """Learn from the end of a batch."""
         if isinstance(outcome.error, WorkerDied):
             self._blame(outcome.error, [call for call in batch.calls], now)
         elif not isinstance(outcome.error, NotStarted):
             parts = enumerate(outcome.parts or ())
             later = {
                 index for index, part in parts if part is Deferral.LATER
-            }  # they may still kill
+            }  # still being executed
             calls = enumerate(batch.calls)
             self._clear([call for index, call in calls if index not in later])
 
     def learn_answer(self, call: Call, answer: Answer | None, final: bool, now: int) -> None:
-        """Take into account what one request has been answered by itself."""
+        """Learn from the answer to a single request."""
         if isinstance(answer, WorkerDied):
             self._blame(answer, [call], now)
         elif final:
             self._clear([call])
 
     def screen(self, calls: Sequence[Call], now: int) -> Screened:
-        """Sort requests that are about to run; those to be refused are counted."""
+        """Sort requests that are about to run; refused ones are counted."""
         self._age(now)
         screened = Screened([], [], [])
         for call in calls:
@@ -109,7 +108,7 @@ class Quarantine:
         )
 
     def _blame(self, death: WorkerDied, requests: Sequence[Call], now: int) -> None:
-        """A worker has died while it had these, and maybe others, which come with this death."""
+        """Note a worker's death with these requests, and possibly others with the same `death`."""
         if not self._deaths:
             return
         if self._death is None or self._death() is not death:
@@ -118,7 +117,7 @@ class Quarantine:
         for request in requests:
             key = _digest(request)
             if key in self._victims:
-                continue  # several requests with the same input have seen one death
+                continue  # several requests with the same input at one death
             case = self.cases.get(key)
             if case is None:
                 case = self.cases[key] = _Case(1, now, _sketch(request))
@@ -132,7 +131,7 @@ class Quarantine:
             self._drop(next(iter(self.cases)))
 
     def _suspect_again(self, key: bytes, case: _Case) -> None:
-        """A suspect was there at the current death: it counts only if it was the only one."""
+        """Note a suspect at the current death, which counts only if it was the only suspect."""
         suspects = [other for other in self._victims.values() if other is not None]
         self._victims[key] = case
         if not suspects:
@@ -152,7 +151,7 @@ class Quarantine:
         return case.deaths if case is not None else 0
 
     def _age(self, now: int) -> None:
-        """Forget suspects after an hour, and make suspects of those that are refused."""
+        """Drop suspects after an hour, and turn refused inputs into suspects."""
         while self.cases:
             key, case = next(iter(self.cases.items()))
             if now - case.last < _HOUR_NS:
@@ -172,7 +171,7 @@ class Quarantine:
 
 
 def _sketch(request: Call) -> int:
-    """A cheap hash, of the ends of tensors: equal inputs have equal ones, most others do not."""
+    """A cheap hash of the ends of tensors: equal for equal inputs, different for most others."""
     inputs = request.inputs
     return hash(
         (
@@ -186,7 +185,7 @@ def _sketch(request: Call) -> int:
 
 
 def _parameters(request: Call) -> list[tuple[str, Parameter]]:
-    """The parameters that may matter to a model: not the trace that the request is part of."""
+    """The parameters that may affect a model: not its request's trace."""
     return sorted(item for item in request.parameters.items() if item[0] != TRACE_PARAMETER)
 
 
@@ -197,7 +196,7 @@ def _ends(array: TensorArray) -> bytes:
 
 
 def _digest(request: Call) -> bytes:
-    """A hash of all that a model may have died of: tensors with names and types, and parameters."""
+    """A hash of everything that may have killed a worker: tensors and parameters."""
     inputs = request.inputs
     result = blake2b(repr(_parameters(request)).encode(), digest_size=16)
     for name in sorted(inputs):

@@ -1,9 +1,9 @@
-"""The waiting requests of one model: priority levels, limits, time-outs, cancellation.
+"""The waiting requests of one model: priority levels, limits, timeouts, cancellation.
 
 A plain data structure without a clock; `now` comes from the caller. Requests that were cancelled or
-timed out stay in their deque, marked as ended, until they come to its head: taking something out of
-the middle would cost a search. They count nowhere, their tensors are let go of at once, and when
-they are more than those that wait, all of them are swept out.
+timed out stay in their deque, marked as ended, until they reach its head: removing from the middle
+would require a search. They count nowhere, their tensors are released at once, and when they
+outnumber the waiting ones, all of them are removed.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from headrace.core.errors import QueueFull
 from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
-_SWEEP = 64  # so many dead entries are never worth a sweep
+_SWEEP = 64  # dead entries below which sweeping never pays
 
 
 class RequestQueue:
@@ -27,14 +27,14 @@ class RequestQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        # Most models have one level and no limits: their requests need not ask for them.
+        # Most models have one level and no limits: their requests need not check for them.
         self._plain = not policy.levels and policy.queue_policy(1) == NO_POLICY
-        # Rows from which on a batch is full, be it of one call; see `BatchPolicy.take`.
+        # Rows from which on a batch is full, even of a single call; see `BatchPolicy.take`.
         batch = policy.batch
         self._enough = min(batch.max_rows, max(batch.preferred, default=batch.max_rows))
-        # The levels that requests have named, in order: there may be as many as numbers.
+        # The levels that requests have named, in order: clients may name any number.
         self._levels = [1]
-        # Two deques for each of them: in time, and timed out with the action DELAY.
+        # Two deques per level: in time, and timed out with the action DELAY.
         self._deques: list[deque[Call]] = [deque(), deque()]
         self._sizes = {1: 0}
         self.deadlines: list[tuple[int, int, Call]] = []
@@ -43,7 +43,7 @@ class RequestQueue:
         self.waiting = 0
 
     def append(self, call: Call) -> int | None:
-        """Add a request, and give it its deadline, if it has one; raises `QueueFull`."""
+        """Add a request and set its deadline, which is returned, if any; raises `QueueFull`."""
         if self._plain and not call.timeout:
             self._deques[0].append(call)
             self._sizes[1] += 1
@@ -83,11 +83,11 @@ class RequestQueue:
         return 2 * at
 
     def take(self, now: int) -> tuple[list[Call], Closed, int | None]:
-        """The calls of the batch to run at `now`, which count as started; as `BatchPolicy.take`."""
+        """Start the calls of the batch to run at `now`; returns them as `BatchPolicy.take`."""
         first = self._deques[0]
         single = len(self._deques) == 2 and not (self._dead or self._deques[1])
         batch = self._policy.batch
-        if single and self.waiting == 1 and not batch.max_delay:  # mostly
+        if single and self.waiting == 1 and not batch.max_delay:  # the usual case
             call = first.popleft()
             call.started = True
             self._sizes[call.level] -= 1
@@ -95,7 +95,7 @@ class RequestQueue:
             full = call.rows >= self._enough or call.rows in batch.preferred
             return [call], Closed.FULL if full else Closed.IDLE, None
         positions, reason, ask_at = batch.take(first if single else self, now)
-        if type(positions) is range:  # as nearly always: from the head on
+        if type(positions) is range:  # the usual case: from the head on
             return self.popleft(len(positions)), reason, ask_at
         return self.pick(positions), reason, ask_at
 
@@ -112,9 +112,9 @@ class RequestQueue:
                     yield call
 
     def popleft(self, count: int) -> list[Call]:
-        """Take the first `count` requests; they count as started."""
+        """Take the first `count` requests, as started."""
         first = self._deques[0]
-        if not self._dead and len(first) >= count:  # mostly
+        if not self._dead and len(first) >= count:  # the usual case
             taken = [first.popleft() for _ in range(count)]
             for call in taken:
                 call.started = True
@@ -124,7 +124,7 @@ class RequestQueue:
         return self.pick(range(count))
 
     def pick(self, positions: Sequence[int]) -> list[Call]:
-        """Take the requests at these ascending positions; they count as started."""
+        """Take the requests at these ascending positions, as started."""
         taken: list[Call] = []
         position = 0
         for queue in self._deques:
@@ -146,7 +146,7 @@ class RequestQueue:
         return taken
 
     def discard(self, call: Call) -> None:
-        """Count a request out that was ended while it was queued, and let go of its tensors."""
+        """Uncount a request that ended while queued, and release its tensors."""
         call.inputs = {}
         self._sizes[call.level] -= 1
         self.waiting -= 1
@@ -155,7 +155,7 @@ class RequestQueue:
             self._sweep()
 
     def expire(self, now: int) -> list[Call]:
-        """Take out the requests that are to be rejected at `now`; move those to be delayed."""
+        """Remove the requests to be rejected at `now`; move those to be delayed."""
         rejected: list[Call] = []
         while self.deadlines and self.deadlines[0][0] <= now:
             _, _, call = heapq.heappop(self.deadlines)
@@ -184,7 +184,7 @@ class RequestQueue:
         self._sweep_deadlines()
 
     def _sweep_levels(self) -> None:
-        """Forget levels without requests: clients choose which ones there are."""
+        """Remove empty levels: clients choose which ones exist."""
         pairs = zip(self._levels, self._deques[::2], self._deques[1::2], strict=True)
         kept = [pair for pair in pairs if pair[1] or pair[2]]
         self._levels = [level for level, _, _ in kept]

@@ -1,17 +1,17 @@
-"""The sequences of a model whose state another server has: before the model's scheduler.
+"""Sequences of a model whose state is on upstreams: the queue in front of the scheduler.
 
-One request of a sequence is under way at a time, the next one follows when it has ended, so that
-they are run in the order in which they came. Where each sequence's state is, is remembered with it,
-by whoever sends its requests. A sequence is known from its first request to its last one, or until
-it was idle for as long as the configuration says.
+One request of a sequence is in progress at a time, and the next one follows at its end, so that
+they run in order of arrival. The sender of its requests stores with each sequence where its state
+is. A sequence is known from its first request to its last one, or until it has been idle for the
+configured time.
 
-A server may let a first request wait until it has room for another sequence. So that such requests
-do not take all the calls which may be under way, without which those that would make room could not
-go on, no more than some of them are let through at a time.
+An upstream may delay a first request until it has room for another sequence. So that such requests
+do not take all concurrent calls, which the requests that would make room need, only some of them
+are let through at a time.
 
 Owned by the event-loop thread. Invariants: a sequence has a line exactly while it has a request
-here, else it rests in the table. The first of a line is with the scheduler or among the starts that
-wait; all others of the line wait.
+here, otherwise it rests in the table. The first of a line is with the scheduler or among the
+waiting starts; all others of the line wait.
 """
 
 from collections import OrderedDict
@@ -22,9 +22,9 @@ from headrace.core.call import Call, Parameter, Stage, Submit
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
 from headrace.scheduling.upstreams import Pin
 
-MOST_SEQUENCES = 32_768  # of a model, at a time
+MOST_SEQUENCES = 32_768  # per model, at a time
 
-# The parameters that tell the server which runs a request what sequence it belongs to.
+# The parameters that tell an upstream a request's sequence.
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 
 Id = int | str
@@ -32,10 +32,10 @@ Id = int | str
 
 @dataclass(frozen=True, slots=True)
 class SequenceRules:
-    """Limits of all sequences of a model.
+    """Limits on the sequences of a model.
 
-    Idle ones are forgotten after `idle_ns`. Unless they are `named`, a request without an id is a
-    sequence of its own. There are at most so many at a time.
+    Idle ones are dropped after `idle_ns`. Unless they are `named`, a request without an id is a
+    sequence of its own. `most` is the maximum at a time.
     """
 
     idle_ns: int
@@ -44,16 +44,16 @@ class SequenceRules:
 
 
 class SequenceTable:
-    """Where the state of each sequence is that is known, by its id.
+    """The pins of known sequences by id.
 
-    Those that `rest` are forgotten in time; the others have requests under way.
+    Resting ones are dropped in time; the others have requests in progress.
     """
 
     def __init__(self, idle_ns: int, now: Callable[[], int]) -> None:
         self.now = now
         self._idle_ns = idle_ns
         self._pins: dict[Id, Pin | None] = {}
-        self._idle: OrderedDict[Id, int] = OrderedDict()  # since when, the longest first
+        self._idle: OrderedDict[Id, int] = OrderedDict()  # start of the rest, oldest first
 
     def __contains__(self, id: Id) -> bool:
         return id in self._pins
@@ -62,16 +62,16 @@ class SequenceTable:
         return len(self._pins)
 
     def pin(self, id: Id) -> Pin | None:
-        """Where the state of a sequence is; None if it has none yet, or is not known."""
+        """The pin of a sequence; None if it has none yet, or is unknown."""
         return self._pins.get(id)
 
     def put(self, id: Id, pin: Pin | None) -> None:
-        """Remember the pin of a sequence, if it is known at all."""
+        """Store the pin of a sequence, if it is known."""
         if id in self._pins:
             self._pins[id] = pin
 
     def wake(self, id: Id) -> None:
-        """Keep a sequence, of which a request has come, until it rests."""
+        """Keep a sequence with a new request until it rests."""
         self._pins.setdefault(id, None)
         self._idle.pop(id, None)
 
@@ -83,7 +83,7 @@ class SequenceTable:
             self._idle[id] = self.now()
 
     def forget_idle(self) -> None:
-        """Forget the sequences that have rested for too long."""
+        """Drop the sequences that have rested for too long."""
         if not self._idle:
             return
         until = self.now() - self._idle_ns
@@ -95,12 +95,12 @@ class SequenceTable:
             del self._pins[id]
 
     def count(self, server: object) -> int:
-        """How many sequences have their state there."""
+        """The number of sequences with their state on `server`."""
         return sum(pin is not None and pin.server is server for pin in self._pins.values())
 
 
 class SequenceQueue:
-    """Hands requests on to a scheduler when it is their turn."""
+    """Passes requests to a scheduler in the order of their sequences."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class SequenceQueue:
         expect: Callable[[int], None],
         failed: Callable[[str, int], None],
     ) -> None:
-        """`expect` tells the scheduler how many wait here. At most so many first requests are there
-        at a time. `failed` is `VersionStatistics.request_failed`, for those that waited here in
-        vain.
+        """`expect` announces waiting requests to the scheduler. `failed` is
+        `VersionStatistics.request_failed`, for requests that waited here in vain. The number of
+        first requests at the scheduler is limited.
         """
         self.waiting = 0
         self._model = model
@@ -124,7 +124,7 @@ class SequenceQueue:
         self._expect = expect
         self._failed = failed
         self._lines: dict[Id, OrderedDict[_Turn, None]] = {}
-        self._starts = 0  # that the scheduler has
+        self._starts = 0  # first requests at the scheduler
         self._waiting_starts: OrderedDict[_Turn, None] = OrderedDict()
 
     def before(self, submit: Submit) -> Submit:
@@ -133,7 +133,7 @@ class SequenceQueue:
         return self.submit
 
     def submit(self, request: Call) -> None:
-        """Queue a request that has been checked; raises `InvalidRequest` or `Unavailable`."""
+        """Queue a checked request; raises `InvalidRequest` or `Unavailable`."""
         self._table.forget_idle()
         id = request.sequence_id
         if not id and not self._rules.named:
@@ -168,7 +168,7 @@ class SequenceQueue:
         request.enter(turn, lambda request: self._begin(turn))
 
     def ended(self, turn: "_Turn") -> None:
-        """A request has ended, whatever has become of it."""
+        """Continue after a request has ended, in whatever way."""
         if turn.done:
             return
         turn.done = True
@@ -189,11 +189,11 @@ class SequenceQueue:
             self._advance(id, self._lines[id])
 
     def in_vain(self, turn: "_Turn", reason: str) -> None:
-        """Count a request that the scheduler will never see."""
+        """Count a request that never reaches the scheduler."""
         self._failed(reason, self._table.now() - turn.arrived)
 
     def _advance(self, id: Id, line: "OrderedDict[_Turn, None]") -> None:
-        """Begin the first of a line, or end the line if there is none that can be begun."""
+        """Begin the first request of a line, or end the line if none can begin."""
         while line:
             turn = next(iter(line))
             try:
@@ -202,7 +202,7 @@ class SequenceQueue:
                 turn.done = True
                 self.in_vain(turn, "OTHER")
                 self._go_on(turn)
-                turn.request.pass_end(error)  # which may bring another request of the sequence
+                turn.request.pass_end(error)  # this may submit another request of the sequence
                 del line[turn]
             else:
                 return
@@ -210,7 +210,7 @@ class SequenceQueue:
         self._table.rest(id)
 
     def _begin(self, turn: "_Turn") -> None:
-        """Submit the first of its line, or queue it behind other starts; raises."""
+        """Submit the first of its line, or queue it behind other starts; raises `ServerError`."""
         request = turn.request
         if request.sequence_start:
             if self._starts >= self._most_starts:
@@ -245,7 +245,7 @@ class SequenceQueue:
 class _Turn(Stage):
     """A request's place in its line, and its owner while it `waits` there.
 
-    It is `counted` among the starts that the scheduler has, until it is `done`.
+    It is `counted` among the scheduler's starts until it is `done`.
     """
 
     __slots__ = ("_queue", "arrived", "counted", "done", "request", "waits")
@@ -263,12 +263,12 @@ class _Turn(Stage):
         call.owner = self
 
     def cancel(self, call: Call) -> None:
-        """`Owner.cancel`."""
+        """Implements `Owner.cancel`."""
         if not self.done:
             self._queue.in_vain(self, "CANCELED")
 
     def hold(self, call: Call, held: bool) -> None:
-        """`Owner.hold`."""
+        """Implements `Owner.hold`."""
         call.held = held
 
     def over(self, call: Call) -> None:
@@ -277,7 +277,7 @@ class _Turn(Stage):
 
 
 def _tell(request: Call) -> None:
-    """Add the parameters that tell the server which sequence a request belongs to."""
+    """Add the parameters that tell an upstream the request's sequence."""
     told: dict[str, Parameter] = {**request.parameters, SEQUENCE_ID: request.sequence_id}
     if request.sequence_start:
         told[SEQUENCE_START] = True

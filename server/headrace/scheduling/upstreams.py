@@ -1,36 +1,35 @@
 """Choice of the upstream for a call or a sequence: pure decisions over values and time.
 
-An upstream is reachable until a call finds no connection, or a health check says otherwise; only
-health checks make it so again. One that goes on failing while it is reachable is ejected for a time
-that doubles from one ejection to the next; the last success ends the doubling. If all that are
-reachable are ejected, that is held against none of them: something that takes requests badly is
-better than nothing.
+An upstream is reachable until a call finds no connection, or a health check fails; only a health
+check makes it reachable again. One that keeps failing while reachable is ejected for a time that
+doubles with each ejection; a success ends the doubling. If all reachable ones are ejected,
+ejections are ignored: a poor upstream is better than none.
 
-A sequence's requests go to the upstream that has taken the first of them, since its state is there.
-A request that may or may not have been run, or an upstream that is gone, leaves a sequence lost:
-what went on from there would be computed from another state than its client believes. It can only
-be begun again.
+A sequence's requests go to the upstream that has received the first of them, since its state is
+there. A request that may or may not have been run, or an upstream that is gone, makes the sequence
+lost: continuing would compute from another state than its client believes. It can only be started
+again.
 
-Times are in seconds of one monotonic clock. Nothing here has a clock, a connection or a state of
-its own.
+Times are in seconds of one monotonic clock. Nothing here has a clock, a connection or state of its
+own.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-FAILURES = 5  # in a row, for which an upstream is ejected
+FAILURES = 5  # consecutive failures after which an upstream is ejected
 FIRST_EJECTION_SECS = 1.0
 LONGEST_EJECTION_SECS = 30.0
-FIRST_CHECK_SECS = 0.1  # after which an upstream is looked at again that is not reachable
+FIRST_CHECK_SECS = 0.1  # until the first check of an unreachable upstream
 
 
 @dataclass(slots=True)
 class Condition:
-    """The condition of an upstream; owned by whoever calls it, and changed in place.
+    """The condition of an upstream; owned by its caller, and updated in place.
 
-    `outstanding` calls are under way, `taken` were ever begun. `failures` came in a row, and so did
-    `ejections`, and `misses` of health checks.
+    `outstanding` is the number of calls in flight, `taken` that of all calls. `failures`,
+    `ejections` and `misses` of health checks count consecutive ones.
     """
 
     reachable: bool = False
@@ -43,10 +42,10 @@ class Condition:
 
 
 def choose(conditions: Sequence[Condition], now: float, tried: Container[int] = ()) -> int | None:
-    """The index of the upstream for the next call, None if there is none.
+    """The index of the upstream for the next call; None if there is none.
 
-    That with the fewest calls under way, of several the one that has had the fewest at all; never
-    one that is `tried`.
+    The one with the fewest calls in flight, of several the one with the fewest in total; never one
+    that was `tried`.
     """
     chosen = None
     least = (False, 0, 0)
@@ -59,31 +58,31 @@ def choose(conditions: Sequence[Condition], now: float, tried: Container[int] = 
 
 
 def begin(condition: Condition) -> None:
-    """A call is under way."""
+    """Count the start of a call."""
     condition.outstanding += 1
     condition.taken += 1
 
 
 def succeed(condition: Condition) -> None:
-    """A call has ended with what a healthy server says, be it an error of the request."""
+    """Count a call with a healthy answer, even if it is an error of the request."""
     condition.outstanding -= 1
     condition.failures = condition.ejections = 0
 
 
 def abandon(condition: Condition) -> None:
-    """A call has ended because nobody wanted its answer any more, which says nothing."""
+    """Count a call that was cancelled, which says nothing about the upstream."""
     condition.outstanding -= 1
 
 
 def disconnect(condition: Condition) -> None:
-    """A call has found no connection, or has lost it."""
+    """Count a call that found no connection, or lost it."""
     condition.outstanding -= 1
     condition.reachable = False
     condition.misses = 0
 
 
 def fail(condition: Condition, now: float) -> bool:
-    """A call has ended with what a healthy server would not say; whether it is ejected for that."""
+    """Count a call with an unhealthy answer; returns True if the upstream is ejected for it."""
     condition.outstanding -= 1
     condition.failures += 1
     if condition.failures < FAILURES:
@@ -96,13 +95,13 @@ def fail(condition: Condition, now: float) -> bool:
 
 
 def check(condition: Condition, healthy: bool) -> None:
-    """A health check has ended."""
+    """Count a health check."""
     condition.reachable = healthy
     condition.misses = 0 if healthy else condition.misses + 1
 
 
 def next_check(condition: Condition, interval: float) -> float:
-    """Seconds until the next health check; sooner while it may come back at any moment."""
+    """Seconds until the next health check; shorter while the upstream may recover soon."""
     if condition.reachable:
         return interval
     return min(FIRST_CHECK_SECS * 2.0 ** min(condition.misses, 16), interval)
@@ -110,33 +109,33 @@ def next_check(condition: Condition, interval: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Where the state of a sequence is: on `server`, or nowhere any more if it is `lost`."""
+    """The location of a sequence's state: on `server`, or nowhere if it is `lost`."""
 
     server: object = None
     lost: bool = False
 
 
 class Way(Enum):
-    """Where a request of a sequence is to go."""
+    """The destination of a sequence's request."""
 
-    PINNED = "to the server that has the state"
-    ANY = "to whichever server is best"
-    NOWHERE = "the sequence is lost"
+    PINNED = "the upstream with the state"
+    ANY = "any upstream"
+    NOWHERE = "none, since the sequence is lost"
 
 
 class Ending(Enum):
-    """How far a request of a sequence has come when it has ended."""
+    """The progress of a sequence's request at its end."""
 
-    RUN = "a server has run it, or has said what is wrong with it"
-    REFUSED = "no server has begun it"
-    UNSURE = "the server is gone, or nobody knows whether it has run it"
+    RUN = "an upstream has run it, or refused it as invalid"
+    REFUSED = "no upstream has begun it"
+    UNSURE = "the upstream is gone, or it is unknown whether it was run"
 
 
 def way(pin: Pin | None, start: bool, usable: bool) -> Way:
-    """Where a request goes; `usable` is whether the server of its pin can be asked.
+    """The destination of a request; `usable` is true if the pinned upstream can be called.
 
-    One that begins a sequence anew which is under way goes to the server of that as well, which so
-    learns that the old one is over; but any other will do.
+    One that restarts an active sequence goes to its upstream as well, which so learns that the old
+    sequence is over; any other will do if that is not usable.
     """
     if pin is not None and not pin.lost and usable:
         return Way.PINNED
@@ -144,10 +143,10 @@ def way(pin: Pin | None, start: bool, usable: bool) -> Way:
 
 
 def after(pin: Pin | None, server: object, end: bool, ending: Ending) -> Pin | None:
-    """The pin of a sequence after a request of it that `server` was sent.
+    """The pin of a sequence after a request of it that `server` has received.
 
-    `pin` is what was known before, None as the result is that there is no such sequence. A request
-    that was refused has changed nothing.
+    `pin` is the one before; None, also as the result, means no such sequence. A refused request
+    changes nothing.
     """
     if ending is Ending.UNSURE:
         return Pin(lost=True)
