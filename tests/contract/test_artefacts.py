@@ -12,26 +12,11 @@ from headrace.core.errors import InvalidRequest, NotFound
 from tests.support.client import Client, strings
 from tests.support.server_process import ServerProcess, clean_server
 
-joblib = pytest.importorskip("joblib", reason="joblib is not installed")
-skops_io = pytest.importorskip("skops.io", reason="skops is not installed")
-lgb = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
-xgb = pytest.importorskip("xgboost", reason="xgboost is not installed")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-
-from sklearn.datasets import load_iris  # noqa: E402
-from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: E402
-from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-
-ROWS, KINDS = load_iris(return_X_y=True)
-ROWS = ROWS.astype(np.float32)
+ROWS = np.random.default_rng(7).random((150, 4), np.float32)
+KINDS = np.digitize(ROWS.sum(axis=1), [1.7, 2.3])
 TRUST = 'parameters { key: "trust_model_code" value { string_value: "true" } }\n'
 TEXTS, FEELINGS = ["good", "bad", "fine", "vile"] * 3, ["up", "down"] * 6
-MODELS: dict[str, Any] = {
-    "skl": LogisticRegression(max_iter=500).fit(ROWS, KINDS),
-    "words": make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, FEELINGS),
-    "xgb": xgb.XGBClassifier(n_estimators=3, n_jobs=1).fit(ROWS, KINDS),
-}
+MODELS: dict[str, Any] = {}  # that are served, by name
 
 
 def folder(root: Path, name: str, config: str = "") -> Path:
@@ -43,8 +28,42 @@ def folder(root: Path, name: str, config: str = "") -> Path:
     return path
 
 
+def library(name: str) -> Any:
+    """A library, imported by its first test: together they take seconds, in each process."""
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def write_sklearn(root: Path) -> None:
+    skops, joblib = library("skops.io"), library("joblib")
+    linear, text = library("sklearn.linear_model"), library("sklearn.feature_extraction.text")
+    words = library("sklearn.pipeline").make_pipeline(
+        text.TfidfVectorizer(), linear.LogisticRegression()
+    )
+    MODELS["skl"] = linear.LogisticRegression(max_iter=500).fit(ROWS, KINDS)
+    MODELS["words"] = words.fit(TEXTS, FEELINGS)
+    skops.dump(MODELS["skl"], folder(root, "skl") / "model.skops")
+    joblib.dump(MODELS["words"], folder(root, "words", TRUST) / "model.joblib")
+    joblib.dump(MODELS["skl"], folder(root, "untrusted") / "model.joblib")
+    config = 'parameters { key: "trust_model_code" value { string_value: "yes" } }'
+    joblib.dump(MODELS["skl"], folder(root, "mistrusted", config) / "model.joblib")
+
+
+def write_boosted(root: Path) -> None:
+    lgb, xgb = library("lightgbm"), library("xgboost")
+    MODELS["xgb"] = xgb.XGBClassifier(n_estimators=3, n_jobs=1).fit(ROWS, KINDS)
+    MODELS["xgb"].save_model(folder(root, "xgb") / "model.ubj")
+    data = lgb.Dataset(ROWS, KINDS)
+    options = {"verbose": -1, "num_threads": 1, "objective": "multiclass", "num_class": 3}
+    MODELS["lgb"] = lgb.train(options, data, 3)
+    config = (
+        'max_batch_size: 8 output { name: "scores" }'
+        ' parameters { key: "DISABLE_CUDNN" value { string_value: "1" } }'
+    )
+    MODELS["lgb"].save_model(folder(root, "lgb", config) / "model.txt")
+
+
 def write_catboost(root: Path) -> None:
-    cat = pytest.importorskip("catboost", reason="catboost is not installed")
+    cat = library("catboost")
     options = {"iterations": 3, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
     MODELS["cat"] = cat.CatBoostClassifier(**options).fit(ROWS, KINDS)
     MODELS["cat"].save_model(str(folder(root, "cat") / "model.cbm"))
@@ -68,7 +87,7 @@ def write_mlflow(root: Path) -> None:
         path = folder(root, name, config) / "model"
         path.mkdir()
         (path / "MLmodel").write_text(MLMODEL)
-        skops_io.dump(MODELS["skl"], path / "model.skops")
+        library("skops.io").dump(MODELS["skl"], path / "model.skops")
 
 
 # Six libraries are imported; of the quick tests, those of the README serve two of them.
@@ -79,20 +98,8 @@ pytestmark = pytest.mark.slow
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a model in each format, and of some that it refuses."""
     root = tmp_path_factory.mktemp("artefacts")
-    skops_io.dump(MODELS["skl"], folder(root, "skl") / "model.skops")
-    joblib.dump(MODELS["words"], folder(root, "words", TRUST) / "model.joblib")
-    joblib.dump(MODELS["skl"], folder(root, "untrusted") / "model.joblib")
-    config = 'parameters { key: "trust_model_code" value { string_value: "yes" } }'
-    joblib.dump(MODELS["skl"], folder(root, "mistrusted", config) / "model.joblib")
-    MODELS["xgb"].save_model(folder(root, "xgb") / "model.ubj")
-    data = lgb.Dataset(ROWS, KINDS)
-    options = {"verbose": -1, "num_threads": 1, "objective": "multiclass", "num_class": 3}
-    MODELS["lgb"] = lgb.train(options, data, 3)
-    config = (
-        'max_batch_size: 8 output { name: "scores" }'
-        ' parameters { key: "DISABLE_CUDNN" value { string_value: "1" } }'
-    )
-    MODELS["lgb"].save_model(folder(root, "lgb", config) / "model.txt")
+    write_sklearn(root)
+    write_boosted(root)
     (folder(root, "broken") / "model.ubj").write_bytes(b"nothing of the kind")
     (folder(root, "torch", TRUST) / "model.pt").write_bytes(b"nothing of the kind")
     write_catboost(root)

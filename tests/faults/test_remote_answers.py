@@ -50,7 +50,7 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
     "interim heads": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
     "until the end": (b"HTTP/1.0 200 OK\r\n\r\n", bytes(1 << 16)),
     "a known length": (_OK + b"Content-Length: 1099511627776\r\n\r\n", bytes(1 << 16)),
-    "a bomb": (_bomb(200 << 20), b""),
+    "a bomb": (b"", b""),  # made by its test, since packing takes long
 }
 
 
@@ -236,6 +236,8 @@ def neighbour(front: ServerProcess) -> int:
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_an_answer_without_end(front: ServerProcess, upstream: Upstream, kind: str) -> None:
     upstream.before, upstream.again = ENDLESS[kind]
+    if kind == "a bomb":
+        upstream.before = _bomb(200 << 20)
     upstream.pause = 0.0
     upstream.hung_up.clear()
     assert neighbour(front) == 200
