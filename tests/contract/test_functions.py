@@ -34,6 +34,9 @@ NARROW = """
     parameters { key: "function" value { string_value: "area" } }
 """
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module", params=["default", *EACH_PROXY])
 def server(

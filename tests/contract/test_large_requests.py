@@ -17,6 +17,9 @@ _ON = 'parameters { key: "split_requests" value { string_value: "on" } }'
 _OFF = 'parameters { key: "split_requests" value { string_value: "off" } }'
 _POLICY = "dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def server(

@@ -77,6 +77,10 @@ def completing(source: str, call: str) -> str:
     return source + COMPLETES.format(call)
 
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("loose")

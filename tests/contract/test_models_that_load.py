@@ -48,6 +48,9 @@ STEPS: dict[str, list[list[tuple[str, str]]]] = {
     "lost": [[(LOAD, "nobody")]],
 }  # fmt: skip
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

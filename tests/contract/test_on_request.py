@@ -46,6 +46,9 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: 1 }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
 """
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def server(

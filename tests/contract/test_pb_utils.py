@@ -31,6 +31,9 @@ from tests.support.grpc_client import GrpcClient, infer_message, read_answer
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

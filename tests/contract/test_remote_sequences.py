@@ -21,6 +21,9 @@ from tests.support.server_process import ServerProcess
 Id = int | str
 _GAUGE = "headrace_endpoint_sequences"
 
+# Before `client`, so that the tests of one server run together, and each is started once.
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[SequenceServer, SequenceServer]]:
