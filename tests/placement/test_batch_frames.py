@@ -14,7 +14,7 @@ from headrace.protocol.v2_json import decode_infer
 from headrace.protocol.v2_protobuf import InferReader, InferWriter
 from headrace.scheduling.batch import Batch, Part
 from headrace.workers.elements import Buffer, join
-from headrace.workers.frames import BrokenFrame, pack_result
+from headrace.workers.frames import BrokenFrame, result_struct
 from tests.scheduling.fakes import Bench, entered
 
 COUNT = 100_000
@@ -59,7 +59,7 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
     batch = Batch(TEXTS, calls)
     _, pieces, size = frames.pack(batch, 1)
     data = b"".join(pieces)
-    outcome = frames.result(0, batch, pack_result(1, 0, 0, [size]), data, size)
+    outcome = frames.result(0, batch, result_struct(1).pack(0, 0, 1, size), data, size)
     batch.take("1", outcome)
     answers = [batch.response(call) for call in calls]
     over_grpc = writer.pieces(answers[0])
@@ -91,12 +91,16 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
     asked = InferReader().read(grpc_message()).request(0)
     calls = [entered(asked, 1, None, 0, Bench().batcher) for _ in range(2)]
     batch = Batch(TEXTS, calls)
-    outcome = frames.result(0, batch, pack_result(1, 0, 0, [len(raw)]), raw, len(raw))
+    outcome = frames.result(0, batch, result_struct(1).pack(0, 0, 1, len(raw)), raw, len(raw))
     with pytest.raises(ValueError, match="are not 400000 elements with their lengths"):
         batch.take("1", outcome)
     with pytest.raises(ValueError, match="1599999 bytes for BYTES of shape"):
         frames.result(
-            0, batch, pack_result(1, 0, 0, [1_600_000 - 1]), raw[: 1_600_000 - 1], 1_600_000 - 1
+            0,
+            batch,
+            result_struct(1).pack(0, 0, 1, 1_600_000 - 1),
+            raw[: 1_600_000 - 1],
+            1_600_000 - 1,
         )
 
 
@@ -117,7 +121,7 @@ def test_a_result_laid_out_as_one_before_is_held_against_its_own_data() -> None:
     frames.learn({"number": 1, "outputs": [["Y", "FP32", [2]]]})
     asked = InferReader().read(grpc_message()).request(0)
     batch = Batch(signature, [entered(asked, 1, None, 0, Bench().batcher)])
-    meta = pack_result(1, 0, 0, [8])
+    meta = result_struct(1).pack(0, 0, 1, 8)
     for _ in range(2):
         [array] = frames.result(0, batch, meta, bytes(8), 8).arrays
         assert array.shape == (1, 2)

@@ -20,7 +20,7 @@ from headrace.workers.frames import (
     offsets,
     pack_batch,
     pack_header,
-    pack_result,
+    result_struct,
     unpack_batch,
     unpack_layout,
     unpack_result,
@@ -58,7 +58,7 @@ def test_what_is_no_batch(data: bytes) -> None:
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**64 - 1)))
 def test_a_result(form: int, sizes: list[int]) -> None:
-    began, ended, layout = unpack_result(pack_result(form, 5, 2**63, sizes))
+    began, ended, layout = unpack_result(result_struct(len(sizes)).pack(5, 2**63, form, *sizes))
     found_form, found_sizes = unpack_sizes(layout)
     assert (found_form, began, ended, list(found_sizes)) == (form, 5, 2**63, sizes)
 

@@ -1,22 +1,31 @@
 """Batches of one model: from a frame's data to requests, from responses to a frame's data."""
 
 import json
+import math
 from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
-from headrace.workers.elements import Buffer, raw, view
+from headrace.workers.elements import BITS, DTYPES, SMALL, Buffer, decode_bytes, raw, view
 from headrace.workers.frames import (
+    FIRST,
+    INLINE,
     MAX_SLOTS,
     MAX_TOLD,
-    BatchMeta,
+    PLAIN,
     Block,
+    BrokenFrame,
     Kind,
     frame,
     lay_out,
     offsets,
-    pack_result,
+    result_struct,
+    unpack_batch,
+    unpack_first,
     unpack_layout,
 )
 from headrace.workers.triton_requests import (
@@ -113,6 +122,17 @@ class Form:
         self.outputs: list[str] = document["outputs"]
 
 
+class Place(NamedTuple):
+    """Where an input of a batch is in its data; `dtype` is None for BYTES."""
+
+    name: str
+    datatype: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
 class Layout:
     """Where the inputs of a batch are in its data, and which rows are whose."""
 
@@ -121,13 +141,20 @@ class Layout:
         self.batches, self.outputs, self.rows = form.batches, form.outputs, rows
         lead = (sum(rows),) if form.batches else ()
         self.inputs = [
-            (block.name, block.datatype, (*lead, *block.shape), start, nbytes)
+            _place(block.name, block.datatype, (*lead, *block.shape), start, nbytes)
             for block, start, nbytes in zip(form.inputs, offsets(sizes, total), sizes, strict=True)
         ]
         self.parts: list[slice | None] = [None] * len(rows)  # of the rows; None for all of them
         if form.batches and len(rows) > 1:
             ends = list(accumulate(rows))
             self.parts = list(map(slice, [0, *ends], ends))
+
+
+def _place(name: str, datatype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Place:
+    dtype = None if datatype == "BYTES" else DTYPES.get(datatype) or BITS[datatype]
+    if dtype is not None and math.prod(shape) * dtype.itemsize != nbytes:
+        raise BrokenFrame(f"{nbytes} bytes for {datatype} of shape {list(shape)}")
+    return Place(name, datatype, dtype, shape, start, nbytes)
 
 
 class Batches:
@@ -139,8 +166,8 @@ class Batches:
         self._decoupled = decoupled
         self._declared = declared
         self._forms: dict[int, Form] = {}
-        self._layouts: dict[tuple[bytes, int], Layout] = {}
-        self._known: dict[tuple[Head, ...], int] = {}  # forms of results
+        self._layouts: dict[tuple[bytes, int], Layout] = {}  # by the meta after the first number
+        self._known: dict[tuple[Head, ...], tuple[int, Struct]] = {}  # forms of results
 
     def add_form(self, document: dict[str, Any]) -> None:
         """Remember a form."""
@@ -149,47 +176,59 @@ class Batches:
             self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
         self._forms[document["number"]] = Form(document)
 
-    def layout(self, batch: BatchMeta, size: int) -> Layout:
+    def requests(
+        self, meta: bytes, data: Buffer, size: int, exchange: Exchange
+    ) -> tuple[Layout, list[InferenceRequest]]:
+        """The requests of a batch with `size` bytes of data, with views into them.
+
+        Raises what nonsense raises.
+        """
+        ids: Sequence[str] = ()
+        extras: dict[str, Any] = _NOTHING
+        layout = self._layouts.get((meta[FIRST:], size))
+        if layout is not None:  # as mostly: plain requests in the form of earlier ones
+            (number,) = unpack_first(meta)
+        else:
+            number, repeated, ids, told = unpack_batch(meta)
+            layout = self._layout(repeated, size)
+            if told:
+                extras = json.loads(told)
+        arrays = []
+        for _, _, dtype, shape, start, nbytes in layout.inputs:
+            if dtype is None:
+                arrays.append(decode_bytes(memoryview(data)[start : start + nbytes], shape))
+            else:
+                arrays.append(np.ndarray(shape, dtype, data, start))
+        requests: list[InferenceRequest] = []
+        for index, part in enumerate(layout.parts):
+            tensors: list[Tensor] = []
+            for place, array in zip(layout.inputs, arrays, strict=True):
+                own = array if part is None else array[part]
+                tensors.append(received(place.name, place.datatype, own))
+            special = extras.get(str(index), _NOTHING) if extras else _NOTHING
+            requests.append(
+                received_request(
+                    exchange, number + index, tensors, ids[index] if ids else "", layout.outputs,
+                    special, self._decoupled,
+                )
+            )  # fmt: skip
+        return layout, requests
+
+    def _layout(self, repeated: bytes, size: int) -> Layout:
         """The layout of a batch with `size` bytes of data; raises what nonsense raises."""
-        key = batch.layout, size
+        key = PLAIN + repeated, size
         layout = self._layouts.get(key)
         if layout is None:
-            form, rows, sizes = unpack_layout(batch.layout)
+            form, rows, sizes = unpack_layout(repeated)
             layout = Layout(self._forms[form], rows, sizes, size)
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = layout
         return layout
 
-    def requests(
-        self, batch: BatchMeta, layout: Layout, data: Buffer, exchange: Exchange
-    ) -> list[InferenceRequest]:
-        """The requests of a batch, with views into `data`; raises what nonsense raises."""
-        inputs = [
-            (name, datatype, view(datatype, shape, data, start, nbytes))
-            for name, datatype, shape, start, nbytes in layout.inputs
-        ]
-        ids, outputs, number = batch.ids, layout.outputs, batch.first
-        extras: dict[str, Any] = json.loads(batch.extras) if batch.extras else _NOTHING
-        requests: list[InferenceRequest] = []
-        for index, part in enumerate(layout.parts):
-            tensors = [
-                received(name, datatype, array if part is None else array[part])
-                for name, datatype, array in inputs
-            ]
-            special = extras.get(str(index), _NOTHING) if extras else _NOTHING
-            requests.append(
-                received_request(
-                    exchange, number + index, tensors, ids[index] if ids else "", outputs, special,
-                    self._decoupled,
-                )
-            )  # fmt: skip
-        return requests
-
     def result(
         self,
         slot: int,
-        batch: BatchMeta,
         layout: Layout,
         requests: Sequence[InferenceRequest],
         responses: Any,
@@ -199,16 +238,10 @@ class Batches:
 
         None for anything else, errors and responses that come by senders included.
         """
-        outputs, batches = layout.outputs, layout.batches
+        outputs, rows, batches = layout.outputs, layout.rows, layout.batches
         if type(responses) is not list or len(responses) != len(requests):
             return None
-        if batch.extras and any(
-            len(request.requested_output_names()) != len(outputs) for request in requests
-        ):
-            return None  # a request that says nothing special wants all outputs
-        blocks: list[list[Buffer]] = [[] for _ in outputs]
-        heads: list[Head] = []
-        for request, response, count in zip(requests, responses, layout.rows, strict=True):
+        for request, response in zip(requests, responses, strict=True):
             if (
                 not isinstance(response, InferenceResponse)
                 or response._error is not None
@@ -216,7 +249,15 @@ class Batches:
                 or request._answering is not None
             ):
                 return None
-            for index, name in enumerate(outputs):
+            extras = request._extras
+            if extras and len(extras.get("outputs", outputs)) != len(outputs):
+                return None
+        heads: list[Head] = []
+        blocks: list[list[Buffer]] = []
+        for name in outputs:
+            head: Head | None = None
+            pieces: list[Buffer] = []
+            for response, count in zip(responses, rows, strict=True):
                 for tensor in response._tensors:
                     if tensor._name == name:
                         break
@@ -228,27 +269,34 @@ class Batches:
                     if not shape or shape[0] != count:
                         return None
                     shape = shape[1:]
-                pieces = blocks[index]
-                if not pieces:
-                    heads.append((name, datatype, shape))
-                elif heads[index] != (name, datatype, shape):
+                if head is None:
+                    head = name, datatype, shape
+                    heads.append(head)
+                elif head != (name, datatype, shape):
                     return None
-                pieces.append(raw(array, datatype))
-        number = self._form_of(tuple(heads))
-        if number < 0:
+                if datatype == "BYTES" or array.nbytes > SMALL:
+                    pieces.append(raw(array, datatype))
+                else:
+                    pieces.append(array.tobytes())
+            blocks.append(pieces)
+        known = self._known.get(tuple(heads)) or self._learn(tuple(heads))
+        if known is None:
             return None
+        number, packed = known
         sizes, data, total = lay_out(blocks)
-        return Kind.RESULT, pack_result(number, *times, sizes), self._link.put(slot, data, total)
+        parcel = (b"".join(data), total, 0, -1) if total <= INLINE else None
+        meta = packed.pack(*times, number, *sizes)
+        return Kind.RESULT, meta, parcel or self._link.put(slot, data, total)
 
-    def _form_of(self, heads: tuple[Head, ...]) -> int:
-        number = self._known.get(heads)
-        if number is None:
-            if len(self._known) >= _FORMS:
-                return -1
-            number = self._known[heads] = len(self._known)
-            document = {"number": number, "outputs": heads}
-            self._link.send(frame(Kind.FORM, json.dumps(document).encode()))
-        return number
+    def _learn(self, heads: tuple[Head, ...]) -> tuple[int, Struct] | None:
+        """The number of a new form of results and its meta; None if there are too many."""
+        if len(self._known) >= _FORMS:
+            return None
+        number = len(self._known)
+        known = self._known[heads] = number, result_struct(len(heads))
+        document = {"number": number, "outputs": heads}
+        self._link.send(frame(Kind.FORM, json.dumps(document).encode()))
+        return known
 
     def responses(
         self,

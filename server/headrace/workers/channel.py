@@ -104,19 +104,21 @@ class WorkerChannel:
         self._later: deque[bytes] = deque()  # frames that wait for the lock
         self.foreign = False
 
-    def receive(self) -> list[Received] | None:
-        """Wait for frames: their headers, meta, and data unless `mapped` has it.
+    def receive(self, wait: bool = True) -> list[Received] | None:
+        """The frames that one read completes, without data in slots' files; None at the end.
 
-        None if the server has gone.
+        Raises `OSError`, and `BlockingIOError` if nothing has come and it is not to `wait`.
         """
-        while True:
-            received = self._read(0)
-            if received is None or received:
-                return received
-
-    def poll(self) -> list[Received] | None:
-        """The frames that have come, without waiting; raises `BlockingIOError` if none has."""
-        return self._read(_AT_ONCE)
+        if self.foreign:
+            self._end_if_foreign()
+        received = self._socket.receive(0 if wait else _AT_ONCE)
+        if received is None:
+            return None
+        slots, files = self._files.slots, self._socket.files
+        for index, (header, meta, data) in enumerate(received):
+            if header.flags or header.number in slots:
+                received[index] = header, meta, self._files.take(header, data, files)
+        return received
 
     def fileno(self) -> int:
         """The socket, to wait for."""
@@ -222,19 +224,6 @@ class WorkerChannel:
             self._send_whole(frame, -1)
         else:
             self._send_and_close(frame, descriptor)
-
-    def _read(self, flags: int) -> list[Received] | None:
-        """Frames of one read; None at the end."""
-        if self.foreign:
-            self._end_if_foreign()
-        received = self._socket.receive(flags)
-        if received is None:
-            return None
-        slots, files = self._files.slots, self._socket.files
-        for index, (header, meta, data) in enumerate(received):
-            if header.flags or header.number in slots:
-                received[index] = header, meta, self._files.take(header, data, files)
-        return received
 
     def _end_if_foreign(self) -> None:
         if self.foreign:

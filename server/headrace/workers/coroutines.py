@@ -10,7 +10,7 @@ from time import monotonic_ns
 
 from headrace.workers.channel import Received
 from headrace.workers.execute import READY_SECS, Executor, error_texts
-from headrace.workers.frames import Kind, unpack_batch
+from headrace.workers.frames import Kind
 
 log = logging.getLogger("model")
 
@@ -53,9 +53,9 @@ class CoroutineExecutor(Executor):
             return
         slot = header.number
         try:
-            batch = unpack_batch(meta)
-            layout = self._batches.layout(batch, header.data)
-            requests = self._requests(header, batch, layout, data)
+            if header.flags:  # the data may be in a file
+                data = self._link.data_of(header, data)
+            layout, requests = self._batches.requests(meta, data, header.data, self.session)
             del received, data
             began = monotonic_ns()
             try:
@@ -67,9 +67,10 @@ class CoroutineExecutor(Executor):
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, batch, layout, requests, returned, began)
+                sent = self._returned(slot, layout, requests, returned, began)
                 del returned
-            self.session.forget_answered(requests)
+            if self.session.cancelled or self.session.held:
+                self.session.forget_answered(requests)
             del requests
         except Exception as error:
             sent = self._broken(slot, *error_texts(error))

@@ -18,6 +18,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
 
+SMALL = 4096  # bytes that are as soon copied as viewed
 FEW = 64  # elements up to which Python is quicker than numpy
 _LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte
 _BLOCK = 1 << 16  # bytes that numpy looks at together: what it needs for them stays in the cache
@@ -235,7 +236,7 @@ def raw(array: Array, datatype: str) -> Buffer:
     """The bytes of an array, row by row; a view if it is laid out like that already."""
     if datatype == "BYTES":
         return encode_bytes(array)
-    if array.nbytes <= 4096 or not array.flags.c_contiguous:
+    if array.nbytes <= SMALL or not array.flags.c_contiguous:
         return array.tobytes()
     return array.reshape(-1).view(np.uint8).data
 

@@ -8,13 +8,14 @@ import inspect
 import json
 import logging
 from collections.abc import Sequence
+from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
 from headrace.workers.batches import Batches, Layout, Sent
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BatchMeta, Header, Kind, frame, unpack_batch
+from headrace.workers.frames import Header, Kind, frame
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
@@ -59,44 +60,37 @@ class Executor:
         self.session.open = False
 
     def _serve(self) -> None:
-        session = self.session
-        batches = session.batches
-
-        def there() -> bool:
-            return bool(batches) or session.stopped
-
-        while True:
-            session.wait(there)
-            if not batches:
-                return
-            received = batches.popleft()
+        thread = get_ident()
+        while (received := self.session.next()) is not None:
             if received[0].kind is Kind.EXECUTE:
-                self._run(*received)
+                self._run(thread, *received)
             else:
                 self._tell_ready(self._ready())
+            del received
 
     # --- batches
 
-    def _run(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
-        """Run a batch and send what comes of it."""
-        slot = header.number
+    def _run(self, thread: int, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        """Run a batch on this `thread`, and send what comes of it."""
+        slot, session = header.number, self.session
         try:
-            batch = unpack_batch(meta)
-            layout = self._batches.layout(batch, header.data)
-            requests = self._requests(header, batch, layout, data)
+            if header.flags:  # the data may be in a file
+                data = self._link.data_of(header, data)
+            layout, requests = self._batches.requests(meta, data, header.data, session)
             del data
             began = monotonic_ns()
-            self.session.begin_batch()
+            session.runner = thread
             try:
                 returned = self._model.execute(requests)
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, batch, layout, requests, returned, began)
+                sent = self._returned(slot, layout, requests, returned, began)
                 del returned
             finally:
-                self.session.end_batch()
-            self.session.forget_answered(requests)
+                session.runner, session.inside = 0, False
+            if session.cancelled or session.held:
+                session.forget_answered(requests)
             del requests
         except Exception as error:  # what the model gave cannot be sent, say
             sent = self._broken(slot, *error_texts(error))
@@ -104,17 +98,9 @@ class Executor:
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
-    def _requests(
-        self, header: Header[Kind], batch: BatchMeta, layout: Layout, data: Buffer
-    ) -> list[InferenceRequest]:
-        if header.flags:  # the data may be in a file
-            data = self._link.data_of(header, data)
-        return self._batches.requests(batch, layout, data, self.session)
-
     def _returned(
         self,
         slot: int,
-        batch: BatchMeta,
         layout: Layout,
         requests: Sequence[InferenceRequest],
         returned: Any,
@@ -123,7 +109,7 @@ class Executor:
         """The frame for the responses that `execute` has returned."""
         times = began, monotonic_ns()
         if not self._decoupled:
-            alike = self._batches.result(slot, batch, layout, requests, returned, times)
+            alike = self._batches.result(slot, layout, requests, returned, times)
             if alike is not None:  # as mostly
                 return alike
         if wrong := self._wrong(requests, returned):

@@ -161,6 +161,9 @@ NEW_FILE, WHICH, KEPT, ALONE = 2, 4, 16, 128
 FILES = 3  # of a slot, per direction
 
 _BATCH = Struct("<QII")  # number of the first request, sizes of the ids and of the extras
+FIRST = 8  # bytes of that number; what comes after it repeats where batches are plain
+unpack_first = Struct("<Q").unpack_from
+PLAIN = bytes(_BATCH.size - FIRST)  # the sizes of no ids and no extras
 _LAYOUT = Struct("<II")  # number of the form, and how many requests
 _REQUEST = Struct("<QB")  # number of a request, and whether it is held
 _RESULT = Struct("<QQ")  # when the model began and ended, monotonic ns
@@ -185,11 +188,6 @@ class BatchMeta(NamedTuple):
     layout: bytes
     ids: list[str]
     extras: bytes
-
-
-_new_batch: Callable[[tuple[int, bytes, list[str], bytes]], BatchMeta] = partial(
-    tuple.__new__, BatchMeta
-)
 
 
 def told_frame(
@@ -273,8 +271,6 @@ def unpack_batch(data: bytes) -> BatchMeta:
     """Read the meta of EXECUTE; raises `BrokenFrame`."""
     try:
         first, ids_size, extras_size = _BATCH.unpack_from(data)
-        if not ids_size and not extras_size:  # as mostly
-            return _new_batch((first, data[_BATCH.size :], [], b""))
         start = len(data) - ids_size - extras_size
         if start < _BATCH.size:
             raise BrokenFrame(f"{ids_size} and {extras_size} bytes of {len(data)}")
@@ -307,9 +303,9 @@ def unpack_layout(layout: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
     return form, numbers[:count], numbers[count:]
 
 
-def pack_result(form: int, began: int, ended: int, sizes: Sequence[int]) -> bytes:
-    """The meta of RESULT."""
-    return _struct("QQI", 0, len(sizes)).pack(began, ended, form, *sizes)
+def result_struct(blocks: int) -> Struct:
+    """The meta of RESULT: when the model began and ended, the form, sizes of so many blocks."""
+    return _struct("QQI", 0, blocks)
 
 
 def unpack_result(data: bytes) -> tuple[int, int, bytes]:

@@ -57,37 +57,47 @@ class Session:
         self.stopped = False  # nothing more comes
         self.open = False  # whether the model may call for anything, as while it executes
         self._wake: Callable[[], object] | None = None
-        self._cancelled: dict[int, None] = {}
-        self._held: dict[int, None] = {}
+        self.cancelled: dict[int, None] = {}
+        self.held: dict[int, None] = {}
         self._watching: set[Callable[[], object]] = set()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
-        self._runner = 0  # the thread that runs a batch, of a model that is no coroutine
-        self._inside = False  # whether that has asked for something
+        self.runner = 0  # the thread that runs a batch, of a model that is no coroutine
+        self.inside = False  # whether that has asked for something
         self._loop: AbstractEventLoop | None = None
         self._watchers: dict[AbstractEventLoop, int] = {}
 
     # --- taking frames in
+
+    def next(self) -> Received | None:
+        """Wait for the next batch or question, and take it; None at the end."""
+        batches = self.batches
+        while not batches and not self.stopped:
+            with self._lock:
+                if self._reading:
+                    self._wait_for_reader()
+                    continue
+                self._reading = True
+            self._read()
+        return batches.popleft() if batches else None
 
     def wait(self, there: Callable[[], object]) -> None:
         """Take frames in until `there` is true, or the server has gone."""
         while not self.stopped:
             with self._lock:
                 while self._reading and not there():
-                    self._waiting += 1
-                    self._condition.wait()
-                    self._waiting -= 1
+                    self._wait_for_reader()
                 if there():
                     return
                 self._reading = True
-            try:
-                received = self._link.receive()
-            except BaseException:  # nonsense, or the server's end is gone: no one reads any more
-                self._take_in(None)
-                raise
-            self._take_in(received)
+            self._read()
             if there():
                 return
+
+    def _wait_for_reader(self) -> None:
+        self._waiting += 1
+        self._condition.wait()
+        self._waiting -= 1
 
     def poll(self) -> None:
         """Take in what has come already, unless another thread is about to."""
@@ -95,23 +105,30 @@ class Session:
             if self._reading or self.stopped:
                 return
             self._reading = True
-        received: list[Received] | None = []
         with suppress(BlockingIOError):
-            received = self._link.poll()
-        self._take_in(received)
+            self._read(wait=False)
 
     def fileno(self) -> int:
         """The socket, for an event loop that calls `poll` when something has come."""
         return self._link.fileno()
 
-    def _take_in(self, received: Sequence[Received] | None) -> None:
-        """Take what was read; None is the end."""
+    def _read(self, wait: bool = True) -> None:
+        """Take in what one read gives, for the thread that has set `_reading`."""
         try:
+            received = self._link.receive(wait)
             if received is None:
                 self.stopped = True
             else:
-                for header, meta, data in received:
-                    self._take(header, meta, data)
+                for one in received:
+                    if one[0].kind is Kind.EXECUTE and not self.inside:  # as mostly
+                        self.batches.append(one)
+                    else:
+                        self._take(*one)
+        except BlockingIOError:
+            raise
+        except BaseException:  # nonsense, or the server's end is gone: no one reads any more
+            self.stopped = True
+            raise
         finally:
             with self._lock:
                 self._reading = False
@@ -125,21 +142,21 @@ class Session:
         kind = header.kind
         if kind is Kind.EXECUTE or kind is Kind.ASK:
             self.batches.append((header, meta, data))
-            if self._inside:
+            if self.inside:
                 self._give_back()
         elif kind is Kind.FORM:
             self._on_form(json.loads(meta))
         elif kind is Kind.STOP:
             self.stopped = True
         elif kind is Kind.CANCEL:
-            _remember(self._cancelled, unpack_request(meta)[0])
+            _remember(self.cancelled, unpack_request(meta)[0])
             self._changed()
         elif kind is Kind.HOLD:
             number, held = unpack_request(meta)
             if held:
-                _remember(self._held, number)
+                _remember(self.held, number)
             else:
-                self._held.pop(number, None)
+                self.held.pop(number, None)
             self._changed()
         elif kind is Kind.REPLY:
             told = json.loads(meta)
@@ -185,15 +202,6 @@ class Session:
 
     # --- what the model is doing
 
-    def begin_batch(self) -> None:
-        """The thread that runs batches, one after the other, has begun one."""
-        self._runner = threading.get_ident()
-
-    def end_batch(self) -> None:
-        """Note that the model has ended its batch."""
-        self._runner = 0
-        self._inside = False
-
     def _give_back(self) -> None:
         """Let other instances run what waits here: the batch under way may be waiting for it."""
         waiting = [self.batches.popleft() for _ in range(len(self.batches))]
@@ -208,9 +216,9 @@ class Session:
 
     def is_cancelled(self, number: int) -> bool:
         """True if nobody waits for a request any more."""
-        if number not in self._cancelled:
+        if number not in self.cancelled:
             self.poll()
-        return number in self._cancelled
+        return number in self.cancelled
 
     def wait_for_room(self, number: int) -> None:
         """Wait while the client does not read its responses."""
@@ -237,13 +245,13 @@ class Session:
             self._watching.discard(wake)
 
     def _is_held(self, number: int) -> bool:
-        return number in self._held and number not in self._cancelled
+        return number in self.held and number not in self.cancelled
 
     def respond(
         self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
     ) -> None:
         """Send a response to a request, the last one if it is `final`, or only the end."""
-        if number in self._cancelled:
+        if number in self.cancelled:
             if not final:
                 return
             response = None
@@ -266,15 +274,14 @@ class Session:
 
     def forget(self, number: int) -> None:
         """A request is answered."""
-        self._cancelled.pop(number, None)
-        self._held.pop(number, None)
+        self.cancelled.pop(number, None)
+        self.held.pop(number, None)
 
     def forget_answered(self, requests: Sequence[InferenceRequest]) -> None:
         """A batch is done with: forget those of its requests that no sender answers later."""
-        if self._cancelled or self._held:
-            for request in requests:
-                if request._answering is None or request._answering.closed:
-                    self.forget(request._number)
+        for request in requests:
+            if request._answering is None or request._answering.closed:
+                self.forget(request._number)
 
     # --- requests of the model
 
@@ -329,11 +336,11 @@ class Session:
         """Ask the server for something; raises `TritonModelException` where a model must not."""
         if not self.open and (self.stopped or document["op"] not in _EARLY):
             raise TritonModelException(NOT_NOW)
-        inside = self._runner == threading.get_ident()
+        inside = self.runner == threading.get_ident()
         number = next(self._numbers)
         call = self._calls[number] = Call(self, number)
         if inside:  # until it has its answer, nothing else is begun here
-            self._inside = True
+            self.inside = True
             self._give_back()
         told = {**document, "call": number, "inside": inside}
         self._link.send_loose(Kind.CALL, told, blocks)
