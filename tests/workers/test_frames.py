@@ -23,8 +23,8 @@ from headrace.workers.frames import (
     result_struct,
     unpack_batch,
     unpack_layout,
-    unpack_result,
     unpack_sizes,
+    unpack_times,
 )
 
 requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), min_size=1)
@@ -58,15 +58,15 @@ def test_what_is_no_batch(data: bytes) -> None:
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**64 - 1)))
 def test_a_result(form: int, sizes: list[int]) -> None:
-    began, ended, layout = unpack_result(result_struct(len(sizes)).pack(5, 2**63, form, *sizes))
-    found_form, found_sizes = unpack_sizes(layout)
-    assert (found_form, began, ended, list(found_sizes)) == (form, 5, 2**63, sizes)
+    meta = result_struct(len(sizes)).pack(5, 2**63, form, *sizes)
+    assert unpack_times(meta) == (5, 2**63)
+    assert unpack_sizes(meta) == (form, sizes)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 15, b"x" * 19, b"x" * 27])
 def test_what_is_no_result(data: bytes) -> None:
     with pytest.raises(BrokenFrame):
-        unpack_sizes(unpack_result(data)[2])
+        unpack_sizes(data)
 
 
 @given(st.lists(st.lists(st.binary(max_size=200))))

@@ -363,8 +363,7 @@ class Batcher:
         # One batch per instance: an inline instance is idle again at once, and between two of its
         # batches the event loop must read what has arrived.
         for _ in range(len(self._idle)):
-            batch = self._next_batch(now)
-            if batch is None:
+            if not (queue.waiting or self._retries) or (batch := self._next_batch(now)) is None:
                 break
             instance = self._idle.pop() if len(self._idle) == 1 else self._instances.pick()
             instance.execute(batch, self._finished)

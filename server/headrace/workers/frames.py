@@ -166,7 +166,8 @@ unpack_first = Struct("<Q").unpack_from
 PLAIN = bytes(_BATCH.size - FIRST)  # the sizes of no ids and no extras
 _LAYOUT = Struct("<II")  # number of the form, and how many requests
 _REQUEST = Struct("<QB")  # number of a request, and whether it is held
-_RESULT = Struct("<QQ")  # when the model began and ended, monotonic ns
+_TIMES = Struct("<QQ")  # when the model began and ended, monotonic ns
+unpack_times, TIMES = _TIMES.unpack_from, _TIMES.size  # at the beginning of the meta of RESULT
 
 
 class Block(NamedTuple):
@@ -259,12 +260,14 @@ def pack_batch(
 ) -> bytes:
     """The meta of EXECUTE; `sizes` are of the blocks of its data, `ids` none or one a request."""
     count = len(rows)
-    texts = [id.encode() for id in ids]
-    tail = Struct(f"<{len(ids)}I").pack(*map(len, texts)) + b"".join(texts) if ids else b""
+    tail = b""
+    if ids:
+        texts = [id.encode() for id in ids]
+        tail = Struct(f"<{len(ids)}I").pack(*map(len, texts)) + b"".join(texts)
     head = _struct("QIIII", count, len(sizes)).pack(
         first, len(tail), len(extras), form, count, *rows, *sizes
     )
-    return b"".join([head, tail, extras]) if ids or extras else head
+    return head + tail + extras
 
 
 def unpack_batch(data: bytes) -> BatchMeta:
@@ -308,20 +311,12 @@ def result_struct(blocks: int) -> Struct:
     return _struct("QQI", 0, blocks)
 
 
-def unpack_result(data: bytes) -> tuple[int, int, bytes]:
-    """When the model began and ended, and what repeats, for `unpack_sizes`."""
-    if len(data) < _RESULT.size:
-        raise BrokenFrame("a result that cannot be read")
-    began, ended = _RESULT.unpack_from(data)
-    return began, ended, data[_RESULT.size :]
-
-
-def unpack_sizes(layout: bytes) -> tuple[int, Sequence[int]]:
+def unpack_sizes(meta: bytes) -> tuple[int, Sequence[int]]:
     """The form of a result, and the sizes of its blocks; raises `BrokenFrame`."""
-    count, rest = divmod(len(layout) - 4, 8)
+    count, rest = divmod(len(meta) - TIMES - 4, 8)
     if count < 0 or rest:
         raise BrokenFrame("a result that cannot be read")
-    form, *sizes = _struct("I", 0, count).unpack(layout)
+    form, *sizes = _struct("I", 0, count).unpack_from(meta, TIMES)
     return form, sizes
 
 

@@ -29,12 +29,13 @@ from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 from headrace.workers.elements import Buffer, walk
 from headrace.workers.frames import (
+    TIMES,
     BrokenFrame,
     lay_out,
     offsets,
     pack_batch,
-    unpack_result,
     unpack_sizes,
+    unpack_times,
 )
 
 _FORMS = 1000  # that are remembered
@@ -56,12 +57,21 @@ class _Plan(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an output is in the data of a result."""
+    """Where an output is in the data of a result; `dtype` is None for BYTES."""
 
     datatype: Datatype
+    dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
     start: int
     nbytes: int
+
+
+def _place(datatype: Datatype, shape: tuple[int, ...], start: int, nbytes: int) -> _Place:
+    if datatype is Datatype.BYTES:
+        return _Place(datatype, None, shape, start, nbytes)
+    dtype = NUMPY[datatype]
+    _check_size(datatype, shape, math.prod(shape) * dtype.itemsize, nbytes)
+    return _Place(datatype, dtype, shape, start, nbytes)
 
 
 class BatchFrames:
@@ -93,27 +103,28 @@ class BatchFrames:
         Its requests get the numbers from `number` on.
         """
         calls = batch.calls
-        plan = self._plan(batch, calls[0].inputs)
-        sizes, pieces, total = lay_out(
-            [[raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs]
-        )
+        plan = self._usual
+        if plan is None or batch.outputs is not self._signature.outputs:
+            plan = self._plan(batch, calls[0].inputs)
+        blocks: list[list[Buffer]] = []
+        for name in plan.inputs:
+            blocks.append([raw_bytes(call.inputs[name].array) for call in calls])
+        sizes, pieces, total = lay_out(blocks)
         rows: list[int] = []
         ids: list[str] = []
         extras: dict[int, dict[str, object]] = {}  # what is special about requests, by their index
         for index, call in enumerate(calls):
             rows.append(call.rows)
-            ids.append(call.id)
+            if call.id:
+                ids = ids or [other.id for other in calls]
             if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
                 extras[index] = special_of(call)
         told = json.dumps(extras).encode() if extras else b""
-        meta = pack_batch(number, plan.form, rows, sizes, ids if any(ids) else (), told)
-        return meta, pieces, total
+        return pack_batch(number, plan.form, rows, sizes, ids, told), pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
         """The plan of batches of this kind; a new one's form is sent to the worker."""
         signature = self._signature
-        if self._usual is not None and batch.outputs is signature.outputs:
-            return self._usual
         lead = 1 if signature.batches else 0
         # Row shapes say which of the inputs are there, too: those that are optional may not be.
         key = (
@@ -145,32 +156,35 @@ class BatchFrames:
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
         """The outcome of a batch whose responses are alike; raises what nonsense raises."""
-        began, ended, layout = unpack_result(meta)
-        key = layout, size, batch.rows
+        key = meta[TIMES:], size, batch.rows
         usual = batch.outputs is self._signature.outputs
         places = self._places.get(key) if usual else None
         if places is None:
-            places = self._places_of(batch, layout, size)
+            places = self._places_of(batch, meta, size)
             if usual:
                 if len(self._places) >= _FORMS:
                     self._places.clear()
                 self._places[key] = places
-        arrays = [
-            read_array(datatype, shape, data, start, nbytes)
-            for datatype, shape, start, nbytes in places
-        ]
-        began, ended = _times(sent, began, ended)
+        arrays: list[TensorArray] = []
+        for datatype, dtype, shape, start, nbytes in places:
+            if dtype is None:
+                arrays.append(read_array(datatype, shape, data, start, nbytes))
+            else:
+                arrays.append(np.ndarray(shape, dtype, data, start))
+        began, ended = unpack_times(meta)
+        if not sent <= began <= ended <= monotonic_ns():
+            began, ended = _possible(sent, began, ended)
         return Outcome(arrays, None, began, began, ended)
 
-    def _places_of(self, batch: Batch, layout: bytes, size: int) -> list[_Place]:
+    def _places_of(self, batch: Batch, meta: bytes, size: int) -> list[_Place]:
         """Where the outputs of a result are; raises what nonsense raises."""
-        number, sizes = unpack_sizes(layout)
+        number, sizes = unpack_sizes(meta)
         heads = self._results[number]
         if [name for name, _, _ in heads] != [spec.name for spec in batch.outputs]:
             raise BrokenFrame("outputs that were not asked for")
         lead = (batch.rows,) if self._signature.batches else ()
         return [
-            _Place(datatype, lead + shape, start, nbytes)
+            _place(datatype, lead + shape, start, nbytes)
             for (_, datatype, shape), start, nbytes in zip(
                 heads, offsets(sizes, size), sizes, strict=True
             )
@@ -184,7 +198,7 @@ class BatchFrames:
         parts = [_answer(told, places, data) for told in document["responses"]]
         if len(parts) != len(batch.calls):
             raise BrokenFrame("a wrong number of responses")
-        began, ended = _times(sent, document["began"], document["ended"])
+        began, ended = _possible(sent, document["began"], document["ended"])
         return Outcome((), None, began, began, ended, parts)
 
 
@@ -268,16 +282,18 @@ def read_array(
             raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")
         return BytesArray(raw, shape)
     array: Array = np.ndarray(shape, NUMPY[datatype], data, start)
-    if array.nbytes != size:
-        raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")
+    _check_size(datatype, shape, array.nbytes, size)
     return array
 
 
-def _times(sent: int, began: int, ended: int) -> tuple[int, int]:
+def _check_size(datatype: Datatype, shape: Sequence[int], expected: int, size: int) -> None:
+    if expected != size:
+        raise ValueError(f"{size} bytes for {datatype} of shape {list(shape)}")
+
+
+def _possible(sent: int, began: int, ended: int) -> tuple[int, int]:
     """When a model has run, as its worker says, within what can be."""
     now = monotonic_ns()
-    if sent <= began <= ended <= now:  # as nearly always
-        return began, ended
     began = min(max(int(began), sent), now)
     return began, min(max(int(ended), began), now)
 

@@ -32,7 +32,7 @@ from headrace.placement.worker.batch_frames import (
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import ANSWERS, BrokenFrame, Header, Kind, offsets, pack_request
+from headrace.workers.frames import BrokenFrame, Header, Kind, offsets, pack_request
 
 _MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
 
@@ -226,12 +226,10 @@ Give = Callable[[Call, Answer | None, bool], None]
 class Owner(Protocol):
     """The owner of the slots of a worker."""
 
-    @property
-    def under_way(self) -> int:
-        """Batches that the worker has."""
+    talk: "Conversation"
 
-    def send(self, slot: "Slot") -> None:
-        """Send the batch of a slot."""
+    def not_sent(self, slot: "Slot", error: Exception) -> None:
+        """End the batch of a slot, which did not get to the worker, later in this turn."""
 
     def close(self) -> None:
         """End the worker."""
@@ -252,13 +250,16 @@ class Slot:
 
     @property
     def load(self) -> int:
-        return self.owner.under_way
+        return len(self.owner.talk.under_way)
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Hand `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
         self.batch, self.done = batch, done
         self.sent = monotonic_ns()
-        self.owner.send(self)
+        try:
+            self.owner.talk.send(self, batch)
+        except Exception as error:  # no memory for its file, say: it belongs to this batch alone
+            self.owner.not_sent(self, error)
 
     def close(self) -> None:
         """End the worker, with whichever of its slots is closed first."""
@@ -344,10 +345,15 @@ class Conversation:
 
     # --- to the worker
 
-    def send(self, slot: Slot) -> None:
+    @property
+    def requests(self) -> int:
+        """How many requests the process has been given."""
+        return self._next - 1
+
+    def send(self, slot: Slot, batch: Batch) -> None:
         """Send the batch of a slot; raises what keeps it from being sent."""
-        batch = slot.batch
-        assert batch is not None
+        if self._process.ended:
+            raise NotStarted
         slot.first = number = self._next
         meta, pieces, total = self._frames.pack(batch, number)
         self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
@@ -378,56 +384,49 @@ class Conversation:
 
     # --- from the worker
 
-    def take(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome] | None:
-        """Take a frame; what has become of a batch, if it tells that.
-
-        Raises what nonsense raises.
-        """
-        kind = header.kind
-        if kind in ANSWERS:
-            return self._ended(header, meta, data)
-        if kind is Kind.BACK:
-            return self._given_back(header.number)
+    def take(self, kind: Kind, meta: bytes, data: Buffer, size: int) -> None:
+        """Take a frame about no batch as a whole; raises what nonsense raises."""
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
             self._frames.learn(document)
         elif kind is Kind.RESPONSE:
-            self._on_response(document, data, header.data)
+            self._on_response(document, data, size)
         elif kind is Kind.CALL:
             inside = bool(document["inside"])
             batch = next((slot.batch for slot in self.under_way.values()), None)
-            self._calls.begin(document, data, header.data, batch if inside else None)
+            self._calls.begin(document, data, size, batch if inside else None)
         elif kind is Kind.HOLD_CALL:
             self._calls.hold(int(document["call"]), bool(document["held"]))
         elif kind is Kind.DROP_CALL:
             self._calls.drop(int(document["call"]))
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
-        return None
 
-    def _given_back(self, number: int) -> tuple[Slot, Outcome]:
-        """A batch that the worker cannot begin: the one before it waits for another model."""
-        slot = self.under_way.pop(number, None)
-        if slot is None:
-            raise BrokenFrame("no batch to give back")
-        return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
+    def ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
+        """Take an answer to a batch, or the batch back: its slot, and what has become of it.
 
-    def _ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
-        slot = self.under_way.get(header.number)
-        first = next(iter(self.under_way.values()), None)
-        if slot is None or slot.batch is None or not (self._concurrent or slot is first):
+        Raises what nonsense raises.
+        """
+        kind, number, under_way = header.kind, header.number, self.under_way
+        slot = under_way.get(number)
+        if slot is None or slot.batch is None:
             raise BrokenFrame("an answer to no batch")
+        if kind is Kind.BACK:  # the one before it waits for another model
+            del under_way[number]
+            return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
+        if not self._concurrent and slot is not next(iter(under_way.values())):
+            raise BrokenFrame("an answer to a batch before that to an earlier one")
         batch = slot.batch
-        if header.kind is Kind.RESULT:
+        if kind is Kind.RESULT:
             outcome = self._frames.result(slot.sent, batch, meta, data, header.data)
-        elif header.kind is Kind.RESPONSES:
+        elif kind is Kind.RESPONSES:
             outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
                 if part is Deferral.LATER and call.run_number not in self._finals:
                     self._open[call.run_number] = call
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
-        del self.under_way[header.number]
+        del under_way[number]
         if self._finals:
             self._finals.difference_update(call.run_number for call in batch.calls)
         return slot, outcome

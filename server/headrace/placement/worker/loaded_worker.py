@@ -37,9 +37,9 @@ from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.placement.worker.worker_set import WorkerSet
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.scheduling.batch import Batch, Outcome
+from headrace.scheduling.batch import Batch, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import MAX_SLOTS, BrokenFrame, Header, Kind
+from headrace.workers.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
 
 _START_SECS = 600.0
 _NOT_STARTED = "there is no server to ask while the model is started"
@@ -160,28 +160,17 @@ class _Talk:
         self._process = process
         self._signature = signature
         self._loop = asyncio.get_running_loop()
-        self._conversation = Conversation(
+        self.talk = Conversation(
             process, signature, concurrent, warming.batcher.answer, self._report, host
         )
-        process.attach(self._loop, self._take, self._conversation.end)
+        process.attach(self._loop, self._take, self.talk.end)
 
-    @property
-    def under_way(self) -> int:
-        return len(self._conversation.under_way)
-
-    def send(self, slot: Slot) -> None:
-        """Send the batch of a slot."""
-        error: Exception | None = None
-        if self._process.ended:
+    def not_sent(self, slot: Slot, error: Exception) -> None:
+        """End the batch of a slot, which did not get to the worker, later in this turn."""
+        if isinstance(error, NotStarted):
             error = WorkerDied(f"the worker process of model '{self._signature.model}' has ended")
-        else:
-            try:
-                self._conversation.send(slot)
-            except Exception as raised:  # no memory for its file, say
-                error = raised
-        if error is not None:
-            now = monotonic_ns()
-            self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
+        now = monotonic_ns()
+        self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
 
     def close(self) -> None:
         """Nothing: the process belongs to whoever has started it."""
@@ -192,10 +181,11 @@ class _Talk:
             return
         if header.kind is Kind.FORM:
             self._process.keep(header, meta)
-        ended = self._conversation.take(header, meta, data)
-        if ended is not None:
-            slot, outcome = ended
+        if header.kind in ANSWERS or header.kind is Kind.BACK:
+            slot, outcome = self.talk.ended(header, meta, data)
             slot.end(outcome)
+        else:
+            self.talk.take(header.kind, meta, data, header.data)
 
     def _report(self, batch: Batch, text: str, lines: str) -> None:
         self._process.note(logging.ERROR, text, lines)

@@ -28,7 +28,7 @@ from headrace.placement.placement import Surroundings
 from headrace.placement.worker.conversation import Conversation, Slot
 from headrace.placement.worker.python_options import RunOptions, WorkerOptions
 from headrace.placement.worker.worker_process import WorkerProcess
-from headrace.scheduling.batch import Batch, NotStarted, Outcome
+from headrace.scheduling.batch import Batch, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
 
@@ -63,7 +63,6 @@ class WorkerInstance:
     ) -> None:
         """`changed` is called when something has changed that may matter to whether it is ready."""
         self.name = name
-        self.requests = 0  # that the process has been given
         self.grace = ABANDONED_SECS  # for the model to end open requests that nobody waits for
         self._counters = counters
         self._killed: tuple[EndKind, str] | None = None
@@ -104,9 +103,9 @@ class WorkerInstance:
         self._attach()
 
     @property
-    def under_way(self) -> int:
-        """Batches that the worker has."""
-        return len(self._talk.under_way)
+    def requests(self) -> int:
+        """How many requests the process has been given."""
+        return self.talk.requests
 
     @property
     def concurrency(self) -> int:
@@ -131,7 +130,7 @@ class WorkerInstance:
     @property
     def idle(self) -> bool:
         """True if nobody waits for anything from the process."""
-        return not self.running or self._talk.idle
+        return not self.running or self.talk.idle
 
     def resident(self) -> int:
         """Bytes of memory that the process has in use."""
@@ -146,14 +145,14 @@ class WorkerInstance:
             self._restart.cancel()
         if not self.running:  # one that is being started is ended when it is there
             self._closed.set_result(None)
-        elif self._talk.open:
+        elif self.talk.open:
             self._stop_timer = self._loop.call_later(self.grace, self._process.stop)
         else:
             self._process.stop()
 
     def _stop_if_settled(self) -> None:
         """End a closed process with the last of its open requests."""
-        if self._stop_timer is not None and not self._talk.open:
+        if self._stop_timer is not None and not self.talk.open:
             self._stop_timer.cancel()
             self._stop_timer = None
             self._process.stop()
@@ -176,22 +175,8 @@ class WorkerInstance:
 
     # --- to the worker
 
-    def send(self, slot: Slot) -> None:
-        """Send the batch of a slot."""
-        batch = slot.batch
-        assert batch is not None
-        if not self.running:
-            self._end_soon(slot, NotStarted())
-            return
-        try:
-            self._talk.send(slot)
-        except Exception as error:  # no memory for its file, say: it belongs to this batch alone
-            self._end_soon(slot, error)
-            return
-        self.requests += len(batch.calls)
-
-    def _end_soon(self, slot: Slot, error: Exception) -> None:
-        """Report that a batch did not get to the worker, once whoever sends it is done."""
+    def not_sent(self, slot: Slot, error: Exception) -> None:
+        """End the batch of a slot, which did not get to the worker, once its sender is done."""
 
         def end() -> None:
             now = monotonic_ns()
@@ -213,7 +198,7 @@ class WorkerInstance:
 
         After `stall_secs` of silence it is stalled, unless they are 0.
         """
-        talk = self._talk
+        talk = self.talk
         times = [slot.pulse.look(talk.sign(slot), elapsed) for slot in talk.executing]
         self.silent, self.longest = (min(times), max(times)) if times else (0.0, 0.0)
         executed = (self.pid, *[slot.sent for slot in talk.executing])
@@ -232,7 +217,7 @@ class WorkerInstance:
     # --- from the worker
 
     def _attach(self) -> None:
-        self._talk = Conversation(
+        self.talk = Conversation(
             self._process, self._signature, bool(self.concurrency), self._scheduler.answer,
             self._report, self._host,
         )  # fmt: skip
@@ -242,36 +227,34 @@ class WorkerInstance:
 
     def _on_frame(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
-        if kind not in ANSWERS and self._on_other(kind, meta):
+        if kind not in ANSWERS:
+            self._on_other(header, meta, data)
             return
-        ended = self._talk.take(header, meta, data)
-        if ended is None:
-            self._stop_if_settled()
-            return
-        slot, outcome = ended
-        if kind is Kind.BACK:
-            slot.end(outcome)
-            self._scheduler.suspend(slot)
-            return
+        slot, outcome = self.talk.ended(header, meta, data)
+        slot.end(outcome)
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
-        slot.end(outcome)
         if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
             self.choose_slots()
 
-    def _on_other(self, kind: Kind, meta: bytes) -> bool:
-        """Take what is about no batch; whether that is all that the frame is for."""
+    def _on_other(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
+        """Take what is no answer to a batch."""
+        kind = header.kind
         if kind is Kind.METRIC:
             self._host.metric(json.loads(meta))
         elif kind is Kind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
+        elif kind is Kind.BACK:
+            slot, outcome = self.talk.ended(header, meta, data)
+            slot.end(outcome)
+            self._scheduler.suspend(slot)
         else:
             if kind is Kind.CALL and not self._calls_out:
                 # What asks for another model's answer must not be given what that one waits for.
                 self._calls_out = True
                 self.choose_slots()
-            return False
-        return True
+            self.talk.take(kind, meta, data, header.data)
+            self._stop_if_settled()
 
     def choose_slots(self) -> None:
         """Take part with further slots only while batches are short."""
@@ -315,7 +298,7 @@ class WorkerInstance:
 
     def _on_silence(self) -> None:
         # A batch that it had before is no reason to be not ready: the question waits for its end.
-        if any(slot.sent < self._asked for slot in self._talk.under_way.values()):
+        if any(slot.sent < self._asked for slot in self.talk.under_way.values()):
             self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
         else:
             self._late = True
@@ -358,14 +341,14 @@ class WorkerInstance:
                 self._restarts.steady()
             if not abandoned:
                 # What kills a worker that does nothing is somebody else.
-                outside = kind is EndKind.SIGNAL and self._process.killed and self._talk.idle
+                outside = kind is EndKind.SIGNAL and self._process.killed and self.talk.idle
                 self._restarts.ended(to_blame=not outside)
             self._counters.ends[kind] += 1
             log.error(
                 "worker %d of %s %s", self.pid, self.name, how,
                 extra={"model": self._signature.model, "worker": self.pid},
             )  # fmt: skip
-        self._talk.end(how, abandoned)
+        self.talk.end(how, abandoned)
         for slot in self.slots:
             self._scheduler.suspend(slot)
         if self._closed is None:
@@ -407,7 +390,6 @@ class WorkerInstance:
         self._process = process
         self._begun = self._loop.time()
         self._answered = False
-        self.requests = 0
         self.running = True
         self.given_up = False
         self._attach()

@@ -56,16 +56,22 @@ Take = Callable[[Header[Kind], bytes, Buffer], None]
 
 
 class WorkerSocket:
-    """Frames to and from one worker. `lost` is told why it is of no more use."""
+    """Frames to and from one worker."""
 
-    def __init__(self, descriptor: int, lost: Callable[[str, Exception | None], None]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        log: Callable[[bytes], None],
+        lost: Callable[[str, Exception | None], None],
+    ) -> None:
+        """`log` takes the meta of LOG; `lost` is told why the worker is of no more use."""
         self.socket = FrameSocket(
             socket.socket(fileno=descriptor), FrameReader(Kind, MAX_TOLD, MAX_SLOTS)
         )
         self.sock = self.socket.sock
         self.closed = False
         self.on_empty: Callable[[], None] = _nothing  # called when nothing waits any more
-        self._lost = lost
+        self._log, self._lost = log, lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._reading = False
@@ -214,14 +220,14 @@ class WorkerSocket:
                 self._lost("sent too many files" if lies else CLOSED, lies)
                 return False
             for header, meta, data in received:
-                content = data
                 if header.flags or header.number in self._files.slots:
-                    content = self._files.take(header, data, files)
-                    content = self._files.data(header, content)
+                    data = self._files.data(header, self._files.take(header, data, files))
                     if header.flags:
                         self._rest_later()
-                if self._take is not None:
-                    self._take(header, meta, content)
+                if header.kind is Kind.LOG:
+                    self._log(meta)
+                elif self._take is not None:
+                    self._take(header, meta, data)
         except BlockingIOError:
             return False
         except FilesLost:
@@ -314,7 +320,7 @@ class WorkerProcess:
             os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
         self._output.name = f"{spec.model} worker {self.pid}"
         self._output.fields["worker"] = self.pid
-        self.link = WorkerSocket(own, self._give_up)
+        self.link = WorkerSocket(own, self._log, self._give_up)
         self._early: list[tuple[Header[Kind], bytes]] = []  # frames for who is attached next
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
@@ -366,7 +372,7 @@ class WorkerProcess:
         early, self._early = self._early, []
         for header, meta in early:
             take(header, meta, b"")
-        self.link.attach(loop, self._hand_on)
+        self.link.attach(loop, take)
         self._child.attach(loop, self._on_ended)
 
     def detach(self) -> None:
@@ -389,12 +395,6 @@ class WorkerProcess:
         if not self.ended:
             self.send(Kind.STOP)
             self._child.kill_after(_STOP_SECS)
-
-    def _hand_on(self, header: Header[Kind], meta: bytes, content: Buffer) -> None:
-        if header.kind is Kind.LOG:
-            self._log(meta)
-        elif self._take is not None:
-            self._take(header, meta, content)
 
     def _give_up(self, reason: str, error: Exception | None) -> None:
         """Kill a process that is of no more use, and log why."""
