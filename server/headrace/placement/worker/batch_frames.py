@@ -106,10 +106,9 @@ class BatchFrames:
         plan = self._usual
         if plan is None or batch.outputs is not self._signature.outputs:
             plan = self._plan(batch, calls[0].inputs)
-        blocks: list[list[Buffer]] = []
-        for name in plan.inputs:
-            blocks.append([raw_bytes(call.inputs[name].array) for call in calls])
-        sizes, pieces, total = lay_out(blocks)
+        sizes, pieces, total = lay_out(
+            [[raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs]
+        )
         rows: list[int] = []
         ids: list[str] = []
         extras: dict[int, dict[str, object]] = {}  # what is special about requests, by their index
