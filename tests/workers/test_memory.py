@@ -8,9 +8,9 @@ import signal
 import numpy as np
 import pytest
 
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import BrokenFrame
-from headrace.workers.memory import InFile, OutFile, map_file, write_file
+from headrace.workers.elements import Array, Buffer
+from headrace.workers.frames import ALONE, FILES, IN_FILE, NEW_FILE, BrokenFrame
+from headrace.workers.memory import InFile, OutFile, SlotFiles, map_file, write_file
 
 
 def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:
@@ -35,6 +35,12 @@ def test_a_file_is_used_again() -> None:
     assert sent(out, file, bytes(3 << 20), b"end")  # it was too small
     assert content(file, (3 << 20) + 3).endswith(b"\0end")
     out.close()
+    # It is written further than before.
+    out, file = OutFile(), InFile()
+    for size in (10, 10, 100_000, 20, 100_001):
+        sent(out, file, bytes(size), b"end")
+        assert content(file, size + 3) == bytes(size) + b"end"
+    out.close()
 
 
 def test_many_pieces() -> None:
@@ -43,14 +49,6 @@ def test_many_pieces() -> None:
         pieces = [b"%d," % n for n in range(first, 5000)]
         assert sent(out, file, *pieces[:4000], memoryview(b"".join(pieces[4000:]))) == (not first)
         assert content(file, sum(map(len, pieces))) == b"".join(pieces)
-    out.close()
-
-
-def test_a_file_is_written_further_than_before() -> None:
-    out, file = OutFile(), InFile()
-    for size in (10, 10, 100_000, 20, 100_001):
-        sent(out, file, bytes(size), b"end")
-        assert content(file, size + 3) == bytes(size) + b"end"
     out.close()
 
 
@@ -75,6 +73,16 @@ def test_a_file_that_is_referred_to_is_not_freed() -> None:
     assert not out.free()
     assert array.tobytes() == b"12345678"
     out.close()
+    # A retired one stays as it is.
+    out, file = OutFile(), InFile()
+    sent(out, file, b"kept")
+    assert file.bytes is not None
+    kept = file.bytes[:4]
+    out.retired = True
+    assert sent(out, file, b"new!")
+    assert kept.tobytes() == b"kept"
+    assert content(file, 4) == b"new!"
+    out.close()
 
 
 def test_what_is_referred_to_is_seen() -> None:
@@ -93,18 +101,6 @@ def test_what_is_referred_to_is_seen() -> None:
     del part
     unused = not file.in_use
     assert unused
-    out.close()
-
-
-def test_a_retired_file_stays_as_it_is() -> None:
-    out, file = OutFile(), InFile()
-    sent(out, file, b"kept")
-    assert file.bytes is not None
-    kept = file.bytes[:4]
-    out.retired = True
-    assert sent(out, file, b"new!")
-    assert kept.tobytes() == b"kept"
-    assert content(file, 4) == b"new!"
     out.close()
 
 
@@ -156,3 +152,105 @@ def test_the_file_of_a_frame(size: int) -> None:
     assert map_file(descriptor, size)[:] == data
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+class Pair:
+    """What one end writes, as the other end sees it."""
+
+    def __init__(self) -> None:
+        self.here, self.there = SlotFiles(), SlotFiles()
+        self.new = 0
+        self.flags = 0
+
+    def send(self, value: int, size: int = 8) -> Array:
+        """The array that arrives, after the other end has told what it still refers to."""
+        self.here.heed(self.there.used())
+        self.flags, descriptor = self.here.put([bytes([value]) * size], size)
+        assert self.flags & IN_FILE
+        assert bool(self.flags & NEW_FILE) == (descriptor >= 0)
+        if descriptor >= 0:
+            self.new += 1
+            self.there.take(self.flags, descriptor)
+        return np.ndarray((size,), np.uint8, self.there.data(self.flags, size))
+
+
+def test_one_file_is_enough_if_nothing_is_kept() -> None:
+    pair = Pair()
+    for value in range(10):
+        assert set(pair.send(value).tolist()) == {value}
+    assert pair.new == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2, FILES, FILES + 3])
+def test_what_is_kept_stays_as_it_is(kept: int) -> None:
+    pair = Pair()
+    arrays: list[Array] = []
+    for value in range(30):
+        arrays.append(pair.send(value))
+        del arrays[: max(len(arrays) - kept, 0)]
+        assert [int(array[0]) for array in arrays] == list(range(value + 1))[-kept:]
+    assert pair.new == kept + 1 if kept < FILES else pair.new > FILES
+
+
+def test_files_that_are_not_needed_for_long_are_given_back() -> None:
+    pair = Pair()
+    kept = pair.send(1)
+    pair.send(2)
+    del kept
+    told = []
+    for _ in range(300):
+        pair.send(3)
+        told.append(bool(pair.flags & ALONE))
+    assert told.count(True) == 1
+    kept = pair.send(4)
+    assert pair.new == 2
+    assert pair.send(5)[0] == 5
+    assert pair.new == 3
+    assert kept[0] == 4
+
+
+def test_data_that_are_not_there() -> None:
+    pair = Pair()
+    with pytest.raises(BrokenFrame, match="beyond its file"):
+        pair.there.data(IN_FILE, 1)
+    pair.send(1)
+    with pytest.raises(BrokenFrame, match="beyond its file"):
+        pair.there.data(pair.flags, 2 << 20)
+
+
+def test_what_cannot_be_sent_is_not_counted_on() -> None:
+    pair = Pair()
+    last = os.dup(0)
+    os.close(last)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))  # for the file, and not for two
+    try:
+        with pytest.raises(OSError, match="open files"):
+            pair.here.put([b"lost"], 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert pair.send(2)[0] == 2
+    assert pair.new == 1
+
+
+def test_files_that_nobody_uses_give_back_their_memory() -> None:
+    pair = Pair()
+    pair.send(1, 100_000)
+    assert pair.here.rest()  # it was used a moment ago
+    assert not pair.here.rest()
+    assert pair.there.data(pair.flags, 100_000)[:3] == bytes(3)
+    assert set(pair.send(2, 100_000).tolist()) == {2}
+    assert pair.new == 1
+    # They stay while a batch is under way or something is kept.
+    pair = Pair()
+    kept = pair.send(1, 100_000)
+    pair.here.lend()
+    for _ in range(3):
+        assert pair.here.rest()
+    pair.here.heed(pair.there.used())
+    for _ in range(3):
+        assert pair.here.rest()
+    assert set(kept.tolist()) == {1}
+    del kept
+    pair.here.heed(pair.there.used())
+    assert not pair.here.rest()

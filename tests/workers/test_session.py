@@ -197,9 +197,7 @@ def test_models_run_only_while_the_model_executes() -> None:
             session.exec(request(), False)
         with pytest.raises(TritonModelException, match="only while the model executes"):
             session.control({"op": "metric"})
-
-
-def test_models_are_controlled_while_the_model_is_initialized() -> None:
+    # They are controlled while it is initialized.
     with connected() as (session, server), ThreadPoolExecutor(1) as pool:
         session.open = False
         call = pool.submit(said, session)
@@ -270,9 +268,7 @@ def test_what_nobody_waits_for_is_not_sent() -> None:
         sender.send(InferenceResponse([Tensor("y", np.zeros(1))]))
         sender.send(InferenceResponse([Tensor("y", np.zeros(1))]), 1)
         assert server.receive()[1] == {"request": 5, "final": True, "sizes": []}
-
-
-def test_a_dropped_sender_ends_its_request() -> None:
+    # A dropped sender ends its request.
     with connected() as (session, server):
         sender_of(session)
         _, told = server.receive()

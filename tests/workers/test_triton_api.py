@@ -21,12 +21,11 @@ def test_a_tensor() -> None:
     with pytest.raises(TypeError, match="the array of tensor 'x' must be a numpy array, got list"):
         pb.Tensor("x", [1])  # type: ignore[arg-type]
     assert pb.Tensor(b"x", np.zeros(1)).name() == "x"  # type: ignore[arg-type]
-
-
-def test_a_big_endian_array_keeps_its_values() -> None:
-    tensor = pb.Tensor("x", np.array([1.5, 2], ">f4"))
-    assert tensor.as_numpy().dtype == np.dtype("<f4")
-    assert tensor.as_numpy().tolist() == [1.5, 2]
+    swapped = pb.Tensor("x", np.array([1.5, 2], ">f4"))
+    assert swapped.as_numpy().dtype == np.dtype("<f4")
+    assert swapped.as_numpy().tolist() == [1.5, 2]
+    with pytest.raises(pb.TritonModelException, match="numpy has no BF16"):
+        pb.received("x", "BF16", np.zeros(1, np.uint16)).as_numpy()
 
 
 def test_dlpack() -> None:
@@ -35,11 +34,6 @@ def test_dlpack() -> None:
     assert np.from_dlpack(tensor).tolist() == [0, 1, 2, 3]
     assert pb.Tensor.from_dlpack("y", tensor.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
     assert pb.Tensor.from_dlpack("y", np.ones(2)).name() == "y"
-
-
-def test_bfloat16_has_no_numpy_form() -> None:
-    with pytest.raises(pb.TritonModelException, match="numpy has no BF16"):
-        pb.received("x", "BF16", np.zeros(1, np.uint16)).as_numpy()
 
 
 def test_a_response() -> None:
@@ -66,76 +60,53 @@ TENSOR = pb.Tensor("x", np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize(
-    "call",
+    "arguments",
     [
-        lambda: pb.InferenceRequest(inputs=[], requested_output_names=[]),
-        lambda: pb.InferenceRequest(model_name="m", requested_output_names=[]),
-        lambda: pb.InferenceRequest(model_name="m", inputs=[]),
-        lambda: request(inputs=None),
-        lambda: request(inputs=TENSOR),
-        lambda: request(inputs=[np.zeros(1)]),
-        lambda: request(model_name=None),
-        lambda: request(model_name=1),
-        lambda: request(requested_output_names=None),
-        lambda: request(requested_output_names=[None]),
-        lambda: request(requested_output_names="x"),
-        lambda: request(request_id=None),
-        lambda: request(request_id=7),
-        lambda: request(correlation_id=None),
-        lambda: request(correlation_id=1.5),
-        lambda: request(correlation_id=-1),
-        lambda: request(model_version=None),
-        lambda: request(model_version="1"),
-        lambda: request(flags=None),
-        lambda: request(flags=-1),
-        lambda: request(timeout=None),
-        lambda: request(timeout=0.5),
-        lambda: request(preferred_memory=None),
-        lambda: request(preferred_memory=0),
-        lambda: request(trace=None),
-        lambda: request(unknown=1),
-        lambda: request().set_flags(None),  # type: ignore[arg-type]
-        lambda: request().set_release_flags("all"),  # type: ignore[arg-type]
-        lambda: request().exec(decoupled=None),  # type: ignore[arg-type]
-        lambda: request().async_exec(decoupled="yes"),  # type: ignore[arg-type]
-        lambda: pb.PreferredMemory(None),  # type: ignore[arg-type]
-        lambda: pb.PreferredMemory(pb.TRITONSERVER_MEMORY_CPU, "0"),  # type: ignore[arg-type]
-        lambda: pb.InferenceResponse(None),  # type: ignore[arg-type]
-        lambda: pb.InferenceResponse(TENSOR),  # type: ignore[arg-type]
-        lambda: pb.InferenceResponse("text"),  # type: ignore[arg-type]
-        lambda: pb.InferenceResponse(error="no"),  # type: ignore[arg-type]
-        lambda: pb.InferenceResponse(error=ValueError("no")),  # type: ignore[arg-type]
-        lambda: pb.TritonError(None),  # type: ignore[arg-type]
-        lambda: pb.TritonError("no", None),  # type: ignore[arg-type]
-        lambda: pb.TritonError("no", "INTERNAL"),  # type: ignore[arg-type]
-        lambda: pb.TritonError("no", 99),
-        lambda: pb.Tensor(None, np.zeros(1)),  # type: ignore[arg-type]
-        lambda: pb.Tensor("x", None),  # type: ignore[arg-type]
-        lambda: pb.Tensor("", None),  # type: ignore[arg-type]
-        lambda: pb.Tensor.from_dlpack(None, np.zeros(1)),  # type: ignore[arg-type]
-        lambda: pb.Logger.log("x", None),  # type: ignore[arg-type]
-        lambda: pb.Logger.log("x", 1),  # type: ignore[arg-type]
-        lambda: pb.Logger.log(None),  # type: ignore[arg-type]
-        lambda: pb.Logger.log_info(None),  # type: ignore[arg-type]
-        lambda: pb.Logger.log_warn(1),  # type: ignore[arg-type]
-        lambda: pb.Logger.log_error(ValueError("no")),  # type: ignore[arg-type]
-        lambda: pb.Logger.log_verbose(None),  # type: ignore[arg-type]
-        lambda: pb.load_model(None),  # type: ignore[arg-type]
-        lambda: pb.load_model("m", None),  # type: ignore[arg-type]
-        lambda: pb.load_model("m", "{}", {"file:1/a": "text"}),  # type: ignore[dict-item]
-        lambda: pb.unload_model(None),  # type: ignore[arg-type]
-        lambda: pb.unload_model("m", None),  # type: ignore[arg-type]
-        lambda: pb.is_model_ready(None),  # type: ignore[arg-type]
-        lambda: pb.is_model_ready("m", 1),  # type: ignore[arg-type]
-        lambda: pb.MetricFamily(None, "about", "COUNTER"),  # type: ignore[arg-type]
-        lambda: pb.MetricFamily("m", None, "COUNTER"),  # type: ignore[arg-type]
-        lambda: pb.MetricFamily("m", "about", None),  # type: ignore[arg-type]
-        lambda: pb.MetricFamily("m", "about", "SUMMARY"),
+        {"inputs": None}, {"inputs": TENSOR}, {"inputs": [np.zeros(1)]}, {"model_name": None},
+        {"model_name": 1}, {"requested_output_names": None}, {"requested_output_names": [None]},
+        {"requested_output_names": "x"}, {"request_id": None}, {"request_id": 7},
+        {"correlation_id": None}, {"correlation_id": 1.5}, {"correlation_id": -1},
+        {"model_version": None}, {"model_version": "1"}, {"flags": None}, {"flags": -1},
+        {"timeout": None}, {"timeout": 0.5}, {"preferred_memory": None}, {"preferred_memory": 0},
+        {"trace": None}, {"unknown": 1},
     ],
-)
-def test_arguments_of_wrong_types(call: Callable[[], object]) -> None:
+)  # fmt: skip
+def test_arguments_of_requests_of_wrong_types(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
-        call()
+        request(**arguments)
+    known: dict[str, Any] = {"model_name": "m", "inputs": [], "requested_output_names": []}
+    for missing in known:
+        with pytest.raises(TypeError):
+            pb.InferenceRequest(**{name: known[name] for name in known if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        (pb.InferenceRequest.set_flags, (request(), None)),
+        (pb.InferenceRequest.set_release_flags, (request(), "all")),
+        (pb.InferenceRequest.exec, (request(), None)),
+        (pb.InferenceRequest.async_exec, (request(), "yes")),
+        (pb.PreferredMemory, (None,)), (pb.PreferredMemory, (pb.TRITONSERVER_MEMORY_CPU, "0")),
+        (pb.InferenceResponse, (None,)), (pb.InferenceResponse, (TENSOR,)),
+        (pb.InferenceResponse, ("text",)), (pb.InferenceResponse, ([], "no")),
+        (pb.InferenceResponse, ([], ValueError("no"))), (pb.TritonError, (None,)),
+        (pb.TritonError, ("no", None)), (pb.TritonError, ("no", "INTERNAL")),
+        (pb.TritonError, ("no", 99)), (pb.Tensor, (None, np.zeros(1))), (pb.Tensor, ("x", None)),
+        (pb.Tensor, ("", None)), (pb.Tensor.from_dlpack, (None, np.zeros(1))),
+        (pb.Logger.log, ("x", None)), (pb.Logger.log, ("x", 1)), (pb.Logger.log, (None,)),
+        (pb.Logger.log_info, (None,)), (pb.Logger.log_warn, (1,)),
+        (pb.Logger.log_error, (ValueError("no"),)), (pb.Logger.log_verbose, (None,)),
+        (pb.load_model, (None,)), (pb.load_model, ("m", None)),
+        (pb.load_model, ("m", "{}", {"file:1/a": "text"})), (pb.unload_model, (None,)),
+        (pb.unload_model, ("m", None)), (pb.is_model_ready, (None,)), (pb.is_model_ready, ("m", 1)),
+        (pb.MetricFamily, (None, "about", "COUNTER")), (pb.MetricFamily, ("m", None, "COUNTER")),
+        (pb.MetricFamily, ("m", "about", None)), (pb.MetricFamily, ("m", "about", "SUMMARY")),
+    ],
+)  # fmt: skip
+def test_arguments_of_wrong_types(call: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        call(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -180,21 +151,18 @@ def test_a_request_takes_what_converts_to_its_types() -> None:
     assert json.loads(made.parameters()) == {"b": True, "i": 1, "s": "t"}
 
 
-def test_strings_there_and_back() -> None:
-    array = np.array([b"a", "\u00e4".encode(), b""], object)
-    encoded = pb.serialize_byte_tensor(array)
-    assert encoded is not None
-    assert pb.deserialize_bytes_tensor(encoded).tolist() == array.tolist()
-    assert pb.serialize_byte_tensor(np.empty(0, object)) is None
-
-
-def test_types() -> None:
+def test_types_and_strings() -> None:
     assert pb.triton_string_to_numpy("TYPE_FP32") is np.float32
     assert pb.triton_string_to_numpy("TYPE_STRING") is np.object_
     assert pb.triton_to_numpy_type(9) is np.int64
     assert pb.numpy_to_triton_type(np.int64) == 9
     with pytest.raises(pb.TritonModelException):
         pb.numpy_to_triton_type(np.complex64)
+    array = np.array([b"a", "\u00e4".encode(), b""], object)
+    encoded = pb.serialize_byte_tensor(array)
+    assert encoded is not None
+    assert pb.deserialize_bytes_tensor(encoded).tolist() == array.tolist()
+    assert pb.serialize_byte_tensor(np.empty(0, object)) is None
 
 
 def test_a_configuration_is_filled_in() -> None:

@@ -135,14 +135,11 @@ def test_what_others_can_change_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="can be changed by others") as caught:
         cache.acquire(KEY, "m", Builder(), 1)
     assert str(tmp_path) not in caught.value.public
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cache = EnvironmentCache(tmp_path / "file" / "cache")
-    with pytest.raises(LoadFailed, match="cannot be written: Not a directory; --env") as caught:
-        cache.acquire(KEY, "m", Builder(), 1)
-    assert str(tmp_path) not in caught.value.public
+    other = EnvironmentCache(tmp_path / "file" / "cache")
+    with pytest.raises(LoadFailed, match="cannot be written: Not a directory; --env") as refused:
+        other.acquire(KEY, "m", Builder(), 1)
+    assert str(tmp_path) not in refused.value.public
     assert list(EnvironmentCache(tmp_path / "nothing").entries()) == []
 
 

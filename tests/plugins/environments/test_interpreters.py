@@ -1,4 +1,4 @@
-"""Which versions a specifier means, and what interpreters say of themselves."""
+"""Which versions a specifier means, what interpreters say of themselves, and what a build sees."""
 
 import os
 import sys
@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
-from headrace.plugins.environments.interpreters import Interpreter, choose, own, probe, satisfies
+from headrace.plugins.environments.interpreters import (
+    Interpreter,
+    build_surroundings,
+    choose,
+    own,
+    probe,
+    satisfies,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,23 @@ def test_the_newest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert choose("==9.1.*").version == (9, 1, 0)
     with pytest.raises(LoadFailed, match=r"requires Python >=10; .*there is Python 3\."):
         choose(">=10")
+
+
+GIVEN = {
+    "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p", "PIP_INDEX_URL": "https://u:p@x/",
+    "UV_DEFAULT_INDEX": "https://y/", "UV_SYSTEM_PYTHON": "1",
+    "PIP_USER": "1", "PIP_TARGET": "/x", "AWS_SECRET": "s", "PYTHONPATH": "/x",
+}  # fmt: skip
+
+
+def test_settings_of_installers_are_passed_and_secrets_are_not() -> None:
+    found = build_surroundings(GIVEN)
+    assert found == {
+        "PATH": "/bin", "LC_ALL": "C", "HTTPS_PROXY": "http://p",
+        "PIP_INDEX_URL": "https://u:p@x/", "UV_DEFAULT_INDEX": "https://y/",
+        "PIP_USER": "0", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    # Offline nothing tells them where else to look.
+    found = build_surroundings(GIVEN, offline=True)
+    assert not {"PIP_INDEX_URL", "UV_DEFAULT_INDEX"} & found.keys()
+    assert found["PIP_CONFIG_FILE"] == "/dev/null"

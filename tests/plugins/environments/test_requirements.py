@@ -1,4 +1,4 @@
-"""Requirements as pip is told them, and what tells them apart."""
+"""Requirements as pip is told them, from files and script blocks, and what tells them apart."""
 
 from pathlib import Path
 
@@ -7,8 +7,11 @@ import pytest
 from headrace.core.errors import LoadFailed
 from headrace.plugins.environments.requirements import (
     Requirements,
+    ScriptBlock,
     from_dependencies,
     read_requirements,
+    read_script_block,
+    redact,
 )
 
 
@@ -33,26 +36,21 @@ def test_lines_comments_and_continuations(tmp_path: Path) -> None:
         "c==1 --hash=sha256:00 \\\n --hash=sha256:11\ngit+https://host/d@v1",
     )
     assert texts(found) == [
-        "Foo_Bar >= 1.0, < 2",
-        "url-lib[x]",
-        'a==1 ; python_version < "3.12"',
-        "b @ https://host/b.whl#sha256=0",
-        "c==1 --hash=sha256:00 --hash=sha256:11",
+        "Foo_Bar >= 1.0, < 2", "url-lib[x]", 'a==1 ; python_version < "3.12"',
+        "b @ https://host/b.whl#sha256=0", "c==1 --hash=sha256:00 --hash=sha256:11",
         "git+https://host/d@v1",
-    ]
+    ]  # fmt: skip
     assert len(found.wanted) == 6
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("foo-bar>=1,<2\nb\n", "# text\nb\nFoo.Bar >= 1, <2", True),
-        ("a==1\n", "a==1.0\n", False),
-        ("a\n", "a\n--pre\n", False),
-        ("a\n-i https://x/\n", "a\n--index-url=https://x/\n", True),
+        ("foo-bar>=1,<2\nb\n", "# text\nb\nFoo.Bar >= 1, <2", True), ("a==1\n", "a==1.0\n", False),
+        ("a\n", "a\n--pre\n", False), ("a\n-i https://x/\n", "a\n--index-url=https://x/\n", True),
         ("a\nb\n", "b\na\na\n", True),
     ],
-)
+)  # fmt: skip
 def test_what_tells_requirements_apart(one: str, other: str, same: bool, tmp_path: Path) -> None:
     first, second = read(tmp_path / "1", one), read(tmp_path / "2", other)
     assert (first.identity == second.identity) is same
@@ -146,3 +144,74 @@ def test_a_list_of_dependencies(tmp_path: Path) -> None:
     for bad in ("-r x", "--pre", "a\n--pre", "-e ."):
         with pytest.raises(LoadFailed, match=r"model\.py: .* is no requirement"):
             from_dependencies([bad], tmp_path, "model.py")
+
+
+WHOLE = """\
+#!/usr/bin/env python
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "scikit-learn==1.6.*",  # a comment
+#
+#   "rich",
+# ]
+# [tool.other]
+# a = 1
+# ///
+import rich
+"""
+
+
+def test_a_whole_block_or_an_empty_one() -> None:
+    assert read_script_block(WHOLE) == ScriptBlock(("scikit-learn==1.6.*", "rich"), ">=3.11")
+    assert read_script_block("# /// script\n# ///\n") == ScriptBlock()
+    # The last end of a run of comments counts.
+    text = '# /// script\n# dependencies = ["a", """\n# ///\n# """]\n# ///\n# more\n'
+    assert read_script_block(text) == ScriptBlock(("a", "///\n"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import numpy\n",
+        "# /// script\n# dependencies = ['a']\nimport a\n# ///\n",  # without an end
+        "# /// script\n#dependencies = ['a']\n# ///\n",  # a line that is not of the form
+        " # /// script\n # ///\n",
+        "# /// other\n# dependencies = ['a']\n# ///\n",
+    ],
+)
+def test_there_is_none(text: str) -> None:
+    assert read_script_block(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# /// script\n# ///\n\n# /// script\n# ///\n", "more than one"),
+        ("# /// script\n# dependencies = [\n# ///\n", "Invalid|Unclosed|array"),
+        ("# /// script\n# dependencies = 'a'\n# ///\n", "must be a list of strings"),
+        ("# /// script\n# dependencies = [1]\n# ///\n", "must be a list of strings"),
+        ("# /// script\n# requires-python = 3.11\n# ///\n", "must be a string"),
+    ],
+)
+def test_a_block_that_is_wrong(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_script_block(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nothing to hide @ all", "nothing to hide @ all"),
+        ("--index-url https://me:secret@host/simple", "--index-url https://***@host/simple"),
+        ("https://token@host/a, http://u:p@b", "https://***@host/a, http://***@b"),
+        ("https://me:p@ss@host/x", "https://***@host/x"),
+        ("git+https://host/a@v1.0", "git+https://host/a@v1.0"),
+        ("git+ssh://git@host/a.git@v1", "git+ssh://***@host/a.git@v1"),
+        ("x @ https://host/w.whl?sig=secret&e=1#sha256=ab", "x @ https://host/w.whl?***#sha256=ab"),
+        ("(from https://host/?key=secret) next?", "(from https://host/?***) next?"),
+    ],
+)
+def test_what_is_shown(text: str, shown: str) -> None:
+    assert redact(text) == shown

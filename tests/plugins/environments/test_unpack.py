@@ -31,28 +31,24 @@ def test_files_and_links_within(tmp_path: Path) -> None:
     unpack(packed, tmp_path / "to", MOST)
     assert (tmp_path / "to" / "bin" / "python").read_bytes() == b"x"
     assert (tmp_path / "to" / "bin" / "python").stat().st_mode & 0o111
+    # A path that begins at the root stays within.
+    unpack(archive(tmp_path / "a.tar.gz", ("/etc/x", b"x")), tmp_path / "to", MOST)
+    assert (tmp_path / "to" / "etc" / "x").exists()
 
 
 @pytest.mark.parametrize(
     ("member", "says"),
     [
-        (("../out", b"x"), "leads out"),
-        (("a/../../out", b"x"), "leads out"),
-        (("link", "../out"), "leads out"),
-        (("link", "/etc/passwd"), "leads out"),
+        (("../out", b"x"), "leads out"), (("a/../../out", b"x"), "leads out"),
+        (("link", "../out"), "leads out"), (("link", "/etc/passwd"), "leads out"),
         (("big", bytes(MOST + 1)), "holds more than"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(member: tuple[str, bytes | str], says: str, tmp_path: Path) -> None:
     packed = archive(tmp_path / "a.tar.gz", ("good", b"x"), member)
     with pytest.raises(BadArchive, match=says):
         unpack(packed, tmp_path / "to", MOST)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_path_that_begins_at_the_root_stays_within(tmp_path: Path) -> None:
-    unpack(archive(tmp_path / "a.tar.gz", ("/etc/x", b"x")), tmp_path / "to", MOST)
-    assert (tmp_path / "to" / "etc" / "x").exists()
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:

@@ -257,16 +257,13 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        frame(Kind.RESPONSE, number=1),
-        frame(Kind.INFER, b"{}", 1),
-        frame(Kind.INFER, b"[]", 1, bytes(40)),
-        frame(Kind.CALL, b"\xff", 1),
-        frame(Kind.HELD, number=1),
-        pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
+        frame(Kind.RESPONSE, number=1), frame(Kind.INFER, b"{}", 1),
+        frame(Kind.INFER, b"[]", 1, bytes(40)), frame(Kind.CALL, b"\xff", 1),
+        frame(Kind.HELD, number=1), pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
         frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1),
     ],
     ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
-)
+)  # fmt: skip
 async def test_nonsense_ends_the_link_and_nothing_else(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)
     await until(lambda: bool(front_end.engine.model.work))

@@ -49,16 +49,10 @@ def test_a_batch_is_one_call() -> None:
         {"score": [1.0], "label": ["Ü"]},
     ]
     assert CALLS == [(["a", "bcd", "ü"], None)]
-
-
-def test_a_decorated_function_stays_one() -> None:
-    assert scored(np.array(["ab"])).score.tolist() == [2]
-
-
-def test_an_optional_input() -> None:
-    requests = [Request(text=["a"], bias=row(0.5)), Request(text=["b"], bias=row(1))]
-    answers = [values(response)["score"] for response in started(scored).execute(requests)]
+    with_bias = [Request(text=["a"], bias=row(0.5)), Request(text=["b"], bias=row(1))]
+    answers = [values(response)["score"] for response in started(scored).execute(with_bias)]
     assert answers == [[1.5], [2.0]]
+    assert scored(np.array(["ab"])).score.tolist() == [2]
 
 
 def test_bad_text_is_the_error_of_its_request() -> None:

@@ -53,6 +53,8 @@ def tensor(hint: Any) -> Tensor:
 def test_there_is_a_name_for_every_datatype() -> None:
     assert [tensor(one[N]).element.datatype for one in EVERY] == [str(one) for one in Datatype]
     assert [tensor(one[N]).element.text for one in (Strings, Bytes)] == [True, False]
+    Scores = TypeAliasType("Scores", Float32[N])
+    assert read(Scores) == (tensor(Float32[N]), False)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +78,14 @@ def test_dimensions(hint: Any, dims: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     ("hint", "datatype", "form", "rank"),
     [
-        (bool, "BOOL", Form.SINGLE, 0),
-        (int, "INT64", Form.SINGLE, 0),
-        (float, "FP64", Form.SINGLE, 0),
-        (str, "BYTES", Form.SINGLE, 0),
-        (bytes, "BYTES", Form.SINGLE, 0),
-        (np.float32, "FP32", Form.SINGLE, 0),
-        (np.uint8, "UINT8", Form.SINGLE, 0),
-        (list[str], "BYTES", Form.LIST, 1),
+        (bool, "BOOL", Form.SINGLE, 0), (int, "INT64", Form.SINGLE, 0),
+        (float, "FP64", Form.SINGLE, 0), (str, "BYTES", Form.SINGLE, 0),
+        (bytes, "BYTES", Form.SINGLE, 0), (np.float32, "FP32", Form.SINGLE, 0),
+        (np.uint8, "UINT8", Form.SINGLE, 0), (list[str], "BYTES", Form.LIST, 1),
         (Sequence[list[np.int16]], "INT16", Form.LIST, 2),
         (Annotated[float, "in euros"], "FP64", Form.SINGLE, 0),
     ],
-)
+)  # fmt: skip
 def test_types_of_python_and_numpy(hint: Any, datatype: str, form: Form, rank: int) -> None:
     found = tensor(hint)
     assert (found.element.datatype, found.form, len(found.dims)) == (datatype, form, rank)
@@ -118,11 +116,6 @@ def test_what_may_be_missing(hint: Any) -> None:
 def test_what_is_no_tensor(hint: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         read(hint)
-
-
-def test_an_alias() -> None:
-    Scores = TypeAliasType("Scores", Float32[N])
-    assert read(Scores) == (tensor(Float32[N]), False)
 
 
 @pytest.mark.parametrize("dim", [0, -1, True, float, "two words", "", Literal[2, 3], None, ...])

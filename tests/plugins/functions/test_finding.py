@@ -1,4 +1,4 @@
-"""The model of a file."""
+"""What can be decorated, and the model of a file."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.plugins.functions import load
+import headrace
+from headrace import SignatureError, model
+from headrace.plugins.functions import load, offered
 from headrace.plugins.functions.adapter import (
     AsyncModel,
     AsyncStreamModel,
@@ -16,6 +18,59 @@ from headrace.plugins.functions.adapter import (
     PlainModel,
     StreamModel,
 )
+
+
+def test_the_package_offers_all_names() -> None:
+    others = {"AsyncClient", "Client", "ClientError", "ServeError", "__version__", "serve"}
+    assert set(headrace.__all__) == {*offered.__all__, *others}
+    assert all(getattr(headrace, name) is getattr(offered, name) for name in offered.__all__)
+    missing = "nothing"
+    with pytest.raises(AttributeError, match="'headrace' has no attribute 'nothing'"):
+        getattr(headrace, missing)
+    assert f"{SignatureError.__module__}.{SignatureError.__qualname__}" == "headrace.SignatureError"
+
+
+class NoPredict:
+    predict = 3
+
+
+class AsyncLoad:
+    async def load(self) -> None: ...
+
+    def predict(self, x: int) -> int:
+        return x
+
+
+class Untyped:
+    def predict(self, x) -> int:  # type: ignore[no-untyped-def]
+        return int(x)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (len, "@model takes a function or a class, got len"),
+        (NoPredict, "model NoPredict: a class needs a method `predict`"),
+        (AsyncLoad, "model AsyncLoad: `load` cannot be a coroutine"),
+        (Untyped, "model Untyped: parameter 'x' has no annotation"),
+    ],
+)
+def test_what_cannot_be_a_model(target: Any, says: str) -> None:
+    with pytest.raises(SignatureError, match=says):
+        model(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"outputs": "label"}, "`outputs` is a list of names, got 'label'"),
+        ({"max_streams": 0}, "max_streams is at least 1, got 0"),
+    ],
+)
+def test_options_that_cannot_be(options: Any, says: str) -> None:
+    with pytest.raises(SignatureError, match=says):
+        model(**options)
+
 
 HEAD = "from collections.abc import AsyncIterator, Iterator\nfrom headrace import model\n"
 ONE = "@model\ndef one(x: int) -> int: return x\n"
@@ -51,12 +106,12 @@ def test_the_model_of_a_file(tmp_path: Path, source: str, kind: type[FunctionMod
     assert issubclass(loaded(tmp_path, source), kind)
 
 
-def test_triton_s_class_comes_first(tmp_path: Path) -> None:
+def test_which_of_several_is_the_model(tmp_path: Path) -> None:
     assert loaded(tmp_path, ONE + TRITON).__name__ == "TritonPythonModel"
-
-
-def test_one_of_several_by_its_name(tmp_path: Path) -> None:
     assert loaded(tmp_path, ONE + TWO, function="two").declaration.name == "two"
+    # A class that inherits from a model is none.
+    source = "@model\nclass A:\n def predict(self, x: int) -> int: ...\nclass B(A): ..."
+    assert loaded(tmp_path, source).declaration.name == "A"
 
 
 def test_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +120,6 @@ def test_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert loaded(tmp_path, "from elsewhere import one").declaration.name == "one"
     assert loaded(tmp_path, "from elsewhere import one\n" + TWO).declaration.name == "two"
     del sys.modules["elsewhere"]
-
-
-def test_a_class_that_inherits_from_a_model_is_none(tmp_path: Path) -> None:
-    source = "@model\nclass A:\n def predict(self, x: int) -> int: ...\nclass B(A): ..."
-    assert loaded(tmp_path, source).declaration.name == "A"
 
 
 @pytest.mark.parametrize(

@@ -39,28 +39,21 @@ def fit(hint: Any, value: object) -> Array:
     ("hint", "value", "dtype", "elements"),
     [
         (Float32[N], np.array([1.5], np.float64), "<f4", [1.5]),
-        (Float32[N], [1, True], "<f4", [1.0, 1.0]),
-        (Float32[N], [], "<f4", []),
+        (Float32[N], [1, True], "<f4", [1.0, 1.0]), (Float32[N], [], "<f4", []),
         (Float32[N], np.array([np.inf, np.nan]), "<f4", [np.inf, np.nan]),
         (Float32[N], np.array([2.5], ">f4"), "<f4", [2.5]),
         (Int8[N], np.array([-128, 127]), "i1", [-128, 127]),
-        (UInt8[N], np.array([255]), "u1", [255]),
-        (Int64[N], np.array([True]), "<i8", [1]),
-        (UInt64[N], [2**64 - 1], "<u8", [2**64 - 1]),
-        (Bool[N], [np.bool_(True)], "?", [True]),
-        (float, 3, "<f8", 3.0),
-        (str, "ü", "O", "ü"),
+        (UInt8[N], np.array([255]), "u1", [255]), (Int64[N], np.array([True]), "<i8", [1]),
+        (UInt64[N], [2**64 - 1], "<u8", [2**64 - 1]), (Bool[N], [np.bool_(True)], "?", [True]),
+        (float, 3, "<f8", 3.0), (str, "ü", "O", "ü"),
         (list[list[int]], [[1], [2]], "<i8", [[1], [2]]),
         (Strings[N], np.array(["a", "bc"]), "O", ["a", "bc"]),
-        (Strings[N], ["a\0", "bc"], "O", ["a\0", "bc"]),
-        (Strings[N], (np.str_("a"),), "O", ["a"]),
-        (Strings[N], [], "O", []),
-        (Bytes[N], np.array([b"a"]), "O", [b"a"]),
+        (Strings[N], ["a\0", "bc"], "O", ["a\0", "bc"]), (Strings[N], (np.str_("a"),), "O", ["a"]),
+        (Strings[N], [], "O", []), (Bytes[N], np.array([b"a"]), "O", [b"a"]),
         (Bytes[N], [b"\xff\0"], "O", [b"\xff\0"]),
-        (list[list[str]], [["a"], ["b"]], "O", [["a"], ["b"]]),
-        (BFloat16[N], [1.0], "<f4", [1.0]),
+        (list[list[str]], [["a"], ["b"]], "O", [["a"], ["b"]]), (BFloat16[N], [1.0], "<f4", [1.0]),
     ],
-)
+)  # fmt: skip
 def test_what_fits(hint: Any, value: object, dtype: str, elements: object) -> None:
     array = fit(hint, value)
     assert array.dtype == np.dtype(dtype)

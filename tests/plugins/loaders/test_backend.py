@@ -1,5 +1,6 @@
 """Which files are data and which are programs, before any worker is started."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from headrace.core import plugins
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.plugins.loaders.backend import FORMATS, ArtefactBackend
+from tests.plugins.loaders.served import Served
 
 # A worker that cannot be started tells that a file was not refused.
 NOWHERE = "/no/python"
@@ -67,3 +69,24 @@ def test_which_parameters_are_read() -> None:
 def test_every_format_has_a_loader() -> None:
     folder = Path(__file__).parents[3] / "server/headrace/plugins/loaders"
     assert all((folder / f"{name}.py").is_file() for name in FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("loader", "package", "name", "library"),
+    [
+        ("catboost", "catboost", "model.cbm", "a CatBoost"),
+        ("lightgbm", "lightgbm", "model.txt", "a LightGBM"),
+        ("sklearn", "skops.io", "model.skops", "a scikit-learn"),
+        ("sklearn", "joblib", "model.joblib", "a scikit-learn"),
+        ("xgboost", "xgboost", "model.json", "an XGBoost"),
+    ],
+)
+def test_a_file_that_is_none(
+    tmp_path: Path, loader: str, package: str, name: str, library: str
+) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    (tmp_path / name).write_text('{"learner": 3}')
+    says = rf"^{re.escape(name)} cannot be loaded as {library} model: "
+    with pytest.raises(ValueError, match=says) as refused:
+        Served(loader, tmp_path / name, trusted=True)
+    assert str(tmp_path) not in str(refused.value)

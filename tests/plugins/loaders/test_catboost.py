@@ -67,10 +67,3 @@ def test_categories_have_an_input_for_each_column(tmp_path: Path) -> None:
     numbered = Served("catboost", path, {"input": [{"name": "size"}, {"name": "kind"}, floor]})
     row["floor"] = FRAME[["floor"]][:6].to_numpy()
     np.testing.assert_allclose(numbered.ask(row)["predict_proba"], expected)
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "model.cbm"
-    path.write_text("nothing of the kind")
-    with pytest.raises(ValueError, match=r"^model\.cbm cannot be loaded as a CatBoost model: "):
-        Served("catboost", path)

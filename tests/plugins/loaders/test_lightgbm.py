@@ -22,12 +22,9 @@ FRAME = pd.DataFrame(
     }
 )
 SMALL = {
-    "num_threads": 1,
-    "verbose": -1,
-    "min_data_in_leaf": 2,
-    "min_data_per_group": 2,
+    "num_threads": 1, "verbose": -1, "min_data_in_leaf": 2, "min_data_per_group": 2,
     "cat_smooth": 1,
-}
+}  # fmt: skip
 
 
 def saved(folder: Path, data: Any, labels: Any, **parameters: Any) -> tuple[Path, Any]:
@@ -83,10 +80,3 @@ def test_a_matrix_of_categories_has_their_codes(tmp_path: Path) -> None:
     codes = FRAME.assign(kind=FRAME["kind"].cat.codes, floor=FRAME["floor"].cat.codes)
     answer = served.ask({"all": codes[:6].to_numpy().astype(np.float64)})
     np.testing.assert_allclose(answer["predict"][:, 0], booster.predict(FRAME[:6]))
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "model.txt"
-    path.write_text("nothing of the kind")
-    with pytest.raises(ValueError, match=r"^model\.txt cannot be loaded as a LightGBM model: "):
-        Served("lightgbm", path)

@@ -34,12 +34,10 @@ WORDS = ["good day", "fine day", "bad day", "vile day"] * 3
 FEELINGS = ["up", "up", "down", "down"] * 3
 FRAME = pd.DataFrame(
     {
-        "age": [20.0, 30, 40, None] * 5,
-        "city": ["Rome", "Oslo", "Rome", "Bonn"] * 5,
-        "grade": [1, 2, 3, 2] * 5,
-        "note": ["good one", "bad one", "bad thing", "good thing"] * 5,
+        "age": [20.0, 30, 40, None] * 5, "city": ["Rome", "Oslo", "Rome", "Bonn"] * 5,
+        "grade": [1, 2, 3, 2] * 5, "note": ["good one", "bad one", "bad thing", "good thing"] * 5,
     }
-)
+)  # fmt: skip
 BOUGHT = ["yes", "no", "no", "yes"] * 5
 
 
@@ -209,16 +207,13 @@ def test_a_single_output_may_have_any_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer["output__0"], NUMBERS[:2, :2])
 
 
-def test_a_transformer(tmp_path: Path) -> None:
+def test_a_transformer_and_a_request_without_rows(tmp_path: Path) -> None:
     model = make_pipeline(CountVectorizer()).fit(["one two", "three"])
     served = Served("sklearn", saved(tmp_path, model))
     assert served.signature()["transform"] == ("INT64", [3])
     assert served.ask({"input-0": texts("two two")})["transform"].tolist() == [[0, 0, 2]]
-
-
-def test_a_request_without_rows(tmp_path: Path) -> None:
-    served = Served("sklearn", saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES)))
-    assert served.ask({"input-0": np.empty((0, 3))})["predict"].shape == (0, 1)
+    linear = Served("sklearn", saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES)))
+    assert linear.ask({"input-0": np.empty((0, 3))})["predict"].shape == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +265,9 @@ def test_code_is_not_run_without_trust(tmp_path: Path) -> None:
     path = saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES), "model.joblib")
     with pytest.raises(PermissionError, match=r"model\.joblib is not trusted"):
         Served("sklearn", path)
+    path = saved(tmp_path, DBSCAN().fit(NUMBERS))
+    with pytest.raises(ValueError, match="a DBSCAN has none of the methods predict, "):
+        Served("sklearn", path)
 
 
 def twice(values: Any) -> Any:
@@ -286,20 +284,6 @@ def test_skops_refuses_types_that_it_does_not_know(tmp_path: Path) -> None:
         Served("sklearn", path, skops_trusted_types="other.type")
     Served("sklearn", path, skops_trusted_types=f"other.type, {name}")
     Served("sklearn", path, trusted=True)
-
-
-@pytest.mark.parametrize("name", ["model.skops", "model.joblib"])
-def test_a_file_that_is_none(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match=f"{name} cannot be loaded as a scikit-learn model: ") as e:
-        Served("sklearn", tmp_path / name, trusted=True)
-    assert str(tmp_path) not in str(e.value)
-
-
-def test_a_model_that_predicts_nothing(tmp_path: Path) -> None:
-    path = saved(tmp_path, DBSCAN().fit(NUMBERS))
-    with pytest.raises(ValueError, match="a DBSCAN has none of the methods predict, "):
-        Served("sklearn", path)
 
 
 def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,10 +115,3 @@ def test_categories_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer, model.predict(FRAME[:6]), rtol=1e-6)
     answer = served.ask(row | {"kind": texts("b", "c", "?", "b", "b", "b")})
     assert answer["error"] == "input 'kind' has a category that is not known: '?'"
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text('{"learner": 3}')
-    with pytest.raises(ValueError, match=r"^model\.json cannot be loaded as an XGBoost model: "):
-        Served("xgboost", path)

@@ -17,9 +17,7 @@ def test_a_window_moves_on() -> None:
     for now, requests in ((0, 100), (5, 120), (10, 150), (15, 150), (25, 160)):
         samples.add(now, counts(requests, requests // 2))
     assert samples.recent == counts(10, 5)
-
-
-def test_a_version_that_begins_anew() -> None:
+    # A version that begins anew.
     samples = Samples(10)
     samples.add(0, counts(100))
     samples.add(1, counts(3))
