@@ -1,7 +1,7 @@
 """headrace: an inference server for the KServe Predict-V2 (Open Inference) protocol.
 
-What models are written with (`model`, `Float32`, ...) the clients and `serve` are loaded when
-they are first asked for: nothing else is imported with the package.
+Names for writing models (`model`, `Float32`, ...), the clients and `serve` are imported on first
+use: importing the package imports nothing else.
 """
 
 from importlib import import_module

@@ -1,11 +1,11 @@
-"""Composition: the only place where everything is built and connected, and the life of the process.
+"""Composition: builds and connects everything, and runs the life of the process.
 
-Start: doors open first, so that probes get answers; then models are loaded; then the server is
-ready. End, on SIGTERM or SIGINT: not ready, wait for `shutdown_delay_secs` so that load balancers
-notice, have clients go elsewhere, admit nothing new, finish what was admitted, close the doors,
-free the models, exit 0. A second signal ends at once. Where models are still loading, they are
-given up, and what runs past `exit_timeout_secs` is, too: their threads cannot be stopped, so that
-the process ends beneath them.
+Start: the doors open first, so that probes get answers; then models are loaded; then the server is
+ready. End, on SIGTERM or SIGINT: report not ready, wait for `shutdown_delay_secs` so that load
+balancers notice, announce the end to clients, admit nothing new, finish admitted requests, close
+the doors, free the models, exit 0. A second signal exits at once. Loads in progress are abandoned,
+and so is what runs past `exit_timeout_secs`: threads cannot be stopped, so the process exits
+despite them.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
-_COLLECT_AFTER = 20_000  # objects made and not freed since the last collection
-_TRACES_SECS = 5  # how long the last traces may take to be written
-_UNFINISHED_SECS = 2  # how long shutdown waits for the rest of requests that are half there
+_COLLECT_AFTER = 20_000  # allocations between garbage collections
+_TRACES_SECS = 5  # time limit for writing the last traces
+_UNFINISHED_SECS = 2  # time limit for incomplete requests at shutdown
 
 
 def run(settings: Settings, note: str = "") -> int:
-    """Serve until a signal ends it; the exit status. `note` is logged first."""
+    """Serve until a signal; returns the exit status. `note` is logged first."""
     try:
         logs = Logs(settings.logs)
     except OSError as error:
@@ -77,7 +77,7 @@ def run(settings: Settings, note: str = "") -> int:
     except LoadFailed as error:
         print(f"headrace serve: {error}", file=sys.stderr)
         return 1
-    # Connections, workers and large tensors on their way each take descriptors.
+    # Connections, workers and large tensors in transit each take descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -152,10 +152,10 @@ class Application:
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
         self._follower: Follower | None = None
         self._stop = asyncio.Event()
-        self.stuck = False  # whether threads still run or load models when it has ended
+        self.stuck = False  # true if threads still run or load models at the end
 
     async def serve(self) -> int:
-        """The whole life of the process; the exit status."""
+        """Run the server from start to shutdown; returns the exit status."""
         try:
             return await self._serve()
         finally:
@@ -182,8 +182,8 @@ class Application:
                 )  # fmt: skip
             print(f"headrace {__version__}")
             await self._doors.open()
-            gc.freeze()  # what was imported, and made so far
-            gc.enable()  # it has rested since before the imports, see `headrace.cli`
+            gc.freeze()  # imported modules and objects made so far
+            gc.enable()  # disabled before the imports, see `headrace.cli`
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
             await self._doors.close(0)
@@ -200,9 +200,9 @@ class Application:
             )
             await self._doors.close(0)
             return 1
-        # What start-up has built stays for good: the collector need not look at it again. Requests
-        # leave no cycles behind, so that it need not look often; one batch of 64 has a thousand
-        # objects alive at once, more than make it look by default.
+        # Objects made at start-up stay for good: the garbage collector need not visit them again.
+        # Requests leave no cycles behind, so that it need not run often; one batch of 64 has a
+        # thousand live objects, more than trigger a collection by default.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER, 10, 10)
@@ -216,7 +216,7 @@ class Application:
             self._gpus.start()
         if self._follower is not None:
             self._follower.start()
-        # Where both go to one terminal, once is enough.
+        # If both go to one terminal, one of them suffices.
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
         print(f"{state} after {seconds:.2f} s", flush=True)
@@ -224,11 +224,11 @@ class Application:
         return await self._shut_down()
 
     def close(self) -> None:
-        """Remove what lies on disk for this process alone."""
+        """Remove the process's temporary files."""
         self._engine.control.close()
 
     async def _load(self, sources: Sequence[ModelSource]) -> bool:
-        """Load every model; whether that came to its end before the order to stop."""
+        """Load every model; returns False if stopped before the end."""
         everything = self._settings.exit_on_error
         loading = asyncio.ensure_future(self._engine.load_all(sources, everything))
         stop = asyncio.ensure_future(self._stop.wait())
@@ -252,7 +252,7 @@ class Application:
         self._stop.set()
 
     async def _shut_down(self, loaded: bool = True) -> int:
-        """End in good order; the exit status. `loaded` is False if models are given up."""
+        """Shut down in order; returns the exit status. `loaded` is False if loads are abandoned."""
         settings = self._settings
         noticed = loaded or self._engine.ready
         self._engine.begin_shutdown()
@@ -301,10 +301,10 @@ class Application:
         return 0
 
     async def _unload(self, deadline: float) -> bool:
-        """Free the models; whether all of them had come to rest by then.
+        """Free the models; returns False if some are still running at the deadline.
 
-        Runs whose clients have gone are no admitted requests any more; they are ended, except for
-        what cannot be in this process.
+        Abandoned executions do not belong to admitted requests any more; they are ended, if
+        possible in this process.
         """
         left = max(deadline - monotonic(), 0.1)
         try:
@@ -319,7 +319,7 @@ class Application:
 
 
 def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
-    """The models to load at first, and what looks wrong; raises as `find_sources` does."""
+    """The models to load at start, and warnings; raises as `find_sources` does."""
     sources, warnings = find_sources(
         [Path(path) for path in settings.model_repository],
         [Path(path) for path in settings.model_file],
@@ -335,7 +335,7 @@ def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
 
 
 def control_options(settings: Settings) -> ControlOptions:
-    """Options of control by the settings: whose decision it is what is served, and from where."""
+    """Options of model control: who decides which models are served, and from where."""
     return ControlOptions(
         ControlMode(settings.model_control_mode),
         Catalogue(
@@ -350,7 +350,7 @@ def control_options(settings: Settings) -> ControlOptions:
 
 
 def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]]) -> None:
-    """Print the table of models; `unavailable` are those without any version, or `name/number`."""
+    """Print the table of models; `unavailable` are models without a version, or `name/number`."""
     rows = []
     for version in versions:
         instances = backend = ""
@@ -373,8 +373,8 @@ def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]
 def _exit_at_once(status: int) -> NoReturn:
     """Exit without waiting for anything.
 
-    Not by sys.exit: threads that still run a model would have the interpreter and ONNX Runtime
-    taken down beneath them, which aborts the process.
+    Unlike sys.exit: with threads still running a model, a normal exit would tear down the
+    interpreter and ONNX Runtime beneath them, which aborts the process.
     """
     logging.shutdown()
     sys.stdout.flush()

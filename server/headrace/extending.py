@@ -1,4 +1,4 @@
-"""Names that plugins are written with; docs/extending.md shows a backend, a stage and a command."""
+"""Public names for plugins; docs/extending.md shows a backend, a stage and a command."""
 
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.datatypes import Datatype

@@ -1,7 +1,7 @@
-"""Declaration of a setting: its names outside, its type, its meaning, and which values it takes.
+"""Declaration of a setting: its external names, type, meaning and valid values.
 
-Command line, environment, settings file, completion and `docs/configuration.md` go by what a field
-of the settings says once, with `setting`.
+Command line, environment, settings file, completion and `docs/configuration.md` are derived from
+the fields of the settings, declared by `setting`.
 """
 
 import re
@@ -14,11 +14,11 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class SettingsError(Exception):
-    """A setting that is unknown or has a value that cannot be."""
+    """A setting that is unknown or has an invalid value."""
 
 
 def setting(default: Any, meaning: str, *aliases: str, **more: Any) -> Any:
-    """A field of the settings; `more` are further fields of its `Option`."""
+    """Declare a field of the settings; `more` are further fields of its `Option`."""
     metadata = {"option": Option(default, meaning, aliases, **more)}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)
@@ -27,12 +27,12 @@ def setting(default: Any, meaning: str, *aliases: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting under its outside names, a bool, int, str or list of str, as its default is.
+    """A setting under its external names: a bool, int, str or list of str, as its default.
 
-    `form` is a pattern that a text must match, and what that means in words. `between` stands
-    between the values of a list in the environment; unless it is a colon, the command line takes
-    one value each time. `metavar` stands for a value in help, and tells completion what it is.
-    `section` is the title above this option and those after it.
+    `form` is a pattern that a text must match, and its description. `between` separates the values
+    of a list in the environment; unless it is a colon, the command line takes one value per option.
+    `metavar` represents the value in help, and guides completion. `section` is the title above this
+    option and those after it.
     """
 
     default: Value
@@ -49,18 +49,18 @@ class Option:
 
     @classmethod
     def of(cls, declared: "Field[Any]") -> "Option":
-        """The option of a field that `setting` has declared."""
+        """The option of a field declared by `setting`."""
         option: Option = declared.metadata["option"]
         return replace(option, field=declared.name)
 
     @property
     def name(self) -> str:
-        """Name of the option in a settings file and, behind two dashes, on the command line."""
+        """The option's name in a settings file and, after two dashes, on the command line."""
         return self.field.replace("_", "-")
 
     @property
     def env(self) -> str:
-        """Name of the option in the environment."""
+        """The option's name in the environment."""
         return ENV_PREFIX + self.field.upper()
 
     @property
@@ -69,9 +69,9 @@ class Option:
         return type(self.default)
 
     def argument(self, switch: bool = False) -> tuple[list[str], dict[str, Any]]:
-        """Arguments of argparse's `add_argument`; a `switch` takes no value.
+        """The arguments of argparse's `add_argument`; a `switch` takes no value.
 
-        Texts are taken as they are, since `parse` has messages of its own.
+        Texts are not converted, since `parse` has its own messages.
         """
         text = self.meaning.replace("%", "%%")
         if self.default not in ("", []):
@@ -92,7 +92,7 @@ class Option:
         return [f"--{name}" for name in (self.name, *self.aliases)], keywords
 
     def parse(self, value: object, where: str) -> Value:
-        """A value from the outside; raises `SettingsError` that says what was expected."""
+        """Convert an external value; raises `SettingsError` with what was expected."""
         text = str(value)
         if isinstance(value, (list, dict)) and self.kind is not list:
             raise SettingsError(f"{where} must be a single value, got {text}")

@@ -1,4 +1,4 @@
-"""Every setting of the server, once: its name, type, default and meaning.
+"""Every setting of the server, once: name, type, default and meaning.
 
 Command line, environment, settings file and `docs/configuration.md` all come from the fields below.
 A setting is `http_port` here, `--http-port` on the command line, `HEADRACE_HTTP_PORT` in the
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from headrace.observability.series import MetricsOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
-_ALIKE = 0.7  # from which on a name is taken for another one that was spelt wrongly
-_MANY_CORES = 4  # from which on front ends can leave the models enough
+_ALIKE = 0.7  # similarity above which a name is suggested
+_MANY_CORES = 4  # cores from which on front ends leave enough for models
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Decisions of an operator; sizes in bytes, times in seconds unless a name says more."""
+    """The operator's settings; sizes in bytes, times in seconds unless a name says otherwise."""
 
-    # Options that most servers set, the first that help shows.
+    # Options that most servers set, shown first in the help.
     model_repository: list[str] = setting(
         [],
         "Model repositories to serve; required unless model files are given",
@@ -478,7 +478,7 @@ class Settings:
 
     @property
     def tritons(self) -> TritonOptions:
-        """Options of Tritons that this server starts."""
+        """Options of managed Triton processes."""
         gpus = [gpu.strip() for part in self.triton_gpus for gpu in part.split(",") if gpu.strip()]
         return TritonOptions(
             self.triton_server, self.triton_processes, gpus, self.triton_option,
@@ -488,12 +488,12 @@ class Settings:
 
     @property
     def execution_limits(self) -> ExecutionLimits:
-        """Longest executions, unless a model says otherwise."""
+        """Default execution limits, which a model may override."""
         return ExecutionLimits(self.execution_limit_secs, self.stall_secs)
 
     @property
     def residency(self) -> ResidencyOptions | None:
-        """Options of loading on request, None if models are loaded at start."""
+        """Options of loading on request; None if models are loaded at start."""
         if not (self.load_on_request or self.model_memory_budget or self.unload_after_idle_secs):
             return None
         return ResidencyOptions(
@@ -503,7 +503,7 @@ class Settings:
 
     @property
     def environments(self) -> "EnvironmentOptions":
-        """The settings of models' environments; raises `ValueError` for names that are none."""
+        """Settings of Python environments; raises `ValueError` for invalid names."""
         from headrace.core.model_spec import EnvironmentOptions, variable_names  # with numpy
 
         return EnvironmentOptions(
@@ -514,7 +514,7 @@ class Settings:
 
     @property
     def http_rules(self) -> HeaderRules:
-        """Rules on headers of HTTP requests."""
+        """Header rules of the HTTP door."""
         return HeaderRules(
             self.http_header_forward_pattern, self.http_restricted_api, self.http_allowed_origin,
             self.http_address, restricted_at_both=self.restricted_api,
@@ -522,7 +522,7 @@ class Settings:
 
     @property
     def grpc_rules(self) -> HeaderRules:
-        """Rules on metadata of gRPC calls."""
+        """Metadata rules of the gRPC door."""
         return HeaderRules(
             self.grpc_header_forward_pattern, self.grpc_restricted_protocol, prefix=GRPC_PREFIX,
             restricted_at_both=self.restricted_api,
@@ -530,7 +530,7 @@ class Settings:
 
     @property
     def open_at_one_door(self) -> list[str]:
-        """Warnings of categories that are restricted at one of two open doors alone."""
+        """Warnings about categories that are restricted at only one of two open doors."""
         if not (self.allow_http and self.allow_grpc):
             return []
         http, grpc = set(self.http_rules.keys()), set(self.grpc_rules.keys())
@@ -543,13 +543,13 @@ class Settings:
 
     @property
     def metrics(self) -> "MetricsOptions":
-        """Metrics of latencies that are kept; raises `ValueError`."""
+        """The latency metrics to keep; raises `ValueError`."""
         from headrace.observability.series import MetricsOptions  # with numpy
 
         return MetricsOptions.of(self.metrics_config)
 
     def shares(self, files: int) -> Shares:
-        """Shares of the limits for one client, in a process that may open so many files."""
+        """One client's shares of the limits, in a process with this limit of open files."""
         most = files * 3 // 4
         connections = min(self.max_connections, most) if self.max_connections else most
         return Shares(
@@ -557,10 +557,10 @@ class Settings:
         )
 
     def frontend_count(self, cores: int) -> int:
-        """Number of front ends to start on so many cores.
+        """The number of front ends to start on this number of cores.
 
-        One would have as much to do as the engine's process has without any, so `auto` starts none
-        or two and more: a quarter of the cores, the rest being for models.
+        A single one would have as much to do as the engine's process has without any, so `auto`
+        starts none, or at least two: a quarter of the cores, leaving the rest for models.
         """
         if self.frontends != "auto":
             return int(self.frontends)
@@ -568,7 +568,7 @@ class Settings:
 
     @property
     def traces(self) -> TraceConfig:
-        """Trace settings and outputs; raises `ValueError`."""
+        """Trace settings and destinations; raises `ValueError`."""
         old = old_options(
             self.trace_file, self.trace_level, self.trace_rate, self.trace_count,
             self.trace_log_frequency,
@@ -576,7 +576,7 @@ class Settings:
         return read_trace_config([*old, *self.trace_config], os.environ)
 
     def check(self) -> None:
-        """Raise `SettingsError` for what no single setting shows to be wrong."""
+        """Raise `SettingsError` for combinations that are invalid."""
         if not self.model_repository and not self.model_file:
             raise SettingsError("give --model-repository DIR, or a model file")
         if self.load_model and self.model_control_mode != "explicit":
@@ -616,7 +616,7 @@ class Settings:
 
     @property
     def grpc_options(self) -> GrpcOptions:
-        """Options of gRPC's transports."""
+        """Options of the gRPC transports."""
         keep_alive = KeepAlive(
             self.grpc_keepalive_time / 1_000,
             self.grpc_keepalive_timeout / 1_000,
@@ -634,7 +634,7 @@ class Settings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Certificate and key of gRPC, None without TLS."""
+        """Certificate and key for gRPC; None without TLS."""
         if not self.grpc_use_ssl:
             return None
         return TlsFiles(
@@ -652,10 +652,10 @@ class Settings:
 
 
 def limits_by_memory(memory: int) -> dict[str, Value]:
-    """The limits that follow from `memory` bytes that the server may use, none if it has plenty.
+    """The limits derived from `memory` available bytes; none if there is plenty.
 
-    What is under way is decoded and answered, too, beside the models; and JSON takes up to fifteen
-    times its text.
+    Requests in flight are decoded and answered, too, beside the models; and JSON takes up to
+    fifteen times its text when decoded.
     """
     shares = {"max_request_bytes": memory // 32, "max_admitted_bytes": memory // 8}
     defaults = {name: getattr(Settings, name) for name in shares}
@@ -663,21 +663,21 @@ def limits_by_memory(memory: int) -> dict[str, Value]:
 
 
 OPTIONS: tuple[Option, ...] = tuple(Option.of(declared) for declared in fields(Settings))
-# For people: the options by the title of what they are about.
+# For the help: the options by section title.
 SECTIONS: dict[str, list[Option]] = {}
 for _option in OPTIONS:
     if _option.section:
         SECTIONS[_option.section] = []
     SECTIONS[next(reversed(SECTIONS))].append(_option)
-# Of these, those by which other commands find and build environments.
+# Options with which other commands find and build environments.
 ENVIRONMENT_OPTIONS = tuple(
     option for option in SECTIONS["Python environments"] if option.field != "worker_env"
 )
-# Kubernetes puts such variables into every pod for a Service that is called "headrace" or alike.
+# Kubernetes sets such variables in every pod for a Service named "headrace" or similar.
 _LINK_NAME = re.compile(r"HEADRACE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)")
 _LINK_VALUES = ("tcp://", "udp://", "sctp://")
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG_FILE"
-URL_ENV = ENV_PREFIX + "URL"  # no setting: where commands find the server
+URL_ENV = ENV_PREFIX + "URL"  # not a setting: the server's address for commands
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
@@ -698,7 +698,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
 def from_command_line(
     given: object, options: Sequence[Option] = OPTIONS, brought: Mapping[str, str] | None = None
 ) -> dict[str, Value]:
-    """Settings that argparse has put into `given`, by field, else those of `brought`."""
+    """Settings parsed by argparse into `given`, by field, else those of `brought`."""
     found: dict[str, Value] = {}
     for option in options:
         value = getattr(given, option.field)
@@ -711,7 +711,7 @@ def from_command_line(
 
 def from_file(path: Path) -> dict[str, Value]:
     """Settings in a TOML file, by field; raises `SettingsError` naming the file."""
-    import tomllib  # which few starts need
+    import tomllib  # rarely needed
 
     by_name = {name: option for option in OPTIONS for name in (option.name, *option.aliases)}
     found: dict[str, Value] = {}
@@ -728,6 +728,6 @@ def from_file(path: Path) -> dict[str, Value]:
 
 
 def unknown(what: str, name: str, known: list[str] | Mapping[str, object]) -> str:
-    """The message for a name that does not exist, with the nearest one that does."""
+    """The message for an unknown name, with the most similar known one."""
     near = difflib.get_close_matches(name, known, 1, _ALIKE)
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,4 +1,4 @@
-"""Models on Tritons, described in Python: `Pool` writes the repository, and looks for drift."""
+"""Models on Triton servers, described in Python: `Pool` writes the repository and detects drift."""
 
 from headrace.plugins.triton.pools import Drift, Group, Model, Pool
 

@@ -303,7 +303,7 @@ def test_a_repository_that_cannot_be_read_is_as_it_was(
     with caplog.at_level(logging.INFO):
         assert world.settle() == ["n"]
         assert caplog.text.count(f"{world.first} cannot be read: No such file or directory") == 1
-        assert "what was loaded from it goes on" in caplog.text
+        assert "the models loaded from it stay" in caplog.text
         away.rename(world.first)
         write(world.first / "m/2/model.py")
         assert world.settle() == ["m"]

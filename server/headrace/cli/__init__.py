@@ -1,8 +1,8 @@
 """The command line: `main` is the program `headrace` (`program`), each command a file of its own.
 
-A command is a `Command` value (`command`) that declares its options as usage shows them; commands
-are plugins, found by name in `core/plugins.py`, so that only the one that is asked for is imported.
-What asks a running server does so by `client`.
+A command is a `Command` value (`command`) that declares its options; commands are plugins, found by
+name in `core/plugins.py`, so that only the requested one is imported. Commands for a running server
+use `client`.
 """
 
 from headrace.cli.program import main

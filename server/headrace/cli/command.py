@@ -1,9 +1,8 @@
-"""Declaration of commands: name, texts, options and what runs them, once each, and their parser.
+"""Declaration of commands: name, texts, options and function, and the parser made from them.
 
-A `Command` is what an entry point of the group `headrace.commands` names. Its options are given as
-argparse has them; settings of the server that other commands have as well are declared there and
-nowhere else. The namespace that `run` gets has the command's parser as `parser`, the whole command
-line's as `root`.
+A `Command` is the target of an entry point of the group `headrace.commands`. Its options are
+declared as for argparse; settings of the server that other commands share are declared there only.
+The namespace passed to `run` has the command's parser as `parser`, the top-level parser as `root`.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from headrace.settings import Settings, from_command_line, from_environment, unk
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # as of a process that SIGINT has ended
+EXIT_INTERRUPTED = 130  # as for a process ended by SIGINT
 _NOTHING = "the following arguments are required"
 
 Run = Callable[[argparse.Namespace], int]
@@ -29,14 +28,14 @@ Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 
 class Argument(NamedTuple):
-    """An option or a positional argument, as argparse's `add_argument` takes it."""
+    """An option or a positional argument, in the form of argparse's `add_argument`."""
 
     names: Sequence[str]
     keywords: dict[str, Any]
 
 
 class Group(NamedTuple):
-    """Options that help shows under a title of their own."""
+    """Options under a title of their own in the help."""
 
     title: str
     options: Sequence[Argument]
@@ -44,10 +43,10 @@ class Group(NamedTuple):
 
 
 def option(declared: str, meaning: str = "", *, many: bool = False, **more: Any) -> Argument:
-    """An option or positional argument, declared as usage shows it; `more` is as in argparse.
+    """Declare an option or positional argument as usage shows it; `more` is as in argparse.
 
-    `--version N` takes a value, `--once` none, and of `many` there is a list. A positional argument
-    has its name in the namespace before that: `paths PATH...`, `data [VALUE]`, `files [FILE...]`.
+    `--version N` takes a value, `--once` none, and `many` makes a list. A positional argument is
+    preceded by its name in the namespace: `paths PATH...`, `data [VALUE]`, `files [FILE...]`.
     """
     name, _, metavar = declared.partition(" ")
     keywords: dict[str, Any] = {"help": meaning or None}
@@ -70,7 +69,7 @@ def settings_as_options(settings: Collection[Option]) -> list[Argument]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command that `run` runs, or a group of `actions`, each a command."""
+    """A command that calls `run`, or a group of `actions`, each a command."""
 
     name: str
     help: str
@@ -103,7 +102,7 @@ class Command:
 
 
 def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> Settings:
-    """Settings from the command line, then the environment; ends with 2 if they are wrong."""
+    """Settings from the command line, then the environment; exits with 2 if they are invalid."""
     names = {one.env for one in options}
     try:
         found = from_environment({n: value for n, value in os.environ.items() if n in names})
@@ -116,10 +115,10 @@ def shared_settings(given: argparse.Namespace, options: Collection[Option]) -> S
 def take_sources(
     given: argparse.Namespace, files: Sequence[str], stack: ExitStack
 ) -> tuple[list[str], list[str]]:
-    """The files that are models themselves, and repositories that plugins have made of the others.
+    """The model files, and the repositories that plugins have made from the other paths.
 
-    A plugin of the group `headrace.sources` is a function like this one: it may add options that go
-    with its repositories to `given`, and has the `stack` remove them. Raises `SettingsError`.
+    A plugin of the group `headrace.sources` is a function like this one: it may set options for its
+    repositories in `given`, and removes them by the `stack`. Raises `SettingsError`.
     """
     rest, repositories = list(files), list[str]()
     for take in plugins.load(plugins.SOURCES, lambda target: target).values() if files else ():
@@ -129,20 +128,20 @@ def take_sources(
 
 
 class _Help(argparse.HelpFormatter):
-    """Leaves texts of several lines as they are written."""
+    """Keeps the line breaks of multi-line texts."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Add an option; argparse forgets that subcommands are indented once more."""
+        """Add an option; argparse ignores that subcommands are indented once more."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             self._action_max_length += self._indent_increment
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Ends with 2 for wrong usage, saying in one line what was wrong, and where help is."""
+    """Exits with 2 for wrong usage, with one line on the error and one on the help."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, formatter_class=_Help, **options)
@@ -153,7 +152,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse as argparse, but let optional arguments also follow options.
 
-        argparse takes it that they are not there as soon as an option comes.
+        argparse takes them as absent once an option follows.
         """
         found, rest = super().parse_known_args(args, namespace)
         arguments = [action for action in self._actions if not action.option_strings]
@@ -168,7 +167,7 @@ class CommandParser(argparse.ArgumentParser):
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """End because of the command line; where it names no command, with the help."""
+        """Exit because of the command line; if it names no command, with the help."""
         if self._subparsers is not None and message.startswith(_NOTHING):
             self.print_help(sys.stderr)
             self.exit(EXIT_USAGE)
@@ -177,7 +176,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
-        """End because of what no option and no argument has taken."""
+        """Exit because of arguments that match no option and no argument."""
         name = rest[0].partition("=")[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {rest[0]!r}")

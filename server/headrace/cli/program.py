@@ -1,4 +1,4 @@
-"""The `headrace` command: its parser, commands by entry points, and `--list-plugins`."""
+"""The `headrace` command: its parser, commands from entry points, and `--list-plugins`."""
 
 import argparse
 import inspect
@@ -24,9 +24,9 @@ from headrace.workers.allocation import memory_limit
 def main(
     arguments: Sequence[str] | None = None, memory: Callable[[], int] = memory_limit
 ) -> NoReturn:
-    """Run the command; ends with an exit status: 0, 1 for a failure, 2 for wrong usage.
+    """Run the command; exits with status 0, 1 for a failure, 2 for wrong usage.
 
-    `memory` tells how many bytes of it a server may use.
+    `memory` returns the bytes of memory that a server may use.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = CommandParser("headrace", description="Inference server for the KServe V2 protocol.")
@@ -43,13 +43,13 @@ def main(
         sys.exit(EXIT_INTERRUPTED)
 
 
-_ALL_COMMANDS = ("completion",)  # which is about every command
+_ALL_COMMANDS = ("completion",)  # completion needs every command
 
 
 def add_commands(commands: Commands, words: Sequence[str]) -> None:
-    """Declare the commands that matter for this command line, so that no other is imported.
+    """Declare the commands needed for this command line, so that no other is imported.
 
-    Installed packages are looked through only for a command that is not known without, or for all.
+    Installed packages are only scanned for an unknown command, or for all commands.
     """
     name = next((word for word in words if not word.startswith("-")), "")
     found = plugins.own(plugins.COMMANDS)
@@ -62,7 +62,10 @@ def add_commands(commands: Commands, words: Sequence[str]) -> None:
 
 
 class ListPlugins(argparse.Action):
-    """`--list-plugins`: print every plugin with what it offers; 1 if one cannot be loaded."""
+    """`--list-plugins`: print every plugin with what it offers.
+
+    Exits with 1 if one cannot be loaded.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(
@@ -83,9 +86,9 @@ class ListPlugins(argparse.Action):
 
 
 def _offered(group: str, target: Any) -> str:
-    """Files of a backend, the summary line of any other plugin."""
+    """The file names of a backend; the summary of any other plugin."""
     if group == plugins.BACKENDS:
-        # Imported late: other command lines do not need what backends need.
+        # Imported late: other command lines do not need the dependencies of backends.
         from headrace.placement.backend import make_backend
 
         made = make_backend(target)

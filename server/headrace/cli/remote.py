@@ -1,4 +1,4 @@
-"""Commands that ask a running server: their common options, and how they tell of errors.
+"""Commands for a running server: common options, and error messages.
 
 Results go to standard output, everything else to standard error.
 """
@@ -21,8 +21,8 @@ from headrace.client.errors import ClientError, ConnectionFailed, StatusError
 from headrace.settings import URL_ENV
 
 TIMEOUT_SECS = 30.0
-_EXIT_PIPE = 141  # as of a process that SIGPIPE has ended
-_NAMED = 12  # models that a message names
+_EXIT_PIPE = 141  # as for a process ended by SIGPIPE
+_NAMED = 12  # models named in a message
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
@@ -31,7 +31,7 @@ Action = Callable[[argparse.Namespace, "Client"], int]
 
 
 class CommandFailed(Exception):
-    """Failure of a command, with a text for people."""
+    """The failure of a command, with a message for the user."""
 
 
 def remote_command(
@@ -43,7 +43,7 @@ def remote_command(
     groups: Sequence[Group] = (),
     **texts: Any,
 ) -> Command:
-    """A command that runs `action` with a client of the server that its options name.
+    """A command that calls `action` with a client of the server named by its options.
 
     `as_json` is the help of `--json`; the `texts` are those of `Command`.
     """
@@ -72,15 +72,15 @@ def remote_command(
 
 
 def connected(at: Address, options: argparse.Namespace) -> "Client":
-    """A client of the server there, with the options that all commands have."""
-    # Imported late: `--help` and usage errors should not wait for it.
+    """A client of the server, with the options common to all commands."""
+    # Imported late, so that `--help` and usage errors are fast.
     from headrace.client.blocking import Client
 
     return Client(str(at), headers=dict(options.header), timeout=options.timeout)
 
 
 def address(options: argparse.Namespace) -> Address:
-    """The server's address, by option, environment or default; ends with 2 if that is none."""
+    """The server's address from option, environment or default; exits with 2 if it is invalid."""
     given: Address | None = options.url
     parser: CommandParser = options.parser
     try:
@@ -90,13 +90,13 @@ def address(options: argparse.Namespace) -> Address:
 
 
 def print_json(document: object) -> None:
-    """One JSON document, with line breaks where people look at it."""
+    """Print one JSON document, indented on a terminal."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(document, indent=indent, ensure_ascii=False))
 
 
 def explain(error: ClientError, server: "Client", model: str = "") -> str:
-    """The error, and what may help: the nearest model where `model` is unknown, an option."""
+    """The error with a suggestion: the nearest model name for an unknown one, or an option."""
     text = str(error)
     if isinstance(error, ConnectionFailed) and isinstance(error.__cause__, ConnectionRefusedError):
         return f"{text}; 'headrace serve' starts one, --url names another"
@@ -113,14 +113,14 @@ def explain(error: ClientError, server: "Client", model: str = "") -> str:
         return text
     if near := difflib.get_close_matches(model, names, 1):
         return f"{text}; did you mean {near[0]!r}?"
-    if error.status == 500:  # of loading, where a name need not be known
+    if error.status == 500:  # of a load, whose name may be unknown
         return text
     shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return f"{text}; there are {shown}"
 
 
 def content(path: str | Path) -> bytes:
-    """Content of a file; raises `CommandFailed`."""
+    """The content of a file; raises `CommandFailed`."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -128,7 +128,7 @@ def content(path: str | Path) -> bytes:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """A JSON text; `where` is what messages call it. Raises `CommandFailed`."""
+    """Parse JSON; `where` names the source in messages. Raises `CommandFailed`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -136,12 +136,12 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def complain(options: argparse.Namespace, text: str) -> None:
-    """A line on standard error that begins with the command's name."""
+    """Print a line on standard error, with the command's name."""
     print(f"{options.parser.prog}: {text}", file=sys.stderr)
 
 
 def _run(action: Action, options: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have no form in it
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the encoding may lack some characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with connected(address(options), options) as server:
@@ -154,14 +154,14 @@ def _run(action: Action, options: argparse.Namespace) -> int:
                 complain(options, str(error))
                 status = EXIT_FAILURE
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # closed by the reader, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _EXIT_PIPE
     return status
 
 
 def parse_address(text: str) -> Address:
-    """A URL on a command line; raises `argparse.ArgumentTypeError`."""
+    """A URL on the command line; raises `argparse.ArgumentTypeError`."""
     try:
         return _over_http(text)
     except ValueError as error:
@@ -169,7 +169,7 @@ def parse_address(text: str) -> Address:
 
 
 def _over_http(text: str) -> Address:
-    """A URL of HTTP; raises `ValueError`."""
+    """An HTTP URL; raises `ValueError`."""
     found = Address.parse(text)
     if found.grpc:
         raise ValueError(f"{text!r} is of gRPC; commands ask over HTTP")
@@ -194,14 +194,14 @@ def parse_positive(text: str) -> float:
 
 
 def parse_model(text: str) -> str:
-    """A model's name on a command line; raises `argparse.ArgumentTypeError`."""
+    """A model's name on the command line; raises `argparse.ArgumentTypeError`."""
     if not text:
         raise argparse.ArgumentTypeError("expected a model's name, got ''")
     return text
 
 
 def parse_version(text: str) -> str:
-    """A version's number on a command line; raises `argparse.ArgumentTypeError`."""
+    """A version number on the command line; raises `argparse.ArgumentTypeError`."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return text

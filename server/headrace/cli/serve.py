@@ -1,4 +1,4 @@
-"""`headrace serve`: settings from command line, environment and file, and the server with them."""
+"""`headrace serve`: runs the server with settings from command line, environment and file."""
 
 import argparse
 import gc
@@ -28,7 +28,7 @@ _NO_CACHE = "responses are not cached"
 _NO_LIMIT = "an instance runs as soon as it is free"
 _NO_DOOR = "there is no door of this kind"
 
-# Options of Triton's that are taken and have no effect, and why: what clients see is the same.
+# Triton's options that are accepted and have no effect, with the reason.
 WITHOUT_EFFECT = {
     "--http-thread-count": _LOOP,
     "--grpc-infer-thread-count": _LOOP,
@@ -77,8 +77,8 @@ def _backend(name: str, value: str) -> tuple[dict[str, str], str]:
     return {}, f"{setting}: settings of a backend lie in a model's parameters"
 
 
-# Options of Triton's that mean something here, by their name and value: settings by field, or why
-# they have no effect.
+# Triton's options with an effect here, by name and value: settings by field, or the reason why they
+# have no effect.
 BY_VALUE: Mapping[str, Callable[[str, str], tuple[dict[str, str], str]]] = {
     "--allow-sagemaker": _door,
     "--allow-vertex-ai": _door,
@@ -102,10 +102,9 @@ class _Given(argparse.Action):
 
 
 def translate(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Settings by field, and lines for people on what has no effect, each once.
+    """Convert Triton's options to settings by field, and to messages about those without effect.
 
-    `given` are options of Triton's with their values. Raises `SettingsError` for what is not
-    offered.
+    `given` are the options with their values. Raises `SettingsError` for unsupported ones.
     """
     settings: dict[str, str] = {}
     lines: dict[str, None] = {}
@@ -119,7 +118,7 @@ def translate(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
 
 
 def example_repository() -> str:
-    """Directory of the example models: those of the package, or of the source tree it is in."""
+    """The directory of the example models, in the package or in its source tree."""
     package = Path(__file__).parents[1]
     shipped = package / "example_models"
     return str(shipped if shipped.is_dir() else package.parents[1] / "model_repository")
@@ -135,33 +134,33 @@ def _serve(options: argparse.Namespace) -> int:
             if written:
                 options.model_repository = [*(options.model_repository or ()), *written]
             settings, limits = _settings(options, brought, options.memory())
-            # Before there are threads, of which numeric libraries start some when they are
-            # imported, as the check does.
+            # Before any thread exists: numeric libraries start threads when imported, and the check
+            # imports them.
             problems = [] if settings.allow_debugging else make_private()
             settings.check()
         except SettingsError as error:
             options.parser.exit(EXIT_USAGE, f"headrace serve: {error}\n")
         for line in (*without_effect, *problems):
             print(f"headrace serve: {line}", file=sys.stderr)
-        # What is imported stays, and the collector would look through it many times: it rests until
-        # the doors are open.
+        # Imported modules stay, and the garbage collector would visit them many times: it is
+        # disabled until the doors are open.
         gc.disable()
         try:
-            # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+            # Imported late, so that `--help` and usage errors do not wait for ONNX Runtime.
             from headrace.app import run
 
             return run(settings, limits)
         finally:
-            gc.enable()  # whoever has called this goes on
+            gc.enable()  # for callers that continue
 
 
 def _settings(
     options: argparse.Namespace, brought: Mapping[str, str], memory: int
 ) -> tuple[Settings, str]:
-    """Command line, then environment, then settings file, then limits by the `memory` there is.
+    """Settings from command line, environment, settings file and limits by `memory`, in that order.
 
-    And what is to be logged of these; they are not checked yet. `brought` is what options of
-    Triton's with other names on the command line set. Raises `SettingsError`.
+    Also returns a line for the log; the settings are not checked yet. `brought` are settings from
+    Triton's options with other names. Raises `SettingsError`.
     """
     limits, given = limits_by_memory(memory), dict[str, Value]()
     if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):

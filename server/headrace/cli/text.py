@@ -1,4 +1,4 @@
-"""Tables, times and sizes as people read them in a terminal."""
+"""Formatting of tables, times and sizes for terminals."""
 
 import re
 import sys
@@ -11,8 +11,8 @@ _SIZES = ("KiB", "MiB", "GiB", "TiB")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
-    """Lines with aligned columns; those whose heads `right` names, between blanks, are on the
-    right of theirs.
+    """Lines with aligned columns; the columns named in `right`, separated by blanks, are
+    right-aligned.
     """
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -
 
 
 def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> list[str]:
-    """Lines of `table`; for a terminal by rich, if that is installed, which fits them into it."""
+    """The lines of `table`; on a terminal made by rich, if installed, which fits the width."""
     if not (sys.stdout.isatty() and find_spec("rich")):
         return table(head, rows, right)
     from rich.console import Console
@@ -46,12 +46,12 @@ def fitted_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: str 
 
 
 def printable(text: str) -> str:
-    """`text` without what would move a terminal's cursor or change its colours."""
+    """`text` without characters that move the cursor or change colours."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def duration(seconds: float | None) -> str:
-    """Three digits and a unit; `-` for None."""
+    """A time with three digits and a unit; `-` for None."""
     if seconds is None:
         return "-"
     for below, factor, unit in _TIMES:
@@ -66,7 +66,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """Bytes with a unit; `-` for None."""
+    """A size in bytes with a unit; `-` for None."""
     if nbytes is None:
         return "-"
     if nbytes < 1024:
@@ -78,7 +78,7 @@ def size(nbytes: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits of small values, whole numbers of large ones; `-` for None."""
+    """Three digits of small values, all digits of large ones; `-` for None."""
     if value is None:
         return "-"
     return _three(value) if value < 1e6 else f"{value / 1e6:.4g}M"

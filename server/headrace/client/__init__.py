@@ -1,7 +1,7 @@
-"""The client of a server of the protocol: `headrace.Client`, and `headrace.AsyncClient`.
+"""The client of KServe V2 servers: `headrace.Client` and `headrace.AsyncClient`.
 
-`asynchronous` is the client itself and `blocking` its face for threads; `http` and `grpc` are its
-transports, over the codecs of `headrace.protocol` and the connections that upstreams have as well.
+`asynchronous` is the client itself and `blocking` its interface for threads; `http` and `grpc` are
+its transports, with the codecs of `headrace.protocol` and the connections shared with upstreams.
 """
 
 from headrace.client.errors import (

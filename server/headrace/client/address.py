@@ -1,6 +1,6 @@
-"""Where a server is, and the transport that its URL chooses.
+"""The address of a server, and the transport that its URL selects.
 
-Apart from connections, which import much: the command line needs it to explain its options.
+Separate from connections, whose imports are slow: the command line needs it for its help.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _SOCKETS = {"unix": "http", "http+unix": "http", "grpc+unix": "grpc"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: a host and port, or the path of a Unix `socket`.
+    """The address of a server: a host and port, or the path of a Unix `socket`.
 
-    `prefix` comes before every path of HTTP, empty or beginning with a slash.
+    `prefix` precedes every HTTP path; it is empty or begins with a slash.
     """
 
     scheme: str
@@ -27,9 +27,9 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `http://host:port/prefix`, also without a scheme, or `unix:/path`.
+        """Parse `http://host:port/prefix`, also without a scheme, or `unix:/path`.
 
-        Raises `ValueError` for others.
+        Raises `ValueError` for any other form.
         """
         parts = urlsplit(text if "://" in text or text.startswith("unix:") or "+unix:" in text
                          else f"http://{text}")  # fmt: skip
@@ -55,17 +55,17 @@ class Address:
 
     @property
     def grpc(self) -> bool:
-        """True if gRPC is spoken there, not HTTP."""
+        """True if the address is for gRPC, False for HTTP."""
         return self.scheme.startswith("grpc")
 
     @property
     def secure(self) -> bool:
-        """True if it is spoken over TLS."""
+        """True if the connection uses TLS."""
         return self.scheme.endswith("s")
 
     @property
     def authority(self) -> str:
-        """The host as it stands before a port, with its port."""
+        """The host, bracketed if needed, and the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}" if self.port else host
 

@@ -1,8 +1,8 @@
-"""The client of a server for coroutines: every operation over HTTP or gRPC, whichever its URL says.
+"""The asynchronous client: every operation over HTTP or gRPC, as its URL says.
 
 A client belongs to the event loop of its first request; its connections are kept and shared by all
-tasks there. Only an attempt to connect is ever repeated: what a server may have seen is not sent
-twice.
+tasks there. Only attempts to connect are repeated: a request that the server may have seen is never
+sent twice.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECS = 30.0
 _FIRST_PAUSE_SECS = 0.1  # before another attempt to connect
-_LOOK_SECS = 0.05  # between two questions whether a server is ready
+_LOOK_SECS = 0.05  # between two readiness checks
 
 Inputs = Mapping[str, Any]
 T = TypeVar("T")
@@ -41,10 +41,10 @@ _NOT_READY = frozenset({400, 404, 503})
 
 
 class AsyncClient:
-    """A client of one server, for coroutines.
+    """A client of one server for coroutines.
 
-    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None is
-    the client's own, 0 any time. An empty `version` is the server's choice.
+    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None
+    means the client's own, 0 no limit. An empty `version` leaves the choice to the server.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class AsyncClient:
     ) -> None:  # fmt: skip
         """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
 
-        `headers` go with every request, and `token` as that of a bearer. A connection is attempted
-        `connect_retries` times more, with longer and longer pauses. Raises `ValueError` for a URL
-        that is none.
+        `headers` are sent with every request, and `token` as a bearer token. A failed connection
+        attempt is repeated `connect_retries` times, with growing pauses. Raises `ValueError` for an
+        invalid URL.
         """
         self.address = Address.parse(url)
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
@@ -70,7 +70,7 @@ class AsyncClient:
         self._signatures: dict[tuple[str, str], Signature] = {}
 
     async def aclose(self) -> None:
-        """End all connections, with whatever is under way."""
+        """Close all connections and cancel requests in flight."""
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.close()
@@ -84,7 +84,7 @@ class AsyncClient:
     # --- inference
 
     def model(self, name: str, version: str = "") -> "AsyncModel":
-        """A handle of a model, to be called with its inputs by their names."""
+        """A handle of a model, to be called with its inputs by name."""
         return AsyncModel(self, name, version)
 
     async def infer(
@@ -92,9 +92,9 @@ class AsyncClient:
         classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
         id: str = "", version: str = "", timeout: float | None = None,
     ) -> Result:  # fmt: skip
-        """Run a model once; arrays are sent in their own datatypes and shapes.
+        """Run a model; arrays are sent in their own datatypes and shapes.
 
-        Without `outputs` all are given; those in `classes` as so many of their best classes.
+        Without `outputs` all are returned, those in `classes` as their highest classes.
         """
         tensors = [tensor_of(name, value) for name, value in inputs.items()]
         return await self.send(
@@ -106,11 +106,11 @@ class AsyncClient:
         )  # fmt: skip
 
     async def send(self, request: InferRequest, timeout: float | None = None) -> Result:
-        """Run a model once, by a request whose tensors are made."""
+        """Run a model with a request of finished tensors."""
         seconds = self._seconds(timeout)
         try:
             return Result(await self._retried(lambda: self._open().infer(request, seconds)))
-        except InvalidRequest as error:  # of a name or parameter that cannot be written
+        except InvalidRequest as error:  # from a name or parameter that cannot be encoded
             raise InputError(str(error)) from None
 
     async def stream(
@@ -118,10 +118,10 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] | None = None, id: str = "", version: str = "",
         timeout: float | None = None,
     ) -> AsyncGenerator[Result, None]:  # fmt: skip
-        """Run a model that answers any number of times, and give its responses as they come.
+        """Run a model with any number of responses; yields them as they arrive.
 
-        Inputs are converted to what it declares. Over HTTP, responses travel as flat JSON: an
-        output that leaves several dimensions open is as long as the last one of these.
+        Inputs are converted to the declared datatypes. Over HTTP, responses are flat JSON: of
+        several variable dimensions of an output, the last one takes all elements.
         """
         tensors = await self.tensors(model, inputs, version)
         signature = await self.signature(model, version)
@@ -134,14 +134,14 @@ class AsyncClient:
     async def generate_stream(
         self, model: str, document: Document, *, version: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Document, None]:
-        """Ask a model with flat JSON over HTTP, and give its responses as they come."""
+        """Send flat JSON to a model over HTTP; yields the responses as they arrive."""
         found = self._open().generate(model, version, document, self._seconds(timeout))
         async with aclosing(found) as responses:
             async for response in responses:
                 yield response
 
     async def signature(self, model: str, version: str = "", fresh: bool = False) -> Signature:
-        """The inputs and outputs of a model, as remembered unless they are to be `fresh`."""
+        """The inputs and outputs of a model, from the client's cache unless `fresh`."""
         known = None if fresh else self._signatures.get((model, version))
         if known is None:
             metadata, config = await asyncio.gather(
@@ -151,36 +151,36 @@ class AsyncClient:
         return known
 
     async def tensors(self, model: str, inputs: Inputs, version: str = "") -> list[Tensor]:
-        """Values as a model declares its inputs; raises `InputError` for what does not fit."""
+        """Convert values to a model's declared inputs; raises `InputError` for a mismatch."""
         known = (model, version) in self._signatures
         try:
             return (await self.signature(model, version)).tensors(model, inputs)
         except InputError:
             if not known:
                 raise
-        # The model may have been loaded anew with another signature.
+        # The model may have been reloaded with another signature.
         return (await self.signature(model, version, fresh=True)).tensors(model, inputs)
 
     async def _config(self, model: str, version: str) -> Document:
         try:
             return await self.model_config(model, version)
-        except StatusError:  # not every server of the protocol has configurations
+        except StatusError:  # configurations are an extension of the protocol
             return {}
 
     # --- server and models
 
     async def live(self) -> bool:
-        """True if the server is alive; raises `ConnectionFailed` if nothing answers."""
+        """True if the server is alive; raises `ConnectionFailed` without an answer."""
         return await self._holds("ServerLive", "live")
 
     async def ready(self, model: str = "", version: str = "") -> bool:
-        """True if the server, or a model of it, takes requests."""
+        """True if the server, or one of its models, takes requests."""
         if model:
             return await self._holds("ModelReady", "ready", name=model, version=version)
         return await self._holds("ServerReady", "ready")
 
     async def wait_ready(self, model: str = "", version: str = "", seconds: float = 60.0) -> None:
-        """Wait until `ready`, also for a server that nobody has started yet; raises `TimedOut`."""
+        """Wait until `ready`, even for a server that is not started yet; raises `TimedOut`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
@@ -200,19 +200,19 @@ class AsyncClient:
         return await self.document("ServerMetadata")
 
     async def model_metadata(self, model: str, version: str = "") -> Document:
-        """Inputs, outputs and versions of a model."""
+        """The inputs, outputs and versions of a model."""
         return await self.document("ModelMetadata", name=model, version=version)
 
     async def model_config(self, model: str, version: str = "") -> Document:
-        """The configuration of a model as the server has completed it."""
+        """The configuration of a model, as completed by the server."""
         return await self.document("ModelConfig", name=model, version=version)
 
     async def statistics(self, model: str = "", version: str = "") -> Document:
-        """Counters of a model, or of all."""
+        """The counters of a model, or of all models."""
         return await self.document("ModelStatistics", name=model, version=version)
 
     async def index(self, ready: bool = False) -> list[Document]:
-        """The models of the server's repositories with their states, or those that are `ready`."""
+        """The models of the server's repositories with their states; only `ready` ones if set."""
         return await self.documents("RepositoryIndex", {"ready": ready})
 
     async def load(
@@ -222,10 +222,10 @@ class AsyncClient:
         files: Mapping[str, bytes] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Load a model, or load it again; returns when it is ready.
+        """Load or reload a model; returns once it is ready.
 
-        `config` takes the place of the model's own, `files` by path what is in its directory. A
-        load that is not done within `timeout` goes on in the server.
+        `config` replaces the model's own, `files` by path the content of its directory. A load that
+        exceeds `timeout` continues in the server.
         """
         text = config if isinstance(config, str) else json.dumps(config)
         parameters: Document = {"config": text} if text else {}
@@ -235,7 +235,7 @@ class AsyncClient:
     async def unload(
         self, model: str, dependents: bool = False, timeout: float | None = None
     ) -> None:
-        """Unload a model, and models that were loaded only for it if `dependents`."""
+        """Unload a model, and with `dependents` those that were loaded only for it."""
         given = {"parameters": {"unload_dependents": dependents}}
         await self.ask("RepositoryModelUnload", given, timeout, name=model)
 
@@ -245,7 +245,7 @@ class AsyncClient:
         self, operation: str, given: Document | None = None, timeout: float | None = None, /,
         **parts: str,
     ) -> Any:  # fmt: skip
-        """The document that answers an operation of the protocol, None for one without.
+        """The JSON document of an operation's answer; None if it has none.
 
         `given` is the request's document, None for none, and `parts` are the path's parameters;
         empty ones are left out. Over gRPC, documents are the JSON form of the messages.
@@ -256,21 +256,21 @@ class AsyncClient:
     async def document(
         self, operation: str, given: Document | None = None, /, **parts: str
     ) -> Document:
-        """The JSON object that answers an operation; see `ask`."""
+        """The JSON object of an operation's answer; see `ask`."""
         found = await self.ask(operation, given, **parts)
         if not isinstance(found, dict):
             raise AnswerError(f"the answer to {operation} is no JSON object")
         return found
 
     async def documents(self, operation: str, given: Document, /, **parts: str) -> list[Document]:
-        """The JSON array of objects that answers an operation; see `ask`."""
+        """The JSON array of objects of an operation's answer; see `ask`."""
         found = await self.ask(operation, given, **parts)
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise AnswerError(f"the answer to {operation} is no JSON array of objects")
         return found
 
     async def fetch(self, path: str) -> bytes:
-        """The content of a path over HTTP, such as `/metrics`."""
+        """The content at an HTTP path, such as `/metrics`."""
         return await self._retried(lambda: self._open().fetch(path, self._timeout))
 
     async def _holds(self, operation: str, member: str, **parts: str) -> bool:
@@ -286,13 +286,13 @@ class AsyncClient:
         return self._timeout if timeout is None else timeout
 
     def _open(self) -> "HttpTransport | GrpcTransport":
-        """The transport, made for the event loop that is running when it is first needed."""
+        """The transport, created on first use for the running event loop."""
         if self._transport is None:
             self._transport = self._made()
         return self._transport
 
     def _made(self) -> "HttpTransport | GrpcTransport":
-        """A transport, which is imported with its codecs when it is wanted."""
+        """Create the transport; it and its codecs are imported here."""
         address = self.address
         tls = None
         if address.secure:
@@ -306,7 +306,7 @@ class AsyncClient:
         return HttpTransport(address, self._headers, tls, self._operations)
 
     async def _retried(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, with further attempts where there was no connection."""
+        """Call `ask`, and again while no connection can be made."""
         for attempt in range(self._retries):
             try:
                 return await ask()
@@ -318,10 +318,10 @@ class AsyncClient:
 
 
 class AsyncModel:
-    """A model of a server, for coroutines; made by `AsyncClient.model`.
+    """A model of a server, for coroutines; created by `AsyncClient.model`.
 
-    Inputs are converted to the datatype and shape that the model declares: arrays, scalars, lists,
-    `str` and `bytes`. What does not fit raises `InputError`, and nothing is sent.
+    Inputs are converted to the declared datatype and shape: arrays, scalars, lists, `str` and
+    `bytes`. A mismatch raises `InputError`, and nothing is sent.
     """
 
     def __init__(self, client: AsyncClient, name: str, version: str = "") -> None:
@@ -330,7 +330,7 @@ class AsyncModel:
         self._client = client
 
     async def __call__(self, /, **inputs: Any) -> Result:
-        """Run the model once."""
+        """Run the model."""
         return await self.infer(inputs)
 
     async def infer(
@@ -338,7 +338,7 @@ class AsyncModel:
         classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
         id: str = "", timeout: float | None = None,
     ) -> Result:  # fmt: skip
-        """Run the model once; see `AsyncClient.infer`."""
+        """Run the model; see `AsyncClient.infer`."""
         tensors = await self._client.tensors(self.name, inputs, self.version)
         wanted = outputs or list(classes or ())
         request = InferRequest(
@@ -347,14 +347,14 @@ class AsyncModel:
         return await self._client.send(request, timeout)
 
     async def stream(self, /, **inputs: Any) -> AsyncGenerator[Result, None]:
-        """Run the model, and give its responses as they come; see `AsyncClient.stream`."""
+        """Run the model; yields its responses as they arrive; see `AsyncClient.stream`."""
         found = self._client.stream(self.name, inputs, version=self.version)
         async with aclosing(found) as results:
             async for result in results:
                 yield result
 
     async def signature(self) -> Signature:
-        """The inputs and outputs that the model declares."""
+        """The declared inputs and outputs."""
         return await self._client.signature(self.name, self.version)
 
     async def ready(self) -> bool:

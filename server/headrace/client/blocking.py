@@ -1,10 +1,10 @@
-"""The client of a server for threads: the one for coroutines, on an event loop of its own.
+"""The blocking client: the asynchronous one on an event loop of its own.
 
 A thread of the client runs that loop, and each method waits for the coroutine of the same name. So
-any number of threads share its connections without a lock, a notebook whose own loop is running can
-use it, and there is no second path to a server: a blocking one under the same codecs would be a
-second pool, a second HTTP/2 pump and a second set of timeouts. What it costs is a hop between two
-threads: of a small request, 285 µs over HTTP and 210 µs over gRPC (tritonclient: 225 over HTTP).
+any number of threads share its connections without a lock, a notebook with a running loop can use
+it, and there is only one path to a server: a second one would need a second pool, a second HTTP/2
+pump and a second set of timeouts. The cost is a thread switch each way: a small request takes 285
+µs over HTTP and 210 µs over gRPC (tritonclient: 225 over HTTP).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ A = TypeVar("A")
 
 
 class _Face(Protocol[A]):
-    """A blocking object over an asynchronous one."""
+    """A blocking object in front of an asynchronous one."""
 
     _asynchronous: A
 
@@ -37,7 +37,7 @@ class _Face(Protocol[A]):
 def _blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Face[A], P], T]:
-    """A method that waits for what a coroutine gives."""
+    """A method that waits for a coroutine's result."""
 
     @wraps(method)
     def run(self: _Face[A], /, *args: P.args, **keywords: P.kwargs) -> T:
@@ -49,7 +49,7 @@ def _blocking(
 def _iterating(
     method: Callable[Concatenate[A, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[_Face[A], P], Generator[T, None, None]]:
-    """A generator that waits for each item of an asynchronous one."""
+    """A generator that waits for each item of an asynchronous generator."""
 
     @wraps(method)
     def iterate(self: _Face[A], /, *args: P.args, **keywords: P.kwargs) -> Generator[T, None, None]:
@@ -72,10 +72,10 @@ async def _next(items: AsyncGenerator[T, None]) -> T:
 
 
 class Client:
-    """A client of one server, which any number of threads may use at a time.
+    """A client of one server, for any number of threads.
 
-    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None is
-    the client's own, 0 any time. An empty `version` is the server's choice.
+    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None
+    means the client's own, 0 no limit. An empty `version` leaves the choice to the server.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Client:
         timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
         connect_retries: int = 0, operations: Sequence[Operation] = OPERATIONS,
     ) -> None:  # fmt: skip
-        """A client with the options of `AsyncClient`."""
+        """Create a client; the options are those of `AsyncClient`."""
         self._asynchronous = AsyncClient(
             url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
             connect_retries=connect_retries, operations=operations,
@@ -94,16 +94,16 @@ class Client:
             daemon=True,
         )  # fmt: skip
         self._thread.start()
-        # Also of a client that nobody closes.
+        # Also for a client that is never closed.
         self._end = weakref.finalize(self, _stop, self._loop, self._thread)
 
     @property
     def address(self) -> Address:
-        """Where the server is."""
+        """The server's address."""
         return self._asynchronous.address
 
     def model(self, name: str, version: str = "") -> "Model":
-        """A handle of a model, to be called with its inputs by their names."""
+        """A handle of a model, to be called with its inputs by name."""
         return Model(self, name, version)
 
     infer = _blocking(AsyncClient.infer)
@@ -128,7 +128,7 @@ class Client:
     fetch = _blocking(AsyncClient.fetch)
 
     def close(self) -> None:
-        """End all connections, with whatever is under way; there are no others after that."""
+        """Close all connections and cancel requests in flight; the client cannot be used again."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -153,7 +153,7 @@ class Client:
 
 
 class Model:
-    """A model of a server; made by `Client.model`. See `AsyncModel`."""
+    """A model of a server; created by `Client.model`. See `AsyncModel`."""
 
     def __init__(self, client: Client, name: str, version: str = "") -> None:
         self.name = name
@@ -169,7 +169,7 @@ class Model:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
-    """Run a client's loop until it is stopped, and leave nothing open."""
+    """Run a client's loop until it is stopped, and close everything."""
     try:
         loop.run_forever()
         loop.run_until_complete(_end(client))
@@ -179,14 +179,14 @@ def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    """Stop a client's loop, and wait until nothing of it is open."""
+    """Stop a client's loop, and wait until everything is closed."""
     loop.call_soon_threadsafe(loop.stop)
-    if thread is not current_thread():  # where the collector may have called this
+    if thread is not current_thread():  # the garbage collector may call this from there
         thread.join()
 
 
 async def _end(client: AsyncClient) -> None:
-    """End whatever is under way, and the connections."""
+    """Cancel requests in flight, and close the connections."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,23 +1,23 @@
 """Errors of the client, as one tree.
 
 ClientError ─┬─ InputError        an argument does not fit the model's signature; nothing was sent
-             ├─ ConnectionFailed  there is no connection, or it has ended before the answer
+             ├─ ConnectionFailed  no connection, or it was lost before the answer
              │   └─ TimedOut      no answer in time
-             ├─ StatusError       the server has answered with an error, in its own words
+             ├─ StatusError       the server has answered with an error
              └─ AnswerError       an answer that breaks the protocol
 """
 
 
 class ClientError(Exception):
-    """Base of everything that the client raises of requests; its text is for people."""
+    """Base of all errors of the client's requests."""
 
 
 class InputError(ClientError, ValueError):
-    """An argument that does not fit what the model declares; nothing was sent."""
+    """An argument does not fit the model's signature; nothing was sent."""
 
 
 class ConnectionFailed(ClientError):
-    """No connection, or one that has ended before the answer; `sent` tells which."""
+    """No connection, or one that was lost before the answer; `sent` tells which."""
 
     def __init__(self, text: str, sent: bool = True) -> None:
         super().__init__(text)
@@ -29,9 +29,9 @@ class TimedOut(ConnectionFailed):
 
 
 class StatusError(ClientError):
-    """The server's error, in its own words.
+    """An error reported by the server, with its text.
 
-    `status` is HTTP's, over gRPC the one that stands for `grpc_status`, which is None over HTTP.
+    `status` is the HTTP status, over gRPC the equivalent of `grpc_status`, which is None over HTTP.
     """
 
     def __init__(self, status: int, text: str, grpc_status: int | None = None) -> None:
@@ -41,4 +41,4 @@ class StatusError(ClientError):
 
 
 class AnswerError(ClientError):
-    """An answer that makes no sense in the protocol: perhaps there is another kind of server."""
+    """A malformed answer: possibly from another kind of server."""

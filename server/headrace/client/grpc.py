@@ -1,4 +1,4 @@
-"""The client over gRPC, by the codecs and the channel that upstreams are asked with."""
+"""The client's gRPC transport, with the codecs and the channel of upstreams."""
 
 import asyncio
 import ssl
@@ -39,7 +39,7 @@ from headrace.protocol.v2_protobuf import (
     response_in,
 )
 
-_STREAMED_STATUS = 500  # of an error on a stream, which has a text alone
+_STREAMED_STATUS = 500  # status of an error on a stream, which only has a text
 _INTERNAL = 13
 
 
@@ -53,10 +53,10 @@ class GrpcTransport:
         tls: ssl.SSLContext | None,
         operations: Mapping[str, Operation],
     ) -> None:
-        """`headers` go with every call as metadata. Raises `InputError` as over HTTP."""
+        """`headers` are sent with every call as metadata. Raises `InputError` as over HTTP."""
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        header_text(headers)  # which refuses what metadata cannot be either
+        header_text(headers)  # validates metadata, too
         endpoint = endpoint_of(address)
         self._address = address
         self._operations = operations
@@ -72,7 +72,7 @@ class GrpcTransport:
         parts: Mapping[str, str],
         seconds: float,
     ) -> Any:
-        """The answer of an operation, as the document that HTTP has for it where that differs."""
+        """The answer of an operation, as HTTP's document where that differs from the message."""
         if not operation.procedure:
             raise ClientError(f"{operation.name} is not offered over gRPC")
         data = await self._ask(operation, [_message(operation, given or {}, parts)], seconds)
@@ -121,15 +121,15 @@ class GrpcTransport:
     def generate(
         self, model: str, version: str, document: Document, seconds: float
     ) -> AsyncGenerator[Document, None]:
-        """Refused: flat JSON is of HTTP."""
+        """Raise `ClientError`: flat JSON is HTTP only."""
         raise ClientError("generate_stream is of HTTP: ask an http:// URL, or call stream")
 
     async def fetch(self, path: str, seconds: float) -> bytes:
-        """Refused: paths are of HTTP."""
+        """Raise `ClientError`: paths are HTTP only."""
         raise ClientError(f"{path} is of HTTP: ask an http:// URL")
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._channel.close()
 
     def _message(self, request: InferRequest) -> list[Buffer]:
@@ -166,7 +166,7 @@ class GrpcTransport:
         return AnswerError(f"the answer of {self._address} makes no sense: {error}")
 
     def _explained(self, end: End, seconds: float) -> ClientError:
-        """The error of a call with this end."""
+        """The client's error for the end of a call."""
         match end.reason:
             case Reason.UNSENT:
                 return not_connected(self._address, end.text)
@@ -182,7 +182,7 @@ class GrpcTransport:
 
 
 class _Stream(StreamCall):
-    """A stream of responses, for whoever iterates over them."""
+    """A stream of responses, for an iterator."""
 
     __slots__ = ("explain", "responses")
 
@@ -190,11 +190,11 @@ class _Stream(StreamCall):
     explain: Callable[[End], ClientError]
 
     def message(self, data: Buffer) -> None:
-        """A response has come."""
+        """Queue a response."""
         self.responses.put(data)
 
     def closed(self, end: End | None) -> None:
-        """There is no more."""
+        """Queue the end."""
         self.responses.end(None if end is None else self.explain(end))
 
 
@@ -203,7 +203,7 @@ def _class(operation: Operation, name: str) -> type[Message]:
 
 
 def _message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
-    """The message of a request by its document over HTTP; raises `InputError`."""
+    """The request message for a document as over HTTP; raises `InputError`."""
     named = {name: value for name, value in parts.items() if value}
     if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):
         fields = {bool: "bool_param", str: "string_param", bytes: "bytes_param"}

@@ -1,4 +1,4 @@
-"""The client over HTTP/1.1, by the codecs and connections that upstreams are asked with."""
+"""The client's HTTP/1.1 transport, with the codecs and connections of upstreams."""
 
 import asyncio
 import ssl
@@ -44,14 +44,14 @@ from headrace.protocol.v2_json import (
 
 _JSON = {"content-type": "application/json"}
 _JSON_SIZE = JSON_SIZE.encode()
-_SHOWN = 200  # characters of an answer that errors show
+_SHOWN = 200  # characters of an answer shown in errors
 _UNREADY = 503
 
 
 class HttpTransport:
     """A client's transport over HTTP/1.1; tensors are binary.
 
-    Times are in seconds, 0 for any; of streams, they are for each response. Raises `ClientError`.
+    Times are in seconds, 0 for no limit; for streams, per response. Raises `ClientError`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpTransport:
         tls: ssl.SSLContext | None,
         operations: Mapping[str, Operation],
     ) -> None:
-        """`headers` go with every request. Raises `InputError` for one that cannot be sent."""
+        """`headers` are sent with every request. Raises `InputError` for an invalid one."""
         common = {"host": address.authority, "user-agent": "headrace"}
         self._common = header_text(common | dict(headers))
         self._address = address
@@ -76,7 +76,7 @@ class HttpTransport:
         parts: Mapping[str, str],
         seconds: float,
     ) -> Any:
-        """The JSON that answers an operation, None for an answer without a body."""
+        """The JSON of an operation's answer; None if it has no body."""
         routes = operation.routes
         route = next((found for found in routes if found.body is (given is not None)), routes[0])
         body = [] if route.method != "POST" else [orjson.dumps(given or {}, default=_base64)]
@@ -101,7 +101,7 @@ class HttpTransport:
     async def stream(
         self, request: InferRequest, signature: Signature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
-        """The responses to a request, which travel as flat JSON: it has no shapes."""
+        """The responses to a request, as flat JSON, which has no shapes."""
         document = flat_document(request.inputs, request.parameters, request.id)
         asked = self.generate(request.model, request.version, document, seconds)
         async with aclosing(asked) as responses:
@@ -111,7 +111,7 @@ class HttpTransport:
     async def generate(
         self, model: str, version: str, document: Document, seconds: float
     ) -> AsyncGenerator[Document, None]:
-        """The server-sent events that answer flat JSON."""
+        """The server-sent events that answer a request of flat JSON."""
         path = self._operation_path("GenerateStream", model, version)
         asked = HttpRequest("POST", path, _JSON, [orjson.dumps(document)])
         async with aclosing(self._events(asked, seconds)) as events:
@@ -125,14 +125,14 @@ class HttpTransport:
                 yield response
 
     async def fetch(self, path: str, seconds: float) -> bytes:
-        """The content of a path."""
+        """The content at a path."""
         answer = await self._ask(HttpRequest("GET", self._address.prefix + path), seconds)
         if answer.status != 200:
             raise _refusal(answer)
         return bytes(answer.body)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._pool.close()
 
     def _operation_path(self, operation: str, model: str, version: str) -> str:
@@ -149,7 +149,7 @@ class HttpTransport:
             raise self._explained(error, seconds) from error.__cause__
 
     async def _events(self, request: HttpRequest, seconds: float) -> AsyncGenerator[bytes, None]:
-        """The data of each event of a good answer, as it comes."""
+        """The data of each event of a successful answer, as it arrives."""
         pieces = request_pieces(request, self._common)
         try:
             connection = await self._pool.connection(seconds)
@@ -181,7 +181,7 @@ class HttpTransport:
                 connection.abort()
 
     def _explained(self, error: Exception, seconds: float) -> ClientError:
-        """The error of a request that was not answered."""
+        """The client's error for a failed request."""
         match error:
             case NoAnswer():
                 return late(self._address, seconds)
@@ -195,7 +195,7 @@ class HttpTransport:
 
 
 def read_response(answer: HttpResponse) -> InferResponse:
-    """An inference response; raises `StatusError` and `AnswerError`."""
+    """Decode an inference response; raises `StatusError` and `AnswerError`."""
     if answer.status != 200:
         raise _refusal(answer)
     header = answer.headers.get(_JSON_SIZE)
@@ -209,7 +209,7 @@ def read_response(answer: HttpResponse) -> InferResponse:
 def flat_document(
     inputs: Sequence[Tensor], parameters: Mapping[str, Parameter], id: str
 ) -> Document:
-    """A request as members of flat JSON; raises `InputError` for bytes that are no texts."""
+    """A request as flat JSON; raises `InputError` for bytes that are not text."""
     document: Document = {**parameters, **({"id": id} if id else {})}
     for tensor in inputs:
         values = [_plain(tensor.name, item) for item in tensor.array.ravel().tolist()]
@@ -230,7 +230,7 @@ def _plain(name: str, item: Any) -> Any:
 
 
 def _response_of(document: Document, request: InferRequest, signature: Signature) -> InferResponse:
-    """A response of flat JSON; raises `AnswerError`."""
+    """Decode a response of flat JSON; raises `AnswerError`."""
     wanted = request.outputs or signature.outputs
     names = [name for name in signature.outputs if name in wanted and name in document]
     try:
@@ -251,7 +251,7 @@ def _output(declared: Declared, value: Any) -> Tensor:
 
 
 def _base64(content: bytes) -> str:
-    """A file as JSON has it."""
+    """A file's content as base64 text."""
     return b2a_base64(content, newline=False).decode()
 
 

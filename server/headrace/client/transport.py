@@ -1,4 +1,4 @@
-"""The common part of both transports: a request, the responses on their way, and its result."""
+"""Parts common to both transports: requests, streamed responses, and results."""
 
 import asyncio
 from collections import deque
@@ -17,19 +17,19 @@ from headrace.core.tensors import Array, Tensor
 from headrace.protocol.http1 import header_lines
 
 T = TypeVar("T")
-_MOST_WAITING = 64  # responses that nobody has taken yet, above which the server is held
+_MOST_WAITING = 64  # unread responses above which the server is held
 
 
 class Responses(Generic[T]):
-    """Responses on their way from a connection to whoever iterates over them.
+    """Responses in transit between a connection and an iterator.
 
-    The connection is held where they are taken slowly.
+    The connection is held while the iterator is slow.
     """
 
     def __init__(self, hold: Callable[[bool], None], seconds: float, late: TimedOut) -> None:
-        """`hold` stops the connection from reading, or has it go on.
+        """`hold` pauses or resumes reading from the connection.
 
-        Each response may take so many seconds; `late` is the error of one that takes longer.
+        Each response may take `seconds`; `late` is the error after that.
         """
         self._hold = hold
         self._seconds = seconds or None
@@ -40,7 +40,7 @@ class Responses(Generic[T]):
         self._error: Exception | None = None
 
     def put(self, item: T) -> None:
-        """Take a response."""
+        """Queue a response."""
         self._waiting.append(item)
         self._arrived.set()
         if not self._held and len(self._waiting) > _MOST_WAITING:
@@ -48,7 +48,7 @@ class Responses(Generic[T]):
             self._hold(True)
 
     def end(self, error: Exception | None = None) -> None:
-        """Take the end, of which `error` is why."""
+        """Queue the end, with the error that caused it, if any."""
         self._ended, self._error = True, error
         self._arrived.set()
 
@@ -72,7 +72,7 @@ class Responses(Generic[T]):
 
 
 def endpoint_of(address: Address) -> Endpoint:
-    """An address as connections take it."""
+    """An address in the form of `connections`."""
     return Endpoint(
         str(address), address.scheme, address.socket or address.host, address.port, address.host,
         address.authority, address.prefix,
@@ -80,7 +80,7 @@ def endpoint_of(address: Address) -> Endpoint:
 
 
 def header_text(headers: Mapping[str, str]) -> str:
-    """Headers as they are sent; raises `InputError` for one that cannot be."""
+    """Headers in wire format; raises `InputError` for an invalid one."""
     try:
         return header_lines(list(headers.items()))
     except InvalidRequest as error:
@@ -106,8 +106,8 @@ def late(address: Address, seconds: float) -> TimedOut:
 class InferRequest:
     """An inference request; an empty `version` is the server's choice.
 
-    Without `outputs` all are wanted; `classes` has, by output, how many of the best classes are
-    wanted in place of the values.
+    Without `outputs` all are requested; `classes` has, by output, the number of highest classes to
+    return instead of the values.
     """
 
     model: str
@@ -120,9 +120,9 @@ class InferRequest:
 
 
 class Result(Mapping[str, Array]):
-    """One response: its outputs by name, as arrays of numpy; those of BYTES hold `bytes`.
+    """One response: its outputs by name, as numpy arrays; those of BYTES hold `bytes`.
 
-    Arrays are views into what was received, and cannot be written to.
+    Arrays are read-only views of the received bytes.
     """
 
     def __init__(self, response: InferResponse) -> None:
@@ -130,7 +130,7 @@ class Result(Mapping[str, Array]):
         self.version = response.model_version
         self.id = response.id
         self.parameters = response.parameters
-        self.response = response  # as the protocol has it, with datatypes
+        self.response = response  # the protocol's response, with datatypes
         self._arrays = {tensor.name: tensor.array for tensor in response.outputs}
 
     def __getitem__(self, name: str) -> Array:
@@ -151,7 +151,7 @@ class Result(Mapping[str, Array]):
         return self[next(iter(self._arrays))]
 
     def texts(self, name: str = "") -> Any:
-        """An output of BYTES as `str`, in lists as its shape says; without a name the only one."""
+        """A BYTES output as `str`, in nested lists; without a name the only output."""
         array = self[name] if name else self.array
         return np.asarray(np.frompyfunc(_decoded, 1, 1)(array), object).tolist()
 

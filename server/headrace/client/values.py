@@ -1,7 +1,7 @@
-"""Python values as tensors of the protocol, with a model's signature at hand or without.
+"""Conversion of Python values to tensors, with or without a model's signature.
 
-Values are arrays, scalars, lists, texts and bytes. What a model declares decides over datatype and
-shape; a value that does not fit is refused, never rounded or cut.
+Values are arrays, scalars, lists, strings and bytes. The signature determines datatype and shape; a
+value that does not fit is refused, never rounded or truncated.
 """
 
 import json
@@ -21,8 +21,8 @@ from headrace.workers.elements import object_array
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A tensor as the model declares it; with `rows`, axis 0 of `shape` counts them. -1 in
-    `shape` is any number.
+    """A declared tensor; if `rows`, axis 0 of `shape` counts rows. -1 in `shape` is a variable
+    dimension.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's inputs and outputs by name, and whether it may answer more than once.
+    """A model's inputs and outputs by name; `decoupled` if it may answer more than once.
 
-    A request may have `most_rows`; 0 if that is not known, or if it has no rows.
+    A request may have `most_rows`; 0 if unknown, or without rows.
     """
 
     inputs: Mapping[str, Declared]
@@ -49,9 +49,9 @@ class Signature:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Self:
-        """From the documents of both names; raises `AnswerError`.
+        """Parse a model's metadata and configuration; raises `AnswerError`.
 
-        Without a configuration a model has rows if every input may begin with any number.
+        Without a configuration a model has rows if the first dimension of every input is variable.
         """
         try:
             shapes = [item.get("shape", ()) for item in metadata["inputs"]]
@@ -70,9 +70,9 @@ class Signature:
             raise AnswerError(f"the model's metadata make no sense: {error!r}") from error
 
     def tensors(self, model: str, given: Mapping[str, Any]) -> list[Tensor]:
-        """Values as the inputs of a request; raises `InputError` for the first that does not fit.
+        """Convert values to the inputs of a request; raises `InputError` for the first mismatch.
 
-        An optional input may be left out, or None.
+        An optional input may be missing, or None.
         """
         given = {name: value for name, value in given.items() if value is not None}
         for name in given:
@@ -115,9 +115,9 @@ def _fitting(model: str, declared: Declared, value: Any) -> Tensor:
 
 
 def fit(array: Array, declared: Declared) -> Array:
-    """`array` in a shape that the model takes: as it is, as one row, or from flat values.
+    """`array` in an accepted shape: as it is, as one row, or from flat values.
 
-    Raises `ValueError` that says what is expected.
+    Raises `ValueError` with the expected shape.
     """
     shape = declared.shape
     if fits(array.shape, shape):
@@ -126,7 +126,7 @@ def fit(array: Array, declared: Declared) -> Array:
         return array[np.newaxis]
     if array.ndim <= 1 and (full := filled(array.size, shape)) is not None:
         return array.reshape(full)
-    if array.ndim == 2 and declared.rows:  # of a table, each row in its shape
+    if array.ndim == 2 and declared.rows:  # a table, with each row in the declared shape
         full = filled(array.shape[1], shape[1:])
         if full is not None:
             return array.reshape(array.shape[0], *full)
@@ -135,7 +135,7 @@ def fit(array: Array, declared: Declared) -> Array:
 
 
 def filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """`shape` for so many elements: the last -1 is what is needed, the others are 1."""
+    """`shape` for `count` elements: the last -1 is computed, the others are 1."""
     full = [1 if size < 0 else size for size in shape]
     fixed = math.prod(full)
     open_axes = [axis for axis, size in enumerate(shape) if size < 0]
@@ -148,7 +148,7 @@ def tensor_of(name: str, value: Any) -> Tensor:
     """A value as a tensor of its own datatype and shape; raises `InputError`."""
     array = value if isinstance(value, np.ndarray) else np.array(value)
     if array.dtype.kind in "SUO":
-        # Of bytes, an array of numpy's own would drop zeros at the end.
+        # A bytes array of numpy would drop trailing zeros.
         given = value if isinstance(value, np.ndarray) else np.array(value, object)
         try:
             return Tensor(name, Datatype.BYTES, cast(given, Datatype.BYTES))
@@ -162,7 +162,7 @@ def tensor_of(name: str, value: Any) -> Tensor:
 
 
 def elements(data: Any, datatype: Datatype) -> Array:
-    """JSON values, nested or not, as an array; raises `ValueError` for what does not fit."""
+    """JSON values, nested or not, as an array; raises `ValueError` for a mismatch."""
     try:
         given = np.array(data, object if datatype is Datatype.BYTES else None)
     except (ValueError, OverflowError):
@@ -171,7 +171,7 @@ def elements(data: Any, datatype: Datatype) -> Array:
 
 
 def cast(given: Array, datatype: Datatype) -> Array:
-    """Convert values to `datatype`; raises `ValueError` where they do not fit."""
+    """Convert values to `datatype`; raises `ValueError` if they do not fit."""
     if datatype is Datatype.BYTES:
         texts = [_text(item) for item in given.ravel().tolist()]
         return object_array([texts], given.shape)
@@ -191,7 +191,7 @@ def cast(given: Array, datatype: Datatype) -> Array:
             raise ValueError(f"expected whole numbers for {datatype}")
         if given.min() < limits.min or given.max() > limits.max:
             raise ValueError(f"expected numbers from {limits.min} to {limits.max} for {datatype}")
-    with np.errstate(over="ignore"):  # too large for a float is infinite
+    with np.errstate(over="ignore"):  # too large values become infinite
         return given.astype(wanted)
 
 

@@ -1,4 +1,4 @@
-"""Connections to other servers over asyncio: a pool of HTTP/1.1, and a channel of gRPC.
+"""Connections to other servers over asyncio: an HTTP/1.1 pool, and a gRPC channel.
 
-What is said over them is up to whoever has them: upstreams (`placement.upstream`) and the client.
+Used by upstreams (`placement.upstream`) and by the client.
 """

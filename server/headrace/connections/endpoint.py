@@ -1,4 +1,4 @@
-"""One address of a server, how a connection to it is made, and why there is none."""
+"""Address of a server, connecting to it, and the reasons of failures."""
 
 import asyncio
 import os
@@ -18,22 +18,22 @@ CLOSED = f"the server has closed the connection without an answer; {PORT}"
 
 
 def connect_error(error: Exception) -> str:
-    """The reason why an attempt to connect has failed, for people."""
+    """The reason of a failed attempt to connect, for messages."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         what = (getattr(error, "reason", "") or "it was hung up").lower().replace("_", " ")
         return f"TLS fails ({what}); does the server speak TLS at this port?"
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # the event loops have texts of their own
+        return os.strerror(error.errno)  # event loops use texts of their own
     return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """One address of one endpoint; `name` is for people, `host` is what certificates name.
+    """An address of an endpoint; `name` is for messages, `host` is the name in certificates.
 
-    `authority` is what HTTP calls it, and `path` what stands before the paths there.
+    `authority` is the HTTP authority, and `path` the prefix of HTTP paths.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Endpoint:
 
     @property
     def secure(self) -> bool:
-        """True if it is spoken to over TLS."""
+        """True if the connection uses TLS."""
         return self.scheme in _SECURE
 
 
 async def connect(make: Callable[[], P], endpoint: Endpoint, tls: ssl.SSLContext | None) -> P:
-    """A connection to an endpoint, whose address may be the path of a Unix socket.
+    """Connect to an endpoint, whose address may be the path of a Unix socket.
 
     Raises `OSError` and `ssl.CertificateError`.
     """
@@ -61,7 +61,7 @@ async def connect(make: Callable[[], P], endpoint: Endpoint, tls: ssl.SSLContext
         path = endpoint.address
         return (await loop.create_unix_connection(make, path, ssl=tls, server_hostname=host))[1]
     addresses = [endpoint.address]
-    if not _IP.fullmatch(endpoint.address):  # of a name with several, the loop's error is no reason
+    if not _IP.fullmatch(endpoint.address):  # a name may have several, with a useless common error
         found = await loop.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)
         addresses = [str(address[0]) for *_, address in found]
     for address in addresses:

@@ -1,9 +1,9 @@
 """Connections to one gRPC server, and the calls that wait for one.
 
-A connection is made when a call needs it, and another one when the server lets no more streams be
-opened on those that are there. A call for which none can be made is told so at once, and for a
-while after that without another attempt. Calls that a connection has not sent when it ends, or
-that the server says it has not looked at when it leaves, begin anew on the next one, once.
+A connection is opened when a call needs it, and another one when the server's limit of streams is
+reached on those that exist. If none can be made, the call fails at once, and so do calls for a
+while after that, without another attempt. Calls that were not sent when a connection ended, or that
+the server reports as not processed, start again on the next one, once.
 
 Owned by the event-loop thread.
 """
@@ -36,22 +36,22 @@ from headrace.protocol.http2.connection import ClientConnection, ClientStreams
 from headrace.protocol.http2.headers import RepeatedFields, literal
 from headrace.protocol.http2.protocol import Limits
 
-_BUFFER = 256 << 10  # bytes that are received at once
+_BUFFER = 256 << 10  # bytes received at once
 _LIMITS = Limits(connection_window=256 << 20)
-# A peer that is gone without a word: data that it does not acknowledge, or probes.
+# A dead peer: one that does not acknowledge data, or probes.
 _SILENCE_SECS = 30
 _PROBE_SECS = 10
 
 
 def receive_buffer() -> memoryview:
-    """A buffer for connections to receive into; a loop needs one, as bytes are taken in at once."""
+    """A receive buffer; one per loop suffices, since bytes are processed at once."""
     return memoryview(bytearray(_BUFFER))
 
 
 class ChannelConnection(Http2Protocol):
-    """One connection to a server; `greeted` is done when the server has said that it speaks HTTP/2.
+    """One connection to a server; `greeted` is done once the server has sent its HTTP/2 preface.
 
-    A peer that is gone without a word is noticed by the system.
+    A dead peer is detected by TCP keep-alive.
     """
 
     http2: ClientConnection
@@ -64,8 +64,8 @@ class ChannelConnection(Http2Protocol):
         progressed: Callable[[], None],
         closed: Callable[["ChannelConnection"], None],
     ) -> None:
-        """`progressed` is called when something has come or gone, `closed` when there is no
-        connection.
+        """`progressed` is called after progress in either direction, `closed` when the connection
+        is closed.
         """
         self.greeted: asyncio.Future[None] = loop.create_future()
         http2 = ClientConnection(ResponseBlock, lambda: loop.call_soon(self.flush), _LIMITS)
@@ -74,14 +74,14 @@ class ChannelConnection(Http2Protocol):
         self._closed_by = closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, and have a dead peer noticed."""
+        """Send the preface, and enable detection of a dead peer."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             _watch(sock)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in so many bytes."""
+        """Process `nbytes` received bytes."""
         if not self.http2.settled and bytes(self._buffer[:5]) == b"HTTP/":
             self.refuse("the server does not speak HTTP/2")
             return
@@ -91,7 +91,7 @@ class ChannelConnection(Http2Protocol):
         self._progressed()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End everything that is under way."""
+        """End all streams."""
         http2 = self.http2
         http2.failure = http2.failure or (connect_error(error) if error else "")
         if not self.greeted.done():
@@ -102,34 +102,34 @@ class ChannelConnection(Http2Protocol):
         super().connection_lost(error)
 
     def flush(self) -> None:
-        """Write what has collected."""
+        """Write the collected frames."""
         if not self._lost:
             self.streams.written = self.streams.last
         super().flush()
-        self._progressed()  # a stream that we have ended makes room, too
+        self._progressed()  # a stream ended by this side makes room, too
 
 
 def _watch(sock: socket.socket) -> None:
-    """Set the socket's keep-alive, so that a dead peer is noticed."""
+    """Enable TCP keep-alive, so that a dead peer is detected."""
     for name, value in (
         ("TCP_KEEPIDLE", _PROBE_SECS),
         ("TCP_KEEPINTVL", _PROBE_SECS),
         ("TCP_KEEPCNT", _SILENCE_SECS // _PROBE_SECS),
         ("TCP_USER_TIMEOUT", _SILENCE_SECS * 1000),
     ):
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # not available on every system
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _AGENT = b"headrace"
 _AUTHORIZATION = "authorization"
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after an attempt that has failed
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after a failed attempt
 _MOST_CONNECTIONS = 8
 
 
 class RequestHeads:
-    """Heads of requests to one endpoint, each made once; compressed messages are by `packing`."""
+    """Heads of requests to one endpoint, each made once; `packing` compresses messages."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class RequestHeads:
     def head(
         self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
     ) -> RepeatedFields:
-        """The head of calls of a procedure, with further `headers`, which go before our own."""
+        """The head of calls of a procedure, with further `headers`, before the fixed ones."""
         own = not any(name == _AUTHORIZATION for name, _ in headers)
         key = path, own, packed
         head = self._heads.get(key)
@@ -160,7 +160,7 @@ class RequestHeads:
         return head
 
     def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
-        """The fields of one call: its headers, and how long it may take, 0 for any time."""
+        """The fields of one call: its headers, and its timeout, 0 for none."""
         if seconds != self._seconds:
             self._seconds, self._timeout = seconds, timeout_field(seconds)
         if not headers:
@@ -172,7 +172,7 @@ class RequestHeads:
 class ChannelCall(ClientCall):
     """A call that may have to wait for a connection. Times are of the loop's clock.
 
-    One that is `urgent` has a connection attempted also soon after an attempt has failed.
+    An `urgent` call triggers a connection attempt even soon after a failed one.
     """
 
     __slots__ = ("begun", "head", "own", "tries", "urgent")
@@ -180,7 +180,7 @@ class ChannelCall(ClientCall):
     def __init__(
         self, head: RepeatedFields, own: bytes, begun: float, seconds: float, largest: int
     ) -> None:
-        """`seconds` is how long it may take, 0 for any time; `own` are fields beside the head's."""
+        """`seconds` is the timeout, 0 for none; `own` are fields beside the head's."""
         super().__init__(begun + seconds if seconds else inf, largest)
         self.head = head
         self.own = own
@@ -189,12 +189,12 @@ class ChannelCall(ClientCall):
         self.urgent = False
 
     def launch(self, connection: ChannelConnection) -> None:
-        """Begin on a connection that has room."""
+        """Start on a connection with a free stream."""
         raise NotImplementedError
 
 
 class UnaryCall(ChannelCall):
-    """A call with one message each way. An answer that takes long to unpack is on a thread then."""
+    """A call with one message each way. A large compressed answer is unpacked on a thread."""
 
     __slots__ = ("_data", "_encoding_left", "channel", "packed", "pieces", "size")
 
@@ -208,7 +208,7 @@ class UnaryCall(ChannelCall):
         own: bytes = b"",
         packed: bool = False,
     ) -> None:
-        """`message` is compressed if it is `packed`. Raises `PayloadTooLarge`."""
+        """`message` is compressed if `packed`. Raises `PayloadTooLarge`."""
         super().__init__(head, own, begun, seconds, channel.largest)
         self.channel = channel
         self.pieces = message
@@ -217,27 +217,27 @@ class UnaryCall(ChannelCall):
             raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
         self.packed = packed
         self._data: Buffer | None = None
-        self._encoding_left = ""  # of the answer, if that is still to be unpacked
+        self._encoding_left = ""  # encoding of the answer, if still to be unpacked
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """The answer, or how the call has failed instead."""
+        """Receive the answer, or the failure of the call."""
         raise NotImplementedError
 
     def launch(self, connection: ChannelConnection) -> None:
-        """Send it all."""
+        """Send the whole request."""
         http2 = connection.http2
         self.begin(http2)
         http2.sender.request(self, self.head, self.own, self.pieces, self.size, self.packed)
 
     def message(self, data: Buffer) -> None:
-        """Keep the one message until the status is here."""
+        """Keep the message until the status arrives."""
         if self._data is not None:
             self.break_off(End(Reason.BROKEN, 13, "there is more than one answer"))
             return
         self._data = data
 
     def message_packed(self, data: bytes, encoding: str) -> None:
-        """Keep one that is large as it is."""
+        """Keep a large message compressed."""
         if len(data) <= LARGE:
             super().message_packed(data, encoding)
         else:
@@ -245,12 +245,12 @@ class UnaryCall(ChannelCall):
             self.message(data)
 
     def cancel(self) -> None:
-        """End the call, and tell nothing."""
+        """Cancel the call without a callback."""
         super().cancel()
         self._encoding_left = ""
 
     def closed(self, end: End | None) -> None:
-        """Begin anew, or tell."""
+        """Start again, or report the end."""
         if end is None:
             data = self._data
             if data is None:
@@ -272,30 +272,30 @@ class UnaryCall(ChannelCall):
 
     def _unpacked(self, work: "asyncio.Future[Buffer]") -> None:
         if not self._encoding_left:
-            return  # it was cancelled meanwhile
+            return  # cancelled meanwhile
         try:
             data = work.result()
-        except Exception as error:  # whatever it is, it belongs to this call alone
+        except Exception as error:  # any error concerns this call alone
             self.done(None, unreadable(error))
         else:
             self.done(data, None)
 
 
 class AwaitedCall(UnaryCall):
-    """A call whose outcome is awaited."""
+    """A call whose outcome a coroutine awaits."""
 
     __slots__ = ("outcome",)
 
     outcome: "asyncio.Future[tuple[Buffer | None, End | None]]"
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Set the outcome, unless nobody waits for it any more."""
+        """Set the outcome, unless the future is done."""
         if not self.outcome.done():
             self.outcome.set_result((data, end))
 
 
 class StreamCall(ChannelCall):
-    """A call with one message that is answered by any number."""
+    """A call with one message that is answered by any number of them."""
 
     __slots__ = ("_packed", "_pieces")
 
@@ -309,26 +309,26 @@ class StreamCall(ChannelCall):
         largest: int,
         packed: bool = False,
     ) -> None:
-        """`message` is compressed if it is `packed`; see `ChannelCall`."""
+        """`message` is compressed if `packed`; see `ChannelCall`."""
         super().__init__(head, own, begun, seconds, largest)
         self._pieces = message
         self._packed = packed
 
     def hold(self, held: bool) -> None:
-        """Pause the server's answers, or let them go on."""
+        """Pause or resume the server's answers."""
         self.keeps_window = held
         if not held and self.connection is not None and not self.finished:
             self.connection.release(self)
 
     def launch(self, connection: ChannelConnection) -> None:
-        """Send it all."""
+        """Send the whole request."""
         self.begin(connection.http2)
         size = sum(map(len, self._pieces))
         connection.http2.sender.request(self, self.head, self.own, self._pieces, size, self._packed)
 
 
 class Channel:
-    """Calls to one address. Made on the loop that is running."""
+    """Calls to one address. Must be created on the running loop."""
 
     def __init__(
         self,
@@ -337,9 +337,9 @@ class Channel:
         buffer: memoryview,
         largest: int = MAX_MESSAGE,
     ) -> None:
-        """`buffer` is where bytes are received; other channels of the loop may have the same.
+        """`buffer` receives bytes; other channels of the loop may share it.
 
-        A message of an answer may have `largest` bytes.
+        A response message may have `largest` bytes.
         """
         self.largest = largest
         self._endpoint = endpoint
@@ -351,15 +351,15 @@ class Channel:
         self._waiting: deque[ChannelCall] = deque()
         self._connecting: asyncio.Task[None] | None = None
         self._pause = _FIRST_PAUSE_SECS
-        self._not_before = 0.0  # for calls that are not urgent
-        self._failure = ""  # why the last attempt has failed
+        self._not_before = 0.0  # next attempt for calls that are not urgent
+        self._failure = ""  # reason of the last failure
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._closed = False
         self.when_lost: Callable[[], None] | None = None  # called after each loss of a connection
 
     def start(self, call: ChannelCall) -> None:
-        """Begin a call, or let it wait for a connection."""
+        """Start a call, or let it wait for a connection."""
         if call.deadline < self._timer_at:
             self._arm(call.deadline)
         connection = self._current
@@ -377,9 +377,9 @@ class Channel:
         seconds: float,
         packed: bool = False,
     ) -> tuple[Buffer | None, End | None]:
-        """The answer to a message, or how the call has failed.
+        """The answer to a message, or the failure of the call.
 
-        To cancel the wait cancels the call. A connection is attempted in any case.
+        Cancelling the wait cancels the call. A connection is attempted in any case.
         """
         call = AwaitedCall(self, head, message, self._loop.time(), seconds, own, packed)
         call.outcome = self._loop.create_future()
@@ -391,7 +391,7 @@ class Channel:
             call.cancel()
 
     async def close(self) -> None:
-        """End all connections; calls that are under way fail."""
+        """Close all connections; calls in flight fail."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -404,7 +404,7 @@ class Channel:
             connection.abort()
 
     def _go_on(self) -> None:
-        """Begin what waits, as far as there is room."""
+        """Start waiting calls, as far as streams are free."""
         waiting = self._waiting
         while waiting:
             if waiting[0].finished:
@@ -446,7 +446,7 @@ class Channel:
             async with asyncio.timeout(_CONNECT_SECS):
                 connection = await connect(make, self._endpoint, self._context)
                 await connection.greeted
-        except Exception as error:  # whatever it is, the next attempt may do better
+        except Exception as error:  # any error: the next attempt may succeed
             self._connecting = None
             if connection is not None:
                 connection.abort()
@@ -489,7 +489,7 @@ class Channel:
             self._current = self._connections[-1] if self._connections else None
         if self.when_lost is not None:
             self.when_lost()
-        if self._waiting:  # for room there, perhaps
+        if self._waiting:  # possibly for a free stream
             self._loop.call_soon(self._go_on)
 
     # --- deadlines
@@ -501,7 +501,7 @@ class Channel:
         self._timer = self._loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        """End the calls whose deadline has passed, and look again at the next."""
+        """End the calls whose deadline has passed, and schedule the next check."""
         self._timer, self._timer_at = None, inf
         now = self._loop.time()
         late = [call for call in self._waiting if call.deadline <= now and not call.finished]
@@ -509,7 +509,7 @@ class Channel:
             mute = [c for c in _calls(connection) if c.deadline <= now]
             late += mute
             if any(connection.streams.now <= call.begun for call in mute):
-                # It may be dead. What is under way there may wait for it; nothing else will.
+                # It may be dead. Calls in flight may wait for it; no others will.
                 connection.streams.leave()
         following = min(
             [

@@ -1,8 +1,8 @@
-"""Connections of HTTP/1.1 to one server, on the event loop: each for one request at a time.
+"""HTTP/1.1 connections to one server, on the event loop: each for one request at a time.
 
-They are kept for the next request. Of those that are idle the one that was used last is taken, and
-none that has been idle for longer than servers keep connections. There are never more than requests
-at a time, which the model's slots bound. Owned by the event-loop thread.
+Connections are kept for reuse. The most recently used idle one is taken, and none that has been
+idle for longer than servers keep connections. There are never more connections than concurrent
+requests, which the model's slots bound. Owned by the event-loop thread.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ CONNECT_SECS = 5.0
 
 
 class NotConnected(Exception):
-    """There is no connection, and nothing was sent."""
+    """No connection could be made, and nothing was sent."""
 
 
 class Disconnected(Exception):
-    """The connection has ended before its answer was complete."""
+    """The connection was lost before its answer was complete."""
 
 
 class NoAnswer(Exception):
-    """There is no answer in time."""
+    """No answer within the timeout."""
 
 
 def deadline_in(seconds: float) -> float:
-    """The time that is in so many seconds, 0 for none."""
+    """The loop's time in `seconds`; 0 for no deadline."""
     return monotonic() + seconds if seconds else 0.0
 
 
 def seconds_left(until: float) -> float | None:
-    """Seconds until a time, always some; None if it is none."""
+    """Seconds until a deadline, always positive; None for no deadline."""
     return max(until - monotonic(), 0.001) if until else None
 
 
@@ -49,7 +49,10 @@ Done = Callable[[HttpResponse | Exception], None]
 
 
 class HttpPool:
-    """The connections to one server; `tls` is None for none. Answers may have `largest_body`."""
+    """The connections to one server; `tls` is None for none.
+
+    Bodies may have `largest_body` bytes.
+    """
 
     def __init__(
         self, endpoint: Endpoint, tls: ssl.SSLContext | None, largest_body: int = LARGEST_BODY
@@ -59,12 +62,12 @@ class HttpPool:
         self.largest_body = largest_body
         self._loop = asyncio.get_running_loop()
         self._idle: list[HttpConnection] = []
-        # Weak, since uvloop does not tell of the end of a connection whose making was cancelled.
+        # Weak, since uvloop does not report the end of a connection whose creation was cancelled.
         self._open: WeakSet[HttpConnection] = WeakSet()
         self._closed = False
 
     def take(self) -> "HttpConnection | None":
-        """An idle connection that can still be used; it belongs to the caller until it has sent."""
+        """An idle connection that is still usable; it belongs to the caller until `send`."""
         oldest = self._loop.time() - _IDLE_SECS
         while self._idle:
             connection = self._idle.pop()
@@ -74,7 +77,7 @@ class HttpPool:
         return None
 
     async def connection(self, seconds: float) -> "HttpConnection":
-        """An idle connection or a new one, within so many seconds; raises `NotConnected`."""
+        """An idle or new connection, within `seconds`; raises `NotConnected`."""
         connection = self.take()
         if connection is not None:
             return connection
@@ -89,10 +92,10 @@ class HttpPool:
             raise NotConnected(connect_error(error)) from error
 
     async def ask(self, pieces: Sequence[Buffer], seconds: float) -> HttpResponse:
-        """The answer to a request; 0 is any time.
+        """The response to a request, within `seconds`; 0: no limit.
 
-        Raises `NotConnected`, `Disconnected`, `NoAnswer`, or `InvalidRequest` for what is none. To
-        cancel the wait ends the connection.
+        Raises `NotConnected`, `Disconnected`, `NoAnswer`, or `InvalidRequest` for a malformed
+        response. Cancelling the wait closes the connection.
         """
         begun = self._loop.time()
         connection = await self.connection(seconds)
@@ -114,43 +117,43 @@ class HttpPool:
         try:
             return await future
         except asyncio.CancelledError:
-            # The answer may have come since the future was cancelled, and the connection be
-            # another's by now.
+            # The response may have arrived since the future was cancelled, and the connection may
+            # serve another request by now.
             if not told:
                 connection.abort()
             raise
 
     def opened(self, connection: "HttpConnection") -> None:
-        """A connection has been made."""
+        """Add a new connection."""
         self._open.add(connection)
         if self._closed:
             connection.abort()
 
     def rest(self, connection: "HttpConnection") -> None:
-        """A connection can take another request."""
+        """Make a connection available for another request."""
         self._idle.append(connection)
 
     def ending(self, connection: "HttpConnection") -> None:
-        """A connection takes no further request."""
+        """Exclude a connection from further requests."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def ended(self, connection: "HttpConnection") -> None:
-        """A connection is no more."""
+        """Remove a closed connection."""
         self.ending(connection)
         self._open.discard(connection)
 
     async def close(self) -> None:
-        """End all connections with whatever is under way; nothing is asked any more."""
+        """Close all connections, including those in use; no requests may follow."""
         self._closed = True
         self._idle.clear()
         for connection in list(self._open):
             connection.abort()
-        await asyncio.sleep(0)  # in which they are closed
+        await asyncio.sleep(0)  # lets them close
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A connection for one request at a time: idle, or `send` was called, with no outcome yet."""
+    """A connection for one request at a time: idle, or waiting for the outcome of `send`."""
 
     def __init__(self, pool: HttpPool) -> None:
         self.idle_since = 0.0
@@ -169,15 +172,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         done: Done,
         sink: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Send a request; `done` is called with what becomes of it, within so many seconds.
+        """Send a request; `done` is called with its outcome, within `seconds`.
 
-        A `sink` is given the body of a good answer piece by piece. Not from within this call. A
-        request whose `done` is called with an exception may have been begun by the server, but for
-        `NotConnected`.
+        A `sink` receives the body of a successful response piece by piece. `done` is never called
+        from within this call. After any exception but `NotConnected`, the server may have begun
+        the request.
         """
         self._done = done
         self._reader.sink = sink
-        if self._transport is None or self._transport.is_closing():  # since it was made
+        if self._transport is None or self._transport.is_closing():  # closed since it was made
             self._loop.call_soon(self._finish, NotConnected("closed"))
             return
         if seconds:
@@ -188,7 +191,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.writelines(pieces)
 
     def hold(self, held: bool) -> None:
-        """Stop reading the answer, or go on."""
+        """Pause or resume reading the response."""
         if self._transport is None or self._transport.is_closing():
             return
         if held:
@@ -197,38 +200,38 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def stale(self) -> bool:
-        """True if the server has ended it, or sent what nobody asked for, idle as it is.
+        """True if the server has closed the idle connection, or sent unexpected bytes.
 
-        The event loop may not have come to know of that yet.
+        The event loop may not have noticed yet.
         """
         if self._poll is None:
-            # Not when the connection is made: it may be about to be given up.
+            # Not when the connection is made: it may be about to be dropped.
             assert self._transport is not None
             self._poll = select.poll()
             self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """End it, idle as it is."""
+        """Close the idle connection."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End it now; nobody is told of what was under way."""
+        """Close the connection at once, without calling `done`."""
         self._done = None
         self._end()
 
     # --- asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is another one
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own class
         self._pool.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._done is None or self._transport is None:  # nothing was asked
+        if self._done is None or self._transport is None:  # no request in flight
             self._end()
             return
         try:
@@ -238,12 +241,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if response is None:
             return
-        # A server that answers before it has all of the request does not read the rest.
+        # A server that answers before it has received the whole request does not read the rest.
         if response.reusable and not self._transport.get_write_buffer_size():
             done, self._done = self._done, None
             self._stop_timer()
             if self._reader.sink is not None:
-                self._transport.resume_reading()  # the last piece may have held it
+                self._transport.resume_reading()  # reading may have been paused by the last piece
             self.idle_since = self._loop.time()
             self._pool.rest(self)
             done(response)
@@ -252,14 +255,14 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._pool.ending(self)
-        return False  # the transport closes itself
+        return False  # False: the transport closes itself
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._pool.ended(self)
         if self._done is not None:
             whole = None if error is not None else self._reader.closed()
-            # Once there was an answer it is not the wrong port.
+            # After an answer, a wrong port is not the reason.
             why = "closed by the server" if self.idle_since else CLOSED.format("HTTP")
             self._finish(whole or Disconnected(connect_error(error) if error else why))
 

@@ -1,1 +1,1 @@
-"""Counters, metrics and logs. Values and registries; only /proc is read, for scrapes."""
+"""Counters, metrics, traces and logs; I/O only for reading /proc and for the log."""

@@ -1,14 +1,12 @@
-"""The log: lines for people, or one JSON object a line, and the thread that writes them.
+"""The log: text lines or one JSON object per line, and the thread that writes them.
 
-Names, paths and request ids in them are the clients' own text. Whatever would not print, above all
-line breaks and the escape sequences of terminals, is written as an escape, so that no client can
-forge lines or paint over them.
+Names, paths and request ids in lines are text from clients. Unprintable characters, above all line
+breaks and terminal escape sequences, are escaped, so that no client can forge or overwrite lines.
 
-Whoever logs is not held up. A pipe or terminal takes nothing while its reader stands still, nor
-does a file of a network that is gone. So a thread of its own writes: lines wait in a queue of
-bounded size, beyond which they are dropped and counted. What an error keeps from being written, as
-on a full disk, is dropped and counted likewise. When lines can be written again, one says how many
-are missing.
+Logging never blocks the caller. A pipe or terminal blocks while its reader does not read, and so
+does a file on an unreachable network. So a thread writes: lines wait in a queue of bounded size;
+further ones are dropped and counted. Lines lost to an error, such as a full disk, are counted
+likewise. When lines can be written again, one of them states how many are missing.
 """
 
 import logging
@@ -28,35 +26,35 @@ import orjson
 
 from headrace.core.errors import InvalidRequest, Unsupported
 
-_MOST_BYTES = 4 << 20  # of lines that wait
-_EACH = 64  # bytes that a line takes in the queue beside its own
-_FLUSH_SECS = 2.0  # that a flush waits for a reader
-_AT_ONCE = select.PIPE_BUF  # bytes that a pipe takes in one piece, other writers or not
+_MOST_BYTES = 4 << 20  # of queued lines
+_EACH = 64  # queue overhead in bytes per line
+_FLUSH_SECS = 2.0  # timeout of a flush
+_AT_ONCE = select.PIPE_BUF  # bytes that a pipe writes atomically
 
 
 class LogWriter:
-    """Writer of lines to one open file; `put` and `flush` may be called from any thread."""
+    """Writes lines to one open file; `put` and `flush` are thread-safe."""
 
     def __init__(
         self, descriptor: int, note: Callable[[int], bytes], failed: Callable[[OSError], object]
     ) -> None:
-        """`note` makes the line that says how many are missing; `failed` is called for the first
-        of the errors in a row.
+        """`note` makes the line about missing lines; `failed` is called for the first of several
+        consecutive errors.
         """
         self.dropped = 0  # lines, since the start
         self._descriptor = descriptor
         self._note = note
         self._failed = failed
-        self._changed = threading.Condition()  # the queue belongs to whoever holds it
-        self._queue: list[bytes | int] = []  # lines, and where some are missing, how many
-        self._waiting = 0  # bytes, of lines in the queue and of those that are being written
+        self._changed = threading.Condition()  # protects the queue
+        self._queue: list[bytes | int] = []  # lines, and numbers of missing lines
+        self._waiting = 0  # bytes of lines queued or being written
         self._thread: threading.Thread | None = None
-        # Of whoever writes:
-        self._missing = 0  # lines that no note has told of
+        # For the writing thread:
+        self._missing = 0  # missing lines not reported by a note yet
         self._failing = False
 
     def put(self, line: bytes) -> None:
-        """Write a line, with its end, soon, or drop it."""
+        """Queue a line, including its line break, or drop it."""
         with self._changed:
             size = len(line) + _EACH
             if self._waiting and self._waiting + size > _MOST_BYTES:
@@ -74,7 +72,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all lines are written, but for a reader not long."""
+        """Wait until all lines are written, for a bounded time."""
         deadline = monotonic() + _FLUSH_SECS
         with self._changed:
             while (self._waiting or self._queue) and (left := deadline - monotonic()) > 0:
@@ -97,7 +95,7 @@ class LogWriter:
                 self._changed.notify_all()
 
     def _write(self, lines: list[bytes]) -> None:
-        """Write some lines, and before them the note on those that are missing."""
+        """Write lines, preceded by the note on missing ones."""
         try:
             if self._missing:
                 self._send(self._note(self._missing))
@@ -118,14 +116,14 @@ class LogWriter:
         while view:
             try:
                 view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # somebody who has it open as well has made it so
+            except BlockingIOError:  # made non-blocking by another process that shares the file
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
 
 
 def _portions(queue: list[bytes | int]) -> Iterator[list[bytes] | int]:
-    """Lines that fit into one write together, and in between the numbers of missing ones."""
+    """Groups of lines for one write each, with the numbers of missing ones in between."""
     lines: list[bytes] = []
     size = 0
     for entry in queue:
@@ -142,7 +140,7 @@ def _portions(queue: list[bytes | int]) -> Iterator[list[bytes] | int]:
 
 
 FORMATS = ("default", "ISO8601", "json")
-# What a call may pass in `extra`; each becomes a member of a JSON line.
+# Keys accepted in `extra`; each becomes a member of a JSON line.
 EXTRA = (
     "request_id",
     "model",
@@ -160,7 +158,7 @@ _STANDARD_ERROR = 2
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Settings of the log: levels, `file` (none means standard error), and format."""
+    """Settings of the log: levels, `file` ("" means standard error), and format."""
 
     verbose: int = 0
     info: bool = True
@@ -171,10 +169,10 @@ class LogSettings:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line without its end."""
+        """The line without its line break."""
         entry: dict[str, object] = {
             "time": _moment(record, "microseconds"),
             "level": record.levelname.lower(),
@@ -190,16 +188,16 @@ class JsonFormatter(logging.Formatter):
             entry["traceback"] = record.trace
         try:
             line = orjson.dumps(entry, default=str).decode()
-        except TypeError:  # a file name that is not UTF-8, say
+        except TypeError:  # for example a file name that is not UTF-8
             line = ""
         if line and line.isprintable():
             return line
-        # The slower encoder escapes all that is not ASCII, and so what the faster one leaves in.
+        # The slower encoder escapes all non-ASCII characters, unlike the faster one.
         return dumps(entry, default=str).replace("\x7f", "\\u007f")
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger and message; the time either short or as ISO 8601 in UTC.
+    """Formats time, level, logger and message; the time is short, or ISO 8601 in UTC.
 
     A record's `trace` is the traceback of another process, as text.
     """
@@ -209,7 +207,7 @@ class TextFormatter(logging.Formatter):
         self._iso = iso
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and the traceback below it if there is one."""
+        """The line, followed by the traceback if there is one."""
         moment = (
             _moment(record, "milliseconds")
             if self._iso
@@ -227,13 +225,13 @@ class TextFormatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """Hands lines to a writer, and so does not wait for whoever reads them."""
+    """Passes lines to a writer, without waiting for it."""
 
     def __init__(self, file: str) -> None:
-        """Without a `file`, to standard error. Raises `OSError`."""
+        """Without a `file`, write to standard error. Raises `OSError`."""
         super().__init__()
         self._file = file
-        # Standard error is where a file's failure is told, but of its own nobody can be.
+        # A file's failure is reported on standard error; its own failure cannot be.
         self._errors = LogWriter(_standard_error(), self._note, lambda _: None)
         self.writer = self._errors
         if file:
@@ -241,7 +239,7 @@ class _Handler(logging.Handler):
             self.writer = LogWriter(os.open(file, flags, 0o666), self._note, self._tell)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; one that cannot be formatted by its text alone."""
+        """Write a record; one that cannot be formatted is written as its plain text."""
         try:
             line = self.format(record)
         except Exception as error:
@@ -252,7 +250,7 @@ class _Handler(logging.Handler):
         self.writer.put(_encoded(line))
 
     def flush(self) -> None:
-        """Wait until all is written, for a reader that stands still not long."""
+        """Wait until everything is written, for a bounded time."""
         self.writer.flush()
         self._errors.flush()
 
@@ -273,7 +271,7 @@ class _Handler(logging.Handler):
 
 
 class Logs:
-    """The log of this process. Its settings, but for the file, may change at any time."""
+    """The log of this process. All settings but the file may change at any time."""
 
     def __init__(self, settings: LogSettings) -> None:
         """Raises `OSError` if the file cannot be opened."""
@@ -289,12 +287,12 @@ class Logs:
         return self._handler.writer.dropped
 
     def apply(self, settings: LogSettings) -> None:
-        """Write in this form, and these levels, from now on."""
+        """Apply other levels and another format."""
         json = settings.format == "json"
         formatter = JsonFormatter() if json else TextFormatter(settings.format == "ISO8601")
         self._handler.setFormatter(formatter)
         self._handler.filters[:] = [partial(_wanted, settings)]
-        # Libraries speak from INFO on; only our own lines become more with --log-verbose.
+        # Libraries log from INFO on; --log-verbose only adds the server's own lines.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("headrace").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
 
@@ -309,7 +307,7 @@ def _wanted(settings: LogSettings, record: logging.LogRecord) -> bool:
 
 
 def _standard_error() -> int:
-    """Descriptor of standard error; of nowhere if it was closed when the process was started."""
+    """The descriptor of standard error; of the null device if it is closed."""
     if sys.stderr is not None:
         return _STANDARD_ERROR
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -339,7 +337,7 @@ def _moment(record: logging.LogRecord, precision: str) -> str:
 
 LOG_FILE_FIXED = "log file location can not be updated through network protocol"
 _MOST_VERBOSE = 2**32 - 1
-# What clients call the settings, with the type of each and what it is called.
+# The protocol's names of the settings, with their types and descriptions.
 _TYPES: Mapping[str, tuple[type, str]] = {
     "log_info": (bool, "boolean"),
     "log_warning": (bool, "boolean"),
@@ -351,32 +349,32 @@ _FIELDS = {"log_verbose_level": "verbose"}
 
 
 class LogControl:
-    """The settings in force. Owned by the event-loop thread."""
+    """The current log settings. Owned by the event-loop thread."""
 
     def __init__(
         self, settings: LogSettings, apply: Callable[[LogSettings], object] | None = None
     ) -> None:
-        """`apply` brings changed settings into force, as do other `listeners`."""
+        """`apply` puts changed settings into effect, as do further `listeners`."""
         self.settings = settings
         self.listeners = [] if apply is None else [apply]
-        self.drops: list[Callable[[], int]] = []  # each counts lines that could not be written
+        self.drops: list[Callable[[], int]] = []  # counters of lines that could not be written
 
     @property
     def dropped(self) -> int:
-        """Lines of all processes of the server that could not be written since the start."""
+        """Lines that no process of the server could write since the start."""
         return sum(count() for count in self.drops)
 
     def document(self) -> dict[str, Any]:
-        """The settings by the names that clients know."""
+        """The settings under the protocol's names."""
         settings = asdict(self.settings)
         return {
             "log_file": settings["file"], **{n: settings[_field(n)] for n in _TYPES}
         }  # fmt: skip
 
     def change(self, changes: Mapping[str, object]) -> None:
-        """Bring settings into force, all or none; None leaves one as it is.
+        """Change settings, all or none; None leaves one unchanged.
 
-        Raises `InvalidRequest`, and `Unsupported` for the file, which cannot change.
+        Raises `InvalidRequest`, and `Unsupported` for the file, which is fixed.
         """
         fields: dict[str, Any] = {}
         for name, value in changes.items():

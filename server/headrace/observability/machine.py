@@ -1,13 +1,14 @@
-"""CPU and memory of the machine, and the memory of models, by what Linux tells in /proc.
+"""CPU and memory of the machine, and the memory of models, from /proc.
 
-A process's share is its own pages and its part of those that it shares (PSS), also where they are
-swapped out: shares of different processes can be added up, and are about what the end of one gives
-back. Linux looks at every page for it, which takes about a millisecond for each gigabyte, so it is
-not asked on the event loop.
+A process's memory is its private pages and its share of common ones (PSS), including swapped-out
+pages: such shares can be added up, and estimate what the end of a process frees. Linux examines
+every page for it, which takes about a millisecond per gigabyte, so this must not run on the event
+loop.
 
-What is loaded into this process has no pages of its own. It is taken to be what the process has
-grown by, which is only true if nothing else was loaded meanwhile; and what requests needed at the
-same time is in it, too. So a measure is held to what the model's files make likely.
+A model loaded into this process has no pages of its own. Its memory is estimated by the growth of
+the process, which is only accurate if nothing else was loaded meanwhile, and includes memory of
+concurrent requests. So the estimate is limited to what the size of the model's files makes
+plausible.
 """
 
 import mmap
@@ -18,16 +19,15 @@ from pathlib import Path
 from threading import Lock
 from time import monotonic
 
-_IDLE = slice(3, 5)  # of the times in /proc/stat: idle, and waiting for a disk
-_TIMES = slice(0, 8)  # the last two, of guests, are part of the first two
+_IDLE = slice(3, 5)  # fields of /proc/stat: idle, and waiting for a disk
+_TIMES = slice(0, 8)  # the last two fields, of guests, are part of the first two
 
 
 class Machine:
-    """The whole machine's CPU and memory, not this process's share of them.
+    """CPU and memory of the whole machine, not this process's share.
 
-    The share of CPU time in use is that between two looks at /proc/stat, at least an interval apart
-    whoever asks, so that a second scraper does not change what the first one sees to a share of
-    the time since the other came.
+    CPU usage is measured between two readings of /proc/stat at least an interval apart, whoever
+    asks, so that a second scraper does not shorten the period that the first one sees.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Machine:
         self._busy = self._total = 0
         self._share: float | None = None
         self._looked_at = clock()
-        self._look()  # the first share is the mean since the machine was started
+        self._look()  # the first value is the mean since boot
 
     def cpu_share(self) -> float | None:
-        """Between 0 and 1; None where nothing tells."""
+        """CPU usage from 0 to 1; None if unavailable."""
         now = self._clock()
         if now - self._looked_at >= self._interval:
             self._looked_at = now
@@ -53,7 +53,7 @@ class Machine:
         return self._share
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes in all, and in use by what could not give them back; None where nothing tells."""
+        """Total bytes, and bytes in use that cannot be reclaimed; None if unavailable."""
         try:
             lines = (self._proc / "meminfo").read_text().splitlines()
             sizes = {name: text for name, _, text in (line.partition(":") for line in lines)}
@@ -74,21 +74,21 @@ class Machine:
         total = sum(times)
         busy = total - sum(times[_IDLE])
         if total > self._total:
-            # Idle time is known to go back a little on some machines.
+            # The idle time may decrease slightly on some machines.
             share = (busy - self._busy) / (total - self._total)
             self._share = min(max(share, 0.0), 1.0)
         self._busy, self._total = busy, total
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Bytes of memory that a process has in use, those that it shares counted; 0 if it is gone."""
+    """Bytes of memory that a process uses, including shared ones; 0 if it is gone."""
     try:
         return int((proc / str(pid) / "statm").read_text().split()[1]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0
 
 
-# Sessions of ONNX Runtime have been seen to take once to 1.7 times the size of their files, and at
+# ONNX Runtime sessions have been observed to take 1 to 1.7 times the size of their files, and at
 # least 100 KiB.
 _LEAST = 100 << 10
 _USUAL = 1.5
@@ -98,14 +98,14 @@ _PROC = Path("/proc")
 
 
 def memory_of(pid: int, proc: Path = _PROC) -> int:
-    """Bytes that a process takes, and all those that it has started; 0 if it is gone."""
+    """Bytes that a process and all its descendants use; 0 if it is gone."""
     return sum(_share(each, proc) for each in _family(pid, proc))
 
 
 def _family(pid: int, proc: Path) -> list[int]:
-    """A process and what descends from it."""
+    """A process and its descendants."""
     found = [pid]
-    for each in found:  # which grows meanwhile
+    for each in found:  # grows during the iteration
         try:
             threads = os.listdir(proc / str(each) / "task")
         except OSError:
@@ -113,7 +113,7 @@ def _family(pid: int, proc: Path) -> list[int]:
         for thread in threads:
             try:
                 children = (proc / str(each) / "task" / thread / "children").read_text().split()
-            except OSError:  # it has ended, or the kernel was built without
+            except OSError:  # ended, or not supported by the kernel
                 continue
             found += [int(child) for child in children]
     return found
@@ -123,15 +123,15 @@ def _share(pid: int, proc: Path) -> int:
     try:
         lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
     except OSError:
-        return resident_bytes(pid, proc)  # of others' processes, and of what is gone
+        return resident_bytes(pid, proc)  # processes of other users, or ended ones
     sizes = [line.split() for line in lines if line.startswith(("Pss:", "SwapPss:"))]
     return sum(int(words[1]) for words in sizes) * 1024
 
 
 def in_process_estimate(file_bytes: int, growth: int | None) -> int:
-    """Bytes that an instance takes whose files are so large, by what the process has grown.
+    """Bytes of an instance with files of this size, from the growth of the process.
 
-    Without a `growth`, by the files alone. Of a model without known files growth alone tells.
+    Without a `growth`, from the files alone; without known files, from the growth alone.
     """
     if growth is None:
         return int(file_bytes * _USUAL) + _LEAST if file_bytes else 0
@@ -142,7 +142,7 @@ def in_process_estimate(file_bytes: int, growth: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The state of the process when a measurement began."""
+    """The state of the process at the beginning of a measurement."""
 
     number: int
     resident: int
@@ -150,10 +150,10 @@ class Beginning:
 
 
 class GrowthMeter:
-    """Measures the growth of this process while something is loaded. For any thread."""
+    """Measures the growth of this process during a load. Thread-safe."""
 
     def __init__(self, resident: Callable[[], int] = lambda: resident_bytes(os.getpid())) -> None:
-        """`resident` gives the bytes of this process's memory in use."""
+        """`resident` returns the memory in use by this process, in bytes."""
         self._resident = resident
         self._lock = Lock()
         self._active = 0
@@ -167,7 +167,7 @@ class GrowthMeter:
             return Beginning(self._number, self._resident(), self._active == 1)
 
     def end(self, beginning: Beginning) -> int | None:
-        """Bytes of growth since then; None if another one was under way meanwhile."""
+        """Bytes of growth since then; None if another measurement overlapped."""
         with self._lock:
             self._active -= 1
             alone = beginning.alone and self._number == beginning.number

@@ -1,8 +1,8 @@
-"""Metrics that models make themselves, shown at scrapes beside the server's own.
+"""Metrics defined by models, exported with the server's own.
 
 A family has a name and a kind; its metrics differ in their labels. Several models, and instances of
-one, may change the same metric. It goes when none of them is loaded any more, or each has deleted
-the family as often as it has made it. Owned by the event-loop thread.
+one, may update the same metric. A family is removed when none of its models is loaded any more, or
+each has deleted it as often as it has created it. Owned by the event-loop thread.
 """
 
 import logging
@@ -17,7 +17,7 @@ from headrace.observability.series import Buckets, Family, Reading, Sourced
 log = logging.getLogger(__name__)
 
 _KINDS = {"COUNTER": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram"}
-_MOST_FAMILIES, _MOST_METRICS = 1000, 10_000  # of all models, and of a family
+_MOST_FAMILIES, _MOST_METRICS = 1000, 10_000  # in total, and per family
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -40,7 +40,7 @@ class _Values:
             self.value += value
 
     def reading(self, histogram: bool) -> Reading:
-        """The value, or counts under bounds as Prometheus' own libraries write them: 1, not 1.0."""
+        """The value, or bucket counts, in the format of Prometheus' own libraries: 1, not 1.0."""
         if not histogram:
             return self.value
         bounds = [repr(bound).removesuffix(".0") for bound in self.bounds]
@@ -51,7 +51,7 @@ class _Family:
     def __init__(self, kind: str, description: str) -> None:
         self.kind = kind
         self.description = description
-        self.owners: Counter[object] = Counter()  # how often each has made it
+        self.owners: Counter[object] = Counter()  # creations by owner
         self.metrics: dict[Labels, _Values] = {}
 
 
@@ -62,9 +62,9 @@ class ModelMetrics:
         self._families: dict[str, _Family] = {}
 
     def change(self, owner: object, document: Mapping[str, Any]) -> None:
-        """Apply a change that a model has sent: of a family, of a metric, or of a value.
+        """Apply a model's update of a family, a metric, or a value.
 
-        What contradicts what there is already is logged and left. Raises what nonsense raises.
+        Contradictory updates are logged and ignored. Malformed documents raise any exception.
         """
         name, what = str(document["family"]), str(document["do"])
         family = self._families.get(name)
@@ -75,7 +75,7 @@ class ModelMetrics:
                 log.error("%s", error)
             return
         if family is None or owner not in family.owners:
-            return  # it was refused, or the model's version has gone
+            return  # refused before, or the model's version is gone
         if what == "delete":
             family.owners[owner] -= 1
             if not family.owners[owner]:
@@ -94,7 +94,7 @@ class ModelMetrics:
             metric.change(what, float(document["value"]))
 
     def add_family(self, owner: object, document: Mapping[str, Any]) -> None:
-        """Make a family, or add an owner to it; raises `ServerError` if it is of another kind."""
+        """Create a family, or add an owner; raises `ServerError` if it is of another kind."""
         name, kind = str(document["family"]), str(document["kind"])
         family = self._families.get(name)
         if family is None:
@@ -106,13 +106,13 @@ class ModelMetrics:
         family.owners[owner] += 1
 
     def value(self, document: Mapping[str, Any]) -> float | None:
-        """The value of a metric, None if there is none; raises what nonsense raises."""
+        """The value of a metric, None if unknown; malformed documents raise any exception."""
         family = self._families.get(str(document["family"]))
         metric = family.metrics.get(_labels(document)) if family is not None else None
         return None if metric is None else metric.value
 
     def forget(self, owner: object) -> None:
-        """A model's version has gone, and what only it had made."""
+        """Remove an owner, and the families that only it had created."""
         for name, family in list(self._families.items()):
             self._leave(owner, name, family)
 
@@ -127,7 +127,7 @@ class ModelMetrics:
 
     @property
     def plain_counters(self) -> frozenset[str]:
-        """Counters whose names do not end as Prometheus' clients have them end."""
+        """Counters whose names lack the suffix of Prometheus' client libraries."""
         return frozenset(
             name
             for name, family in self._families.items()
@@ -135,7 +135,7 @@ class ModelMetrics:
         )
 
     def collect(self) -> Iterator[Sourced]:
-        """The families, each read when it is asked for: models may add and take away meanwhile."""
+        """The families, each read when consumed: models may add and remove some meanwhile."""
         for name, family in list(self._families.items()):
             readings = [
                 (dict(labels), metric.reading(family.kind == "histogram"))

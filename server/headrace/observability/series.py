@@ -1,4 +1,4 @@
-"""Metric families and the values that they are read from, and which of them there are."""
+"""Metric families, and the values that they are read from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 class Buckets(NamedTuple):
-    """A histogram: how many up to each of the bounds, and above them all; the sum of the values."""
+    """A histogram: counts up to each bound and above all of them; the sum of the values."""
 
     bounds: Sequence[str]
     counts: Sequence[int]
@@ -43,10 +43,10 @@ Reading = float | Buckets | Quantiles | None
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[S]):
-    """A metric family: `name` is that of its samples, `kind` the type as Prometheus calls it.
+    """A metric family: `name` is that of its samples, `kind` the Prometheus type.
 
-    `read` gives the value of a source, None for no sample, or the values by what the label is, or
-    by a tuple of what the `labels` are.
+    `read` returns the value of a source, None for no sample, or a mapping of values by label value,
+    or by a tuple of the values of the `labels`.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Family(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeries:
-    """The workers of one version as a scrape sees them.
+    """The workers of one version, for a scrape.
 
-    `resident` has the bytes of each instance whose worker runs, `instances` counts all of them.
+    `resident` has the bytes of each instance with a running worker, `instances` counts all of them.
     """
 
     instances: int
@@ -69,17 +69,17 @@ class WorkerSeries:
     quarantined: int
 
 
-# A family with its sources, each under its labels.
+# A family with its sources and their labels.
 Sourced = tuple[Family[Any], Sequence[tuple[Mapping[str, str], Any]]]
 
 
 @dataclass(slots=True)
 class EndpointSeries:
-    """An upstream as it is now.
+    """The current state of an upstream.
 
-    `outstanding` calls are under way, `serves` is whether it gets any. `sequences` have their state
-    there; None for a model without sequences. In `differences` ways it has the model otherwise than
-    was asked for.
+    `outstanding` is the number of calls in flight, `serves` is true if it receives calls.
+    `sequences` is the number of sequences with their state there; None for a model without
+    sequences. `differences` counts deviations of its model from the requested configuration.
     """
 
     name: str
@@ -92,7 +92,7 @@ class EndpointSeries:
 
 @dataclass(frozen=True, slots=True)
 class BackendSeries:
-    """A backend as it is now; `active` is whether it is the one that gets requests."""
+    """The current state of a backend; `active` is true if it gets requests."""
 
     name: str
     counts: BackendCounts
@@ -101,10 +101,10 @@ class BackendSeries:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """A GPU at one moment; None is what it does not tell.
+    """The state of a GPU at one moment; None for values that it does not report.
 
-    Memory in bytes, `utilization` between 0 and 1, power in watts, `energy` in joules since the
-    driver was loaded.
+    Memory in bytes, `utilization` from 0 to 1, power in watts, `energy` in joules since the driver
+    was loaded.
     """
 
     uuid: str
@@ -118,14 +118,14 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """GPUs as a scrape sees them, and the bytes of page-locked memory: in all, and in use."""
+    """GPUs for a scrape, and the bytes of page-locked memory: total, and in use."""
 
     readings: Sequence[GpuReading] = ()
     pinned: tuple[int, int] | None = None
 
 
 class MemoryCounts(NamedTuple):
-    """Models in memory, the bytes that they may take, and how many have gone for others."""
+    """The number of models in memory, their limit in bytes, and evictions so far."""
 
     models: int
     budget: int
@@ -146,10 +146,10 @@ class MetricsOptions:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "MetricsOptions":
-        """From texts such as `summary_latencies=true`; raises `ValueError`.
+        """Parse texts such as `summary_latencies=true`; raises `ValueError`.
 
-        Of the quantiles, `0.5:0.05` with its error, as Triton has it, is also understood: quantiles
-        are exact here.
+        Quantiles may be given with an error, such as `0.5:0.05`, as in Triton; it is ignored, since
+        quantiles are exact here.
         """
         found: dict[str, str] = {}
         for text in texts:

@@ -1,15 +1,15 @@
 """Counters of the server and its model versions, as plain integers.
 
-Added to on the event-loop thread, once per batch, call or answer, and read by the statistics
+Updated on the event-loop thread, once per batch, call or answer, and read by the statistics
 endpoint and by Prometheus scrapes on the same thread: there is no lock and nothing is published.
-Times are nanoseconds; the meaning of each counter of a version is Triton's: a batched request has
+Times are nanoseconds; each counter of a version means the same as in Triton: a batched request has
 the whole batch's compute times, `inference_count` counts rows of successful requests,
 `execution_count` successful batches.
 
-How many requests each door has answered, by operation and status, is in `Answers`: a door holds the
-counts of an operation, a list by status, and adds one for each answer, which is all that an answer
-pays. A front end counts for itself and hands on what has come every second. Operations and statuses
-are those of the protocol: nothing that clients choose becomes a label.
+`Answers` counts answers by door, operation and status: a door holds the counters of an operation, a
+list by status, and increments one per answer. A front end counts for itself and reports every
+second. Operations and statuses are those of the protocol: nothing chosen by clients becomes a
+label.
 """
 
 from bisect import bisect_left
@@ -29,38 +29,38 @@ LATENCY_BOUNDS: tuple[int, ...] = tuple(
     )
 )  # fmt: skip
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-# Of gRPC, by number.
+# gRPC statuses by number.
 STATUS_NAMES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
     "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
     "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 INFER = "infer"
-OTHER = "other"  # the operation of what belongs to none, such as an unknown path
+OTHER = "other"  # the label for requests of no operation, such as an unknown path
 _HTTP_STATUSES = 600
-MOST_ORDINALS = 100  # that are kept apart; responses from here on are counted as this one
-FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"  # the metric, as Triton calls it
+MOST_ORDINALS = 100  # distinct ordinals; later responses count as this one
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"  # Triton's name of the metric
 FIRST_RESPONSE_BOUNDS = (100.0, 500.0, 2_000.0, 5_000.0)  # ms
 LATENCY_KINDS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-_KEPT = 4096  # requests whose latencies summaries are made of
+_KEPT = 4096  # requests in the window of summaries
 _AGE_NS = 60 * 10**9  # older ones are left out
 
-Sample = tuple[str, str, str, int]  # door, operation, status and how many
+Sample = tuple[str, str, str, int]  # door, operation, status and count
 Grown = tuple[str, str, int, int]  # the same with the status as a number
 
 
 class Closed(StrEnum):
-    """Why a batch closed, of those that might have got more requests."""
+    """The reason why a batch closed while more requests might have joined."""
 
-    FULL = "full"  # at a preferred or the greatest size, or the next request does not fit
-    SHAPE = "shape"  # only requests of other shapes wait, as far as is looked
-    DELAY = "delay"  # its oldest request has waited for as long as the configuration says
-    IDLE = "idle"  # nothing else waits, and an instance is free
-    DEADLINE = "deadline"  # one of its requests would have timed out in the delay
+    FULL = "full"  # a preferred or the maximum size, or the next request does not fit
+    SHAPE = "shape"  # only requests of other shapes are queued, within the look-ahead
+    DELAY = "delay"  # its oldest request has waited for the configured delay
+    IDLE = "idle"  # nothing else is queued, and an instance is free
+    DEADLINE = "deadline"  # one of its requests would have timed out during the delay
 
 
 class Histogram:
-    """Counts of durations by upper bounds in nanoseconds; the last is of those above all bounds."""
+    """Counts of durations by upper bound in nanoseconds; the last count is above all bounds."""
 
     __slots__ = ("bounds", "counts", "total_ns")
 
@@ -70,7 +70,7 @@ class Histogram:
         self.total_ns = 0
 
     def observe(self, duration_ns: int, times: int = 1) -> None:
-        """Count a duration that `times` requests had."""
+        """Count a duration, for `times` requests."""
         self.counts[bisect_left(self.bounds, duration_ns)] += times
         self.total_ns += duration_ns * times
 
@@ -88,7 +88,7 @@ class BatchCounters:
 
 
 class Duration:
-    """So many, and nanoseconds of all of them."""
+    """A count, and the sum of nanoseconds."""
 
     __slots__ = ("count", "ns")
 
@@ -103,10 +103,10 @@ class Duration:
 
 
 class ResponseCounters:
-    """Counters of the responses of one ordinal.
+    """Counters of the responses with one ordinal.
 
-    `compute_infer` and `compute_output` are parts of `success`. `empty_response` is an end that
-    came as a message of its own, `cancel` a request that was given up while this one was awaited.
+    `compute_infer` and `compute_output` are parts of `success`. `empty_response` is an end sent as
+    a separate message, `cancel` a request cancelled before this response.
     """
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
@@ -121,9 +121,9 @@ class ResponseCounters:
 
 
 class Responses:
-    """The counters of the responses of a version that answers a request any number of times.
+    """The response counters of a decoupled version.
 
-    `ordinals` are in no order. `first` is there if the version is one that answers many times.
+    `ordinals` are unordered. `first` is set for decoupled versions.
     """
 
     def __init__(self) -> None:
@@ -139,8 +139,8 @@ class Responses:
 class BackendCounts:
     """Counters of one backend of a version.
 
-    `requests` counts those that it has answered, be it with an error, `batches` those that it has
-    run, `switches` how often requests went over to it from another one.
+    `requests` counts answered requests, including errors, `batches` executed batches, `switches`
+    the times that requests were switched to it.
     """
 
     requests: int = 0
@@ -152,8 +152,8 @@ class BackendCounts:
 class EndpointCounts:
     """Counters of one upstream of a version.
 
-    `requests` counts the calls that it was sent, each with a batch, `failures` those of them that
-    it has not answered as a healthy server does, `ejections` how often it was left out for those.
+    `requests` counts calls sent to it, one per batch, `failures` those without a healthy answer,
+    `ejections` the times that it was ejected for failures.
     """
 
     requests: int = 0
@@ -162,18 +162,18 @@ class EndpointCounts:
 
 
 class EndKind(StrEnum):
-    """The way in which a worker has ended unasked."""
+    """The way in which a worker ended unexpectedly."""
 
-    EXIT = "exit"  # by itself, with whatever status
-    SIGNAL = "signal"  # it crashed, or something else has killed it
-    HANG = "hang"  # no sign of life
-    LIMIT = "limit"  # a batch took longer than it may
-    NONSENSE = "nonsense"  # it sent what makes no sense
-    ABANDONED = "abandoned"  # it went on with what nobody waited for any more
+    EXIT = "exit"  # exited by itself, with any status
+    SIGNAL = "signal"  # crashed, or killed from outside
+    HANG = "hang"  # no heartbeat
+    LIMIT = "limit"  # a batch exceeded its time limit
+    NONSENSE = "nonsense"  # it sent an invalid frame
+    ABANDONED = "abandoned"  # it continued an abandoned execution
 
 
 class RecycleReason(StrEnum):
-    """Why a worker was replaced while it was well; the name of the parameter that says when."""
+    """The reason for replacing a healthy worker; the name of the parameter that sets it."""
 
     MAX_RSS = "max_rss"
     MAX_REQUESTS = "max_requests"
@@ -190,17 +190,17 @@ class WorkerCounters:
 
 
 class Window:
-    """The latencies of the last requests, in nanoseconds, of each of `LATENCY_KINDS`."""
+    """The latencies of the last requests, in nanoseconds, for each of `LATENCY_KINDS`."""
 
     def __init__(self) -> None:
         self._requests: deque[tuple[int, ...]] = deque(maxlen=_KEPT)
 
     def add(self, now: int, *durations: int) -> None:
-        """Keep the durations of one request, in the order of kinds, in place of the oldest."""
+        """Add the durations of one request, in the order of kinds, replacing the oldest."""
         self._requests.append((now, *durations))
 
     def quantiles(self, kind: str, quantiles: Sequence[float], now: int) -> list[float]:
-        """Nanoseconds for each quantile; NaN if nothing is recent enough."""
+        """Nanoseconds for each quantile; NaN if there are no recent requests."""
         index = 1 + LATENCY_KINDS.index(kind)
         recent = [request[index] for request in self._requests if request[0] > now - _AGE_NS]
         if not recent:
@@ -212,8 +212,7 @@ class Window:
 class VersionStatistics:
     """The counters of one model version.
 
-    `window` has the latencies of its last requests, which quantiles need: only if they are asked
-    for.
+    `window` has the latencies of its last requests, for quantiles; only if these are enabled.
     """
 
     def __init__(self, summaries: bool = False) -> None:
@@ -221,7 +220,7 @@ class VersionStatistics:
         self.success_count = 0
         self.success_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
-        self.faults = 0  # those of them that are the version's own
+        self.faults = 0  # failures that count against the version
         self.fail_ns = 0
         self.queue_ns = 0
         self.compute_input_ns = 0
@@ -230,21 +229,21 @@ class VersionStatistics:
         self.inference_count = 0
         self.execution_count = 0
         self.last_inference_ms = 0
-        self.batches: dict[int, BatchCounters] = defaultdict(BatchCounters)  # by their rows
+        self.batches: dict[int, BatchCounters] = defaultdict(BatchCounters)  # by number of rows
         self.batches_closed = dict.fromkeys(Closed, 0)
         self.queue_histogram = Histogram()
         self.compute_histogram = Histogram()
         self.request_histogram = Histogram()
         self._histograms = self.compute_histogram, self.queue_histogram, self.request_histogram
-        self.paused_histogram = Histogram()  # compute times that clients made longer by not reading
+        self.paused_histogram = Histogram()  # compute times extended by clients that did not read
         self.responses = Responses()
-        self.backends: dict[str, BackendCounts] = {}  # by name, of a model that has several
-        self.ended_runs: Counter[str] = Counter()  # of this process, by why they were ended
-        self.endpoints: dict[str, EndpointCounts] = {}  # by name, of one that other servers run
+        self.backends: dict[str, BackendCounts] = {}  # by name, for a model with several backends
+        self.ended_runs: Counter[str] = Counter()  # terminated runs in this process, by reason
+        self.endpoints: dict[str, EndpointCounts] = {}  # by name, for an upstream model
 
     @property
     def fail_count(self) -> int:
-        """Requests that had been accepted and ended without an answer."""
+        """Accepted requests that ended without an answer."""
         return sum(self.failures.values())
 
     def batch_succeeded(
@@ -257,8 +256,8 @@ class VersionStatistics:
         computed: int,
         ended: int,
     ) -> None:
-        """Count a batch: when each answered request arrived, the rows of all of them, the rows of
-        the batch, and the times of its four moments.
+        """Count a batch: arrival times of its answered requests, the sum of their rows, the rows of
+        the batch, and its four timestamps.
         """
         count = len(arrived)
         inputs, infer, outputs = gathered - started, computed - gathered, ended - computed
@@ -303,7 +302,7 @@ class VersionStatistics:
     def request_completed(
         self, arrived: int, rows: int, started: int, ended: int, paused: bool = False
     ) -> None:
-        """Count a request with its last response, which came later than its batch was run."""
+        """Count a request whose last response came after its batch."""
         self.success_count += 1
         self.inference_count += rows
         self.compute_infer_ns += ended - started
@@ -318,7 +317,7 @@ class VersionStatistics:
             self.window.add(ended, ended - arrived, started - arrived, 0, ended - started, 0)
 
     def request_failed(self, reason: str, duration_ns: int, fault: bool = False) -> None:
-        """Count a request that ended without an answer for one of `FAILURE_REASONS`."""
+        """Count a request that failed, for one of `FAILURE_REASONS`."""
         self.failures[reason] += 1
         self.faults += fault
         self.fail_ns += duration_ns
@@ -331,7 +330,7 @@ class Answers:
         self._counts: dict[tuple[str, str], list[int]] = {}
 
     def of(self, door: str, operation: str) -> list[int]:
-        """The counts of an operation by status, for the door ("http" or "grpc") to add to."""
+        """The counters of an operation by status, for the door ("http" or "grpc") to update."""
         counts = self._counts.get((door, operation))
         if counts is None:
             counts = [0] * (len(STATUS_NAMES) if door == "grpc" else _HTTP_STATUSES)
@@ -339,7 +338,7 @@ class Answers:
         return counts
 
     def take(self) -> list[Grown]:
-        """Take the counts since the last time, for the process that is told."""
+        """Take the counts since the last call, to report them to another process."""
         grown = [
             (*key, status, count)
             for key, counts in self._counts.items()
@@ -352,14 +351,14 @@ class Answers:
         return grown
 
     def add(self, grown: Iterable[Sequence[object]]) -> None:
-        """Count what another process has taken; raises `ValueError` or `TypeError` for nonsense."""
+        """Add the counts of another process; raises `ValueError` or `TypeError` if malformed."""
         for door, operation, status, count in grown:
             if not (isinstance(status, int) and isinstance(count, int)):
                 raise TypeError(f"expected numbers, got {status!r} and {count!r}")
             self.of(str(door), str(operation))[status] += count
 
     def samples(self) -> Iterator[Sample]:
-        """All counts; of each operation at least that of good answers."""
+        """All counts; for each operation at least that of successful answers."""
         for (door, operation), counts in sorted(self._counts.items()):
             good = 0 if door == "grpc" else 200
             for status, count in enumerate(counts):

@@ -1,11 +1,11 @@
-"""Settings of traces, of the server and of single models.
+"""Trace settings, of the server and of single models.
 
 Each setting is declared once, in `_NUMBERS` and `_COLLECTOR`: its name on the command line
-(`--trace-config [MODE,]KEY=VALUE`, or one of Triton's older options), the name that clients know,
-its field and the values that it may have.
+(`--trace-config [MODE,]KEY=VALUE`, or one of Triton's older options), its name in the protocol, its
+field and its valid values.
 
-A model's settings that are not its own are the server's, and the server's that nobody has set are
-those of the command line. Who has none of its own shares the server's sampler, and its count.
+A model inherits the server's settings, and the server those of the command line, unless they are
+set. Models without settings of their own share the server's sampler, and its count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 _OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}
 _MAX_UINT32 = 2**32 - 1
 _MAX_INT32 = 2**31 - 1
-# By the name that clients know, the field, which is also the key of the command line, and the least
-# and greatest value.
+# By the protocol's name: the field, which is also the key on the command line, and the least and
+# greatest value.
 _NUMBERS = {
     "trace_rate": ("rate", 0, _MAX_UINT32),
     "trace_count": ("count", -1, _MAX_INT32),
@@ -38,7 +38,7 @@ _FIXED = {
 
 
 class _Size(NamedTuple):
-    """A number of the exporter of spans, and OpenTelemetry's variable for it."""
+    """A number of the span exporter, and its OpenTelemetry environment variable."""
 
     field: str
     variable: str
@@ -63,7 +63,7 @@ class Mode(StrEnum):
     OPENTELEMETRY = "opentelemetry"  # spans for a collector
 
 
-# The keys of the command line, by mode; "" is for what is general.
+# The keys of the command line by mode; "" for general ones.
 _MODE_KEYS: dict[str, tuple[str, ...]] = {
     "": ("level", "rate", "count", "mode"),
     Mode.TRITON: ("file", "log-frequency"),
@@ -73,10 +73,10 @@ _MODE_KEYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Settings that may change: one request in `rate` is traced, 0 for those that clients trace.
+    """Changeable settings: one request in `rate` is traced, 0 for those traced by clients only.
 
-    `count` is how many more, -1 for any number. Every `log_frequency` traces are a file of their
-    own, unless it is 0.
+    `count` is the number still to be traced, -1 for no limit. Every `log_frequency` traces go to a
+    file of their own, unless it is 0.
     """
 
     timestamps: bool = False
@@ -87,21 +87,21 @@ class TraceSettings:
 
     @property
     def off(self) -> bool:
-        """True if nothing is to be recorded of a request."""
+        """True if nothing of a request is recorded."""
         return not (self.timestamps or self.tensors)
 
     @property
     def levels(self) -> list[str]:
-        """The levels by the protocol's names."""
+        """The levels under the protocol's names."""
         names = [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors
         return names or [OFF]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """Settings that are fixed at start-up: where traces go, and what to begin with.
+    """Settings fixed at start-up: the destination of traces, and the initial settings.
 
-    `options` are what is told of the mode beside, in the order of its documentation.
+    `options` are further settings of the mode, in the order of its documentation.
     """
 
     mode: Mode = Mode.TRITON
@@ -115,7 +115,7 @@ class TraceConfig:
 
     @property
     def options(self) -> dict[str, list[str]]:
-        """The options of the mode by the names that clients know."""
+        """The options of the mode under the protocol's names."""
         if self.mode is Mode.TRITON:
             return {"trace_file": [self.file]}
         resource = [f"{key}={value}" for key, value in (self.resource or {}).items()]
@@ -123,7 +123,7 @@ class TraceConfig:
         return {"url": [self.url], "resource": resource, **sizes}
 
     def problem(self, settings: TraceSettings) -> str:
-        """Why nothing could be traced by settings that are not off; "" for none."""
+        """The reason why these settings cannot trace anything; "" if they can, or are off."""
         if settings.off:
             return ""
         if self.mode is Mode.OPENTELEMETRY:
@@ -134,10 +134,10 @@ class TraceConfig:
 
 
 class Sampler:
-    """Picks requests by settings that several models may share. Owned by the event-loop thread.
+    """Samples requests by settings that several models may share. Owned by the event-loop thread.
 
-    `open` counts traces under way. Once it is retired, or has picked all that it may, and none is
-    under way, nothing more comes of it.
+    `open` counts unfinished traces. A sampler that is retired, or has sampled its count, is
+    finished once none is open.
     """
 
     __slots__ = ("open", "rate", "remaining", "retired", "seen", "settings")
@@ -152,7 +152,7 @@ class Sampler:
 
     @property
     def spent(self) -> bool:
-        """True if it has picked as many as it may."""
+        """True if it has sampled its count."""
         return self.remaining == 0
 
     def pick(self) -> bool:
@@ -167,11 +167,11 @@ class Sampler:
         return True
 
     def now(self) -> TraceSettings:
-        """The settings with the count that is left."""
+        """The settings with the remaining count."""
         return replace(self.settings, count=self.remaining)
 
 
-Changes = Mapping[str, Any]  # by field; None for what is not set any more
+Changes = Mapping[str, Any]  # by field; None to unset one
 
 
 class SettingsTable:
@@ -179,7 +179,7 @@ class SettingsTable:
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
-        self._own: dict[str, dict[str, Any]] = {"": {}}  # "" stands for the server
+        self._own: dict[str, dict[str, Any]] = {"": {}}  # "" is the server
         self._samplers = {"": Sampler(config.settings)}
 
     @property
@@ -192,13 +192,13 @@ class SettingsTable:
         return self._samplers.get(model) or self._samplers[""]
 
     def change(self, model: str, changes: Changes) -> list[Sampler]:
-        """Set, or unset, settings of a model or, for "", of the server; the samplers replaced.
+        """Change settings of a model or, for "", of the server; returns the replaced samplers.
 
-        Raises `InvalidRequest` if nothing could be traced by them, and changes nothing then.
+        Raises `InvalidRequest`, and changes nothing, if the result cannot trace.
         """
         made: dict[str, tuple[dict[str, Any], TraceSettings]] = {}
         base = self._samplers[""].now() if model else self.config.settings
-        # What models have of the server changes with it.
+        # Settings that models inherit from the server change with it.
         for name in [model] if model else ["", *(name for name in self._own if name)]:
             own = dict(self._own.get(name, {}))
             if "count" in own:
@@ -216,7 +216,7 @@ class SettingsTable:
         for name, (own, settings) in made.items():
             if own or not name:
                 self._own[name], self._samplers[name] = own, Sampler(settings)
-            else:  # as the server has them again
+            else:  # inherit from the server again
                 self._own.pop(name, None)
         return retired
 
@@ -230,9 +230,9 @@ def _merged(base: TraceSettings, own: Mapping[str, Any]) -> TraceSettings:
 
 
 def read_changes(document: Mapping[str, Sequence[object] | None]) -> dict[str, Any]:
-    """The changes that a client asks for, by field: lists of values; an empty one means unset.
+    """The changes in a client's document, by field: lists of values; an empty one unsets.
 
-    Raises `InvalidRequest`, or `Unsupported` for what is fixed.
+    Raises `InvalidRequest`, or `Unsupported` for fixed settings.
     """
     changes: dict[str, Any] = {}
     for name, values in document.items():
@@ -249,7 +249,7 @@ def read_changes(document: Mapping[str, Sequence[object] | None]) -> dict[str, A
 
 
 def read_levels(values: Sequence[object]) -> tuple[str, ...]:
-    """Levels by their names; raises `InvalidRequest`."""
+    """Parse levels by name; raises `InvalidRequest`."""
     for value in values:
         if value not in (OFF, TIMESTAMPS, TENSORS):
             raise InvalidRequest(
@@ -271,7 +271,7 @@ def _number(name: str, values: Sequence[object]) -> int:
 
 
 def read_number(name: str, text: str) -> int:
-    """The number of a setting; raises `InvalidRequest`."""
+    """Parse the number of a setting; raises `InvalidRequest`."""
     _, least, most = _NUMBERS[name]
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(text) > 40:
@@ -288,15 +288,15 @@ def read_number(name: str, text: str) -> int:
 
 # --- the command line
 
-Given = dict[tuple[str, str], list[str]]  # by mode ("" for what is general) and key, all values
+Given = dict[tuple[str, str], list[str]]  # all values by mode ("" for general ones) and key
 
 
 def read_trace_config(
     texts: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> TraceConfig:
-    """The settings of the command line; of several values for a key the last one counts.
+    """Parse the settings of the command line; of several values for a key the last one counts.
 
-    Raises `ValueError` that quotes what is wrong and says what was expected.
+    Raises `ValueError` that quotes the invalid text and states what was expected.
     """
     given = _of_variables(environment or {})
     for text in texts:
@@ -308,7 +308,8 @@ def read_trace_config(
     except InvalidRequest as error:
         raise ValueError(str(error)) from None
     problem = config.problem(config.settings)
-    if problem and config.mode is Mode.OPENTELEMETRY:  # otherwise nothing is traced, as in Triton
+    # In the other mode nothing is traced, as in Triton.
+    if problem and config.mode is Mode.OPENTELEMETRY:
         raise ValueError(problem)
     return config
 
@@ -316,14 +317,14 @@ def read_trace_config(
 def old_options(
     file: str, levels: Sequence[str], rate: int, count: int, log_frequency: int
 ) -> list[str]:
-    """Triton's older options in the form of the newer one."""
+    """Triton's older options in the newer form."""
     texts = [f"level={level}" for level in levels]
     texts += [f"triton,file={file}"] if file else []
     return [*texts, f"rate={rate}", f"count={count}", f"triton,log-frequency={log_frequency}"]
 
 
 def _of_variables(environment: Mapping[str, str]) -> Given:
-    """The settings that OpenTelemetry's own variables make, where no option does."""
+    """Settings from OpenTelemetry's own environment variables, unless given by options."""
     base = environment.get(_BASE_VARIABLE)
     found = {key: environment.get(size.variable) for key, size in _COLLECTOR.items()}
     found["url"] = environment.get(_URL_VARIABLE) or (base and f"{base.rstrip('/')}/v1/traces")
@@ -331,7 +332,7 @@ def _of_variables(environment: Mapping[str, str]) -> Given:
 
 
 def _option(text: str) -> tuple[str, str, str]:
-    """The mode, "" for none, the key and the value that an option names; raises `ValueError`."""
+    """Split an option into mode ("" for none), key and value; raises `ValueError`."""
     mode, (key, value) = "", _pair(text)
     if "," in key:
         mode, key = (part.strip() for part in key.split(",", 1))

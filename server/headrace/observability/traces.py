@@ -1,12 +1,12 @@
-"""Traces as values: what a request carries of its trace, and what is recorded of it.
+"""Traces as values: the trace context of a request, and its record.
 
-A request carries the W3C Trace Context and a number of ours as a parameter, from the door to the
-engine and on to a Python model, and back with what that model asks of others. The text is the
-number of the trace here, 0 for none, the `traceparent` and the `tracestate`, with spaces between;
-what is not there at the end is left out.
+A request carries the W3C Trace Context and a number of this server as a parameter, from the door to
+the engine and on to a Python model, and back with that model's calls. The text is the trace's
+number in this server, 0 for none, the `traceparent` and the `tracestate`, separated by spaces;
+missing parts at the end are left out.
 
-Recorded is when what has happened to the request, and, if asked for, its tensors. Times are
-nanoseconds of the monotonic clock. Their names are Triton's, so that its tools know them.
+The record has the timestamps of a request and, optionally, its tensors. Times are nanoseconds of
+the monotonic clock. Their names are Triton's, so that its tools understand them.
 """
 
 import re
@@ -28,7 +28,7 @@ _LONGEST_NUMBER = 19  # digits
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span of a trace, which may be another program's; `state` is the text of `tracestate`."""
+    """A span of a trace, possibly of another program; `state` is the text of `tracestate`."""
 
     trace_id: int
     span_id: int
@@ -37,12 +37,12 @@ class TraceContext:
 
     @property
     def sampled(self) -> bool:
-        """True if it is recorded."""
+        """True if the span is recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property
     def traceparent(self) -> str:
-        """The value of the header."""
+        """The value of the `traceparent` header."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.flags & _SAMPLED:02x}"
 
 
@@ -54,7 +54,7 @@ class TraceLink(NamedTuple):
 
 
 def read_traceparent(text: str, state: str = "") -> TraceContext | None:
-    """The context of these two headers; None if they are none, which is to be ignored."""
+    """Parse both headers; None if they are invalid, and to be ignored."""
     match = _TRACEPARENT.fullmatch(text.strip())
     if match is None:
         return None
@@ -68,7 +68,7 @@ def read_traceparent(text: str, state: str = "") -> TraceContext | None:
 
 
 def write_link(link: TraceLink) -> str:
-    """The text of the parameter."""
+    """Format the parameter."""
     context = link.context
     if context is None:
         return str(link.number)
@@ -76,7 +76,7 @@ def write_link(link: TraceLink) -> str:
 
 
 def read_link(text: object) -> TraceLink:
-    """Read the parameter, in which clients may have put anything."""
+    """Parse the parameter, whose value may come from a client."""
     number, _, rest = str(text).partition(" ")
     parent, _, state = rest.partition(" ")
     known = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER
@@ -84,14 +84,14 @@ def read_link(text: object) -> TraceLink:
 
 
 def new_context(parent: TraceContext | None) -> TraceContext:
-    """A span that begins a trace, or goes on with a client's."""
+    """A span that starts a trace, or continues a client's."""
     if parent is not None:
         return child_span(parent)
     return TraceContext(_number(128), _number(64), _SAMPLED)
 
 
 def child_span(parent: TraceContext) -> TraceContext:
-    """A span of the same trace."""
+    """A new span of the same trace."""
     return TraceContext(parent.trace_id, _number(64), _SAMPLED, parent.state)
 
 
@@ -100,16 +100,16 @@ def _number(bits: int) -> int:
 
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
-MOST_BYTES = 16 << 20  # of the tensors of a trace; what is beyond is there without its data
-MOST_TIMES = 10_000  # from which on the times of responses are left out, and their tensors
+MOST_BYTES = 16 << 20  # of a trace's tensors; further ones are recorded without data
+MOST_TIMES = 10_000  # timestamps after which responses and their tensors are left out
 _REPEATED = ("INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END", "GRPC_SEND_START",
              "GRPC_SEND_END")  # fmt: skip
-_OBJECT = 40  # bytes of an object beside its text
+_OBJECT = 40  # object overhead in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """A call to another server that had part in a request, and what it failed with, "" for none."""
+    """A call to an upstream for a request, with its error, or ""."""
 
     context: TraceContext
     endpoint: str
@@ -120,11 +120,11 @@ class CallSpan:
 
 @dataclass(slots=True)
 class Trace:
-    """One request. Made and filled on the event-loop thread, then handed on and left alone.
+    """The trace of one request. Filled on the event-loop thread, then passed on unchanged.
 
-    `door` is HTTP, GRPC, or "" for what a model has asked for; that has a `parent`, 0 for none.
-    `version` is -1 where none was found. `offset` makes times those of the wall clock. `nbytes` are
-    those of the tensors.
+    `door` is HTTP, GRPC, or "" for a model's call; that has a `parent`, 0 for none. `version` is -1
+    if none was found. `offset` converts times to the wall clock. `nbytes` is the size of the
+    tensors.
     """
 
     number: int
@@ -140,17 +140,17 @@ class Trace:
     error: str = ""
     spans: "SpanIds | None" = None
     calls: list[CallSpan] = field(default_factory=list)
-    last: bool = False  # of all that its sampler may pick
+    last: bool = False  # the last of its sampler's count
     nbytes: int = 0
-    backend: str = ""  # that has answered, of a model that has several
+    backend: str = ""  # the answering backend, for a model with several
 
     def time(self, name: str, ns: int) -> None:
-        """Record when something has happened."""
+        """Record a timestamp."""
         if len(self.times) < MOST_TIMES or name not in _REPEATED:
             self.times.append((name, ns))
 
     def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
-        """Record tensors; copies, since what they lie in may be used again."""
+        """Record copies of tensors, since their memory may be reused."""
         if len(self.times) >= MOST_TIMES or len(self.tensors) >= MOST_TIMES:
             return
         for tensor in tensors:
@@ -165,7 +165,7 @@ class Trace:
 
 
 def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
-    """Bytes of a tensor; of strings that are too many for `most` bytes, only a part of them."""
+    """Bytes of a tensor; of strings beyond `most` bytes, only the size of a part."""
     size: int = array.nbytes
     if datatype is Datatype.BYTES and 0 < size <= most and not isinstance(array, BytesArray):
         size += sum(map(len, array.ravel().tolist())) + _OBJECT * array.size
@@ -176,8 +176,8 @@ def _size(datatype: Datatype, array: TensorArray, most: int) -> int:
 class SpanIds:
     """The spans of a traced request.
 
-    `root` is the span of the whole exchange, 0 where a model has asked; `parent` is what that, or
-    else the model's span, is part of.
+    `root` is the span of the whole exchange, 0 for a model's call; `parent` is the parent of that,
+    or of the model's span.
     """
 
     trace_id: int

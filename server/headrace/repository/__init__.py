@@ -1,1 +1,1 @@
-"""Model repositories: directory layout, `config.pbtxt`, its completion, and changes of files."""
+"""Model repositories: directory layout, `config.pbtxt`, its completion, and file changes."""

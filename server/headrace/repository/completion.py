@@ -1,14 +1,14 @@
-"""Completion of a configuration, from the model's files, the loaded model and the GPUs there are.
+"""Completion of a configuration from the model's files, the loaded model and the available GPUs.
 
-Plain functions from messages to messages; nothing here opens a file. What they do follows Triton's
-auto-completion, so that the same repository means the same on both, with three differences: a
-`max_batch_size` that is written out is never changed, also if it is 0; a batching model without a
-scheduler gets `dynamic_batching`, because requests are batched unless the model says otherwise; and
-a model without instance groups gets one instance, also on the CPU.
+Pure functions from messages to messages; nothing here opens a file. They follow Triton's
+auto-completion, so that a repository means the same on both, with three differences: an explicit
+`max_batch_size` is never changed, even if it is 0; a batching model without a scheduler gets
+`dynamic_batching`, because requests are batched unless the model says otherwise; and a model
+without instance groups gets one instance, also on the CPU.
 
-GPUs are given out as by Triton: a group of KIND_AUTO is on GPUs if all of those that it lists are
-there, else on the CPU; a group on GPUs that lists none has all. A model without instance groups is
-one group of KIND_AUTO. A backend that can do without GPUs as well has such a group on the CPU
+GPUs are assigned as by Triton: a group of KIND_AUTO is on GPUs if all GPUs that it lists exist,
+else on the CPU; a group on GPUs that lists none has all of them. A model without instance groups
+gets one group of KIND_AUTO. A backend that also runs without GPUs has such a group on the CPU
 unless the group lists some.
 """
 
@@ -24,18 +24,19 @@ from headrace.protocol.pb import model_config_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.config import ConfigFile, Problem, parameter
 
-_ELSEWHERE = "triton"  # the backend of models that other servers run
-_WHOLE = (_ELSEWHERE, "onnxruntime")  # backends that run a batch as if it were one request
+_ELSEWHERE = "triton"  # the backend of upstream models
+_WHOLE = (_ELSEWHERE, "onnxruntime")  # backends that run a batch like one request
 _SEQUENCE_IDLE_US = 1_000_000
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
 class BackendNames(Protocol):
-    """Names by which files speak for a backend.
+    """File names that indicate a backend.
 
-    `filenames` are what a model's file may be called, `default_filename` among them, also with a
-    directory before the name; a file with one of `suffixes` is its model's under any other name.
+    `filenames` are possible names of a model's file, including `default_filename`, also with a
+    directory before the name; a single file with one of `suffixes` indicates the backend under any
+    other name.
     """
 
     platform: str
@@ -50,7 +51,7 @@ def complete_backend(
     """A copy of the configuration with name, backend, platform and model file name filled in.
 
     `filenames` are the entries of the first version's directory. Raises `InvalidConfig` if no
-    backend of this server is meant.
+    backend of this server can be determined.
     """
     config = deepcopy(file.config)
     config.name = model
@@ -89,7 +90,7 @@ def complete_tensors(
 ) -> ModelConfig:
     """A copy of `config` with `max_batch_size`, `input` and `output` filled in.
 
-    An input that the model has a value for itself is only offered if the configuration declares it.
+    An input for which the model has a default is only offered if the configuration declares it.
     """
     result = deepcopy(config)
     required = [info for info in inputs if not info.optional]
@@ -114,7 +115,7 @@ def complete_tensors(
 
 
 def normalise(config: ModelConfig) -> ModelConfig:
-    """A copy of `config` with the defaults written out that hold when a field is not set."""
+    """A copy of `config` with the defaults of unset fields filled in."""
     result = deepcopy(config)
     if result.version_policy.WhichOneof("policy_choice") is None:
         result.version_policy.latest.num_versions = 1
@@ -141,24 +142,24 @@ def normalise(config: ModelConfig) -> ModelConfig:
 
 
 def batches(config: ModelConfig) -> bool:
-    """True if requests to this model may run together."""
+    """True if requests to this model may share batches."""
     if config.max_batch_size < 1:
         return False
     if config.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
         return False
     if config.model_transaction_policy.decoupled and config.backend == _ELSEWHERE:
-        return False  # another server is sent each request by itself, on a stream of its own
+        return False  # an upstream receives each request on a stream of its own
     if not config.input and config.backend in _WHOLE:
-        return False  # nothing in a batch would say of how many requests it is
+        return False  # nothing in a batch would tell its number of requests
     if config.backend == _ELSEWHERE and parameter(config, "forward") == "transparent":
-        return False  # what is left of forwarding bytes: each request is a call of its own
+        return False  # each request is forwarded as a call of its own
     return parameter(config, "batching") != "off"
 
 
 def divides(config: ModelConfig, completed: bool) -> bool:
     """True if requests with more rows than a batch are divided.
 
-    `completed` is whether it was this server that chose the size of a batch.
+    `completed` is true if this server has chosen the batch size.
     """
     if "split_requests" in config.parameters:
         return parameter(config, "split_requests") == "on"
@@ -166,20 +167,20 @@ def divides(config: ModelConfig, completed: bool) -> bool:
 
 
 def can_divide(config: ModelConfig) -> bool:
-    """True if requests may be divided: rows are each for themselves, and so are answers."""
+    """True if requests may be divided: rows, and responses, are independent of each other."""
     ordered = config.dynamic_batching.preserve_ordering or config.HasField("sequence_batching")
     return batches(config) and not (config.model_transaction_policy.decoupled or ordered)
 
 
 def model_dims(tensor: ModelTensor) -> Sequence[int]:
-    """The dimensions that the model itself sees, without that of the batch."""
+    """The dimensions seen by the model, without the batch dimension."""
     return tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
 
 
 def _guess_backend(
     config: ModelConfig, model: str, names: list[str], backends: Mapping[str, BackendNames]
 ) -> str:
-    """The backend of the platform that is named, or else the one that the files speak for."""
+    """The backend of the named platform, or else the one indicated by the files."""
     if config.platform:
         return next((n for n, b in backends.items() if b.platform == config.platform), "")
     given = config.default_model_filename
@@ -196,20 +197,20 @@ def _guess_backend(
 
 
 def _guess_filename(backend: BackendNames, names: list[str]) -> str:
-    """A name that is known, or that of the only file of its kind, or the default."""
+    """A known file name, the only file of the backend's kind, or the default."""
     known = next((name for name in backend.filenames if _is_there(name, names)), "")
     return known or _alike(backend, names) or backend.default_filename
 
 
 def _is_there(filename: str, names: list[str]) -> bool:
-    """True if the file, or the directory that it should lie in, is among the entries."""
+    """True if the file, or its directory, is among the entries."""
     return filename.partition("/")[0] in names
 
 
 def _alike(backend: BackendNames, names: list[str]) -> str:
     """The only file of a backend's kind.
 
-    Its suffix tells, or, where others use that too, that nothing else lies beside it.
+    Determined by its suffix, or, if other backends share that, by being the only entry.
     """
     alike = [name for name in names if name.endswith(backend.suffixes)]
     if len(names) == 1 and names[0].endswith(_any_suffix(backend)):
@@ -222,7 +223,7 @@ def _any_suffix(backend: BackendNames) -> tuple[str, ...]:
 
 
 def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:
-    """True if every tensor has a variable first dimension, not spelled out in the configuration."""
+    """True if every tensor has a variable first dimension, not declared in the configuration."""
     ranks = {info.name: len(info.shape) for info in infos}
     declared: list[ModelTensor] = [*config.input, *config.output]
     spelled_out = any(t.dims and len(model_dims(t)) == ranks.get(t.name, -1) for t in declared)
@@ -230,7 +231,7 @@ def _can_batch(config: ModelConfig, infos: Sequence[TensorInfo]) -> bool:
 
 
 def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int, seen: bool) -> None:
-    """`seen` is whether `info` is what clients see already, as another server tells it."""
+    """Fill in one tensor; `seen` is true if `info` is in the clients' form, from an upstream."""
     assert info.datatype is not None
     if not tensor.data_type:
         tensor.data_type = pb.DataType.ValueType(CONFIG_NUMBERS[info.datatype])
@@ -238,7 +239,8 @@ def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int, seen: boo
         return
     dims = info.shape[lead:]
     if lead and not dims and not seen:
-        # The model has one value a row and no axis for it: clients see [rows, 1], the model [rows].
+        # The model has one value per row and no axis for it: clients see [rows, 1], the model
+        # [rows].
         tensor.dims.append(1)
         tensor.reshape.SetInParent()
     else:
@@ -246,7 +248,7 @@ def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int, seen: boo
 
 
 class Devices(Protocol):
-    """The GPUs of this process. Looking for them takes a moment."""
+    """The GPUs of this process. Detecting them takes a moment."""
 
     @property
     def count(self) -> int:
@@ -254,15 +256,15 @@ class Devices(Protocol):
 
     @property
     def problem(self) -> str:
-        """Reason why there are none; empty if there are some."""
+        """The reason why there are no GPUs; "" if there are some."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Use that a backend makes of GPUs.
+    """The use of GPUs by a backend.
 
-    `preferred` is whether a model that does not say where it runs is on GPUs if there are any.
-    `obstacle` is what keeps it from using them, empty for nothing.
+    `preferred` is true if a model without placement runs on GPUs, if there are any. `obstacle` is
+    the reason why it cannot use them, "" for none.
     """
 
     preferred: bool = False
@@ -270,7 +272,7 @@ class GpuUse:
 
 
 def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
-    """True if GPUs have to be looked for to know where the instances of a model are."""
+    """True if GPUs must be detected to place a model's instances."""
     if not config.instance_group:
         return preferred
     kinds = ModelInstanceGroup
@@ -282,7 +284,7 @@ def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
 
 
 def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
-    """A copy of `config` whose instance groups say where they are, with `count` GPUs there."""
+    """A copy of `config` with devices for its instance groups, given `count` GPUs."""
     result = deepcopy(config)
     usable = count > 0 and not use.obstacle
     if not result.instance_group and usable and use.preferred:
@@ -301,7 +303,7 @@ def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
 
 
 def device_problems(config: ModelConfig, devices: Devices, use: GpuUse) -> Iterator[Problem]:
-    """Problems of instance groups with the GPUs there are; of a result of `on_devices`."""
+    """Problems of instance groups with the available GPUs, for a result of `on_devices`."""
     count = devices.count
     for index, group in enumerate(config.instance_group):
         if group.kind != ModelInstanceGroup.KIND_GPU:

@@ -1,7 +1,7 @@
 """`config.pbtxt`: text to a message, with errors that name file, line and field.
 
-protobuf's own parser names the line of a syntax error, but forgets lines once a message is built; a
-value that is well-formed and wrong needs its line too. `field_lines` reads the text once more, for
+protobuf's parser reports the line of a syntax error, but discards lines once a message is built; a
+well-formed but wrong value needs its line too. `field_lines` reads the text again, for its
 structure only.
 """
 
@@ -28,10 +28,10 @@ _OPEN = {"{": "}", "<": ">"}
 def field_lines(text: str) -> dict[str, int]:
     """Line numbers by field path: `max_batch_size`, `input[1].dims`, `parameters['execution']`.
 
-    What follows a map's entry has the entry's own fields in its path: `parameters['x'].value`.
+    Fields of a map's entry are part of the path: `parameters['x'].value`.
 
-    A path without an index, anywhere in it, stands for the first occurrence. `text` must be valid
-    protobuf text format.
+    A path without an index stands for the first occurrence. `text` must be valid protobuf text
+    format.
     """
     tokens: list[tuple[str, int]] = []
     line = 1
@@ -47,7 +47,7 @@ def field_lines(text: str) -> dict[str, int]:
 def _fields(
     tokens: list[tuple[str, int]], at: int, prefixes: list[str], lines: dict[str, int]
 ) -> int:
-    """Read the fields of one message, which has several paths; the position of what closes it."""
+    """Read the fields of one message, which has several paths; returns the position of its end."""
     seen: dict[str, int] = {}
     while at < len(tokens) and tokens[at][0] not in ("}", ">"):
         name, line = tokens[at]
@@ -75,7 +75,7 @@ def _fields(
             else:
                 at += 1
                 while at < len(tokens) and tokens[at][0][0] in "\"'":
-                    at += 1  # strings that stand side by side are one value
+                    at += 1  # adjacent strings are one value
             if not listed:
                 break
         at += listed
@@ -88,7 +88,7 @@ def _note(paths: list[str], line: int, lines: dict[str, int]) -> None:
 
 
 def _map_key(tokens: list[tuple[str, int]], at: int) -> list[str]:
-    """The text that a map's entry begins with as its key, in single quotes; none if it is none."""
+    """The key at the start of a map's entry, in single quotes; none if it is not an entry."""
     match [token for token, _ in tokens[at : at + 3]]:
         case ["key", ":", text] if text[0] in "\"'":
             return [f"'{text[1:-1]}'"]
@@ -101,8 +101,8 @@ def _map_key(tokens: list[tuple[str, int]], at: int) -> list[str]:
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
 _DATATYPES = "inference.DataType"
-_ALIKE = 0.8  # from which on a value is taken for another one: TYPE_FLOAT is no TYPE_INT8
-# What other libraries call datatypes.
+_ALIKE = 0.8  # similarity above which a value is suggested, but not TYPE_INT8 for TYPE_FLOAT
+# Other libraries' names of datatypes.
 _ELSEWHERE = {
     "FLOAT": "FP32", "FLOAT16": "FP16", "FLOAT32": "FP32", "FLOAT64": "FP64", "DOUBLE": "FP64",
     "HALF": "FP16", "BFLOAT16": "BF16", "BYTE": "INT8", "SHORT": "INT16", "INT": "INT32",
@@ -114,7 +114,7 @@ _LONGEST_JSON = 1 << 20  # characters of a configuration
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a configuration; `path` is the field, such as `input[0].dims`."""
+    """A problem with a configuration; `path` is the field, such as `input[0].dims`."""
 
     path: str
     text: str
@@ -122,9 +122,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A configuration as written; `lines` says where its fields stand, 0 if that is not known.
+    """A configuration as written; `lines` are the lines of its fields, 0 if unknown.
 
-    `name` is what messages call the file.
+    `name` is the file's name in messages.
     """
 
     name: str
@@ -132,22 +132,22 @@ class ConfigFile:
     lines: dict[str, int] = field(default_factory=dict)
 
     def explain(self, problem: Problem) -> str:
-        """`problem` as one line with file, line and field."""
+        """Format `problem` as one line with file, line and field."""
         path = problem.path
         while path and path not in self.lines:
-            # Up to what holds it: from `input[0].dims` to `input[0]`, from there to `input`.
+            # Try the parents: from `input[0].dims` to `input[0]`, then `input`.
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         line = self.lines.get(path, 0)
         where = f"{self.name}:{line}" if line else self.name
         return f"{where}: {problem.path}: {problem.text}"
 
     def sets(self, path: str) -> bool:
-        """True if the file itself names the field, be it with its default value."""
+        """True if the file itself sets the field, even to its default value."""
         return path in self.lines
 
 
 def refuse(file: ConfigFile, found: Iterable[Problem]) -> None:
-    """Raise `InvalidConfig` with all problems, a line for each, if there are any."""
+    """Raise `InvalidConfig` with all problems, one line each, if there are any."""
     if lines := [file.explain(problem) for problem in found]:
         raise InvalidConfig("\n".join(lines))
 
@@ -158,12 +158,12 @@ def parameter(config: ModelConfig, name: str, default: str = "") -> str:
 
 
 def read_config(path: Path | None, model: str) -> ConfigFile:
-    """The configuration in `path`, or an empty one without; raises `InvalidConfig`."""
+    """Read the configuration in `path`, or an empty one; raises `InvalidConfig`."""
     if path is None:
         return ConfigFile(f"{model} (no config.pbtxt)", ModelConfig())
     name = f"{model}/{path.name}"
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except OSError as error:
         raise InvalidConfig(f"{name}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -174,7 +174,7 @@ def read_config(path: Path | None, model: str) -> ConfigFile:
 def parse_config(text: str, name: str) -> ConfigFile:
     """Parse protobuf text format.
 
-    Raises `InvalidConfig` naming file, line and, for an unknown name, the nearest known one.
+    Raises `InvalidConfig` with file, line and, for an unknown name, the most similar known one.
     """
     config = ModelConfig()
     try:
@@ -190,7 +190,7 @@ def parse_config(text: str, name: str) -> ConfigFile:
 def parse_json_config(text: str, name: str) -> ConfigFile:
     """Parse the JSON form of a configuration.
 
-    Raises `InvalidConfig` that says what is wrong where, as `parse_config` does.
+    Raises `InvalidConfig` with the position of the error, like `parse_config`.
     """
     if len(text) > _LONGEST_JSON:
         raise InvalidConfig(
@@ -204,7 +204,7 @@ def parse_json_config(text: str, name: str) -> ConfigFile:
         json_format.ParseDict(document, config)
     except orjson.JSONDecodeError as error:
         raise InvalidConfig(f"{name}: is not JSON: {error}") from None
-    # Protobuf lets some of what it makes of nonsense through as it is.
+    # Protobuf accepts some invalid values and prints them unchanged.
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         message = (str(error).splitlines() or [""])[0].replace("inference.", "")
         raise InvalidConfig(f"{name}: {message}{_suggestion(str(error))}") from None
@@ -216,7 +216,7 @@ def parse_json_config(text: str, name: str) -> ConfigFile:
 
 
 def _suggestion(message: str) -> str:
-    """The known names nearest to an unknown one in a parser's message, as an appendix to it."""
+    """The known names most similar to the unknown one in a parser's message, as a suffix."""
     candidates: list[str] = []
     near: list[str] = []
     pool = ModelConfig.DESCRIPTOR.file.pool

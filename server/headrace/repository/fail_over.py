@@ -1,8 +1,8 @@
-"""Further backends of a model, for when its own cannot be reached: the parameter `fail_over`.
+"""Further backends of a model that take over when its own is unavailable: `fail_over`.
 
-It is a list in order, with semicolons between its entries. An entry is the name of a backend,
-which runs the model's files here, or the endpoints of further servers. Each entry has a
-configuration of its own, with the same inputs and outputs.
+The parameter is an ordered list, separated by semicolons. An entry is the name of a backend, which
+runs the model's files here, or the endpoints of further upstreams. Each entry has a configuration
+of its own, with the same inputs and outputs.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,15 +21,15 @@ _MOST_BACKENDS = 8
 _MOST_INSTANCES = 64
 _MOST_WAITING = 1_000_000
 _SEPARATOR = ";"
-# What the entries of a model do not have in common.
+# Fields that differ between the entries of a model.
 _OWN_FIELDS = ("backend", "platform", "default_model_filename", "instance_group", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A backend to go on with; `name` is what headers and metrics call it.
+    """A further backend; `name` is its name in headers and metrics.
 
-    `endpoints` are as `parameters['endpoints']` has them, "" if it runs here.
+    `endpoints` has the format of `parameters['endpoints']`, "" for a backend here.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Entry:
 
 
 class InvalidOrder(Exception):
-    """A list that makes no sense; the text says what was expected."""
+    """An invalid list; the text states what was expected."""
 
 
 def needs_files(config: ModelConfig) -> bool:
@@ -49,10 +49,10 @@ def needs_files(config: ModelConfig) -> bool:
 def read_order(
     config: ModelConfig, backends: Collection[str], remote: Collection[str]
 ) -> list[Entry]:
-    """The entries of a configuration whose backend is known, none if it has no such parameter.
+    """The entries of a configuration with a known backend, none without the parameter.
 
-    `backends` are all names of backends, `remote` those of them that run models on other servers.
-    Raises `InvalidOrder`.
+    `backends` are the names of all backends, `remote` those of the ones for upstreams. Raises
+    `InvalidOrder`.
     """
     if PARAMETER not in config.parameters:
         return []
@@ -96,24 +96,24 @@ def problems(config: ModelConfig) -> Iterator[Problem]:
 
 
 def queue_size(config: ModelConfig) -> int:
-    """With so many requests waiting the next backend helps out; 0 is for never."""
+    """The number of queued requests at which the next backend helps out; 0: never."""
     return int(parameter(config, QUEUE_SIZE) or 0)
 
 
 def without_execution(config: ModelConfig) -> ModelConfig:
-    """A copy without what is said of instances here, for a backend that has none."""
+    """A copy without instance settings, for a backend that has no instances here."""
     result = deepcopy(config)
     result.parameters.pop("execution", None)
     return result
 
 
 def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
-    """The configuration of an entry, before its backend is completed."""
+    """The configuration of an entry, before completion by its backend."""
     result = deepcopy(config)
     result.backend = entry.backend
     for name in ("platform", "default_model_filename", "instance_group"):
         result.ClearField(name)
-    if entry.endpoints:  # whose servers have the instances
+    if entry.endpoints:  # the upstreams have the instances
         result.parameters["endpoints"].string_value = entry.endpoints
         result.parameters.pop("execution", None)
         return result
@@ -124,7 +124,7 @@ def entry_config(config: ModelConfig, entry: Entry) -> ModelConfig:
 
 
 def with_own_fields(complete: ModelConfig, own: ModelConfig) -> ModelConfig:
-    """A complete configuration as another backend of the same model has it."""
+    """A complete configuration with the backend-specific fields of another one."""
     result = deepcopy(complete)
     for name in _OWN_FIELDS:
         result.ClearField(name)  # type: ignore[arg-type]  # a name of a field

@@ -1,12 +1,11 @@
-"""Models and versions of the model repositories, listed anew each time since they change.
+"""Models and versions in the model repositories, listed anew each time since they change.
 
-    <repository>/<model>/config.pbtxt            optional where the model's file says enough
-    <repository>/<model>/configs/<name>.pbtxt    an alternative, picked by name
+    <repository>/<model>/config.pbtxt              optional if the model's file suffices
+    <repository>/<model>/configs/<name>.pbtxt      an alternative, selected by name
     <repository>/<model>/<version>/<model file>
 
 Names come from directory listings and are kept in a dictionary; a name from a request is only ever
-looked up there and never becomes part of a path. Everything here reads directories, and is for
-threads that may wait.
+looked up there and never becomes part of a path. Everything here reads directories, and may block.
 """
 
 import logging
@@ -19,8 +18,8 @@ from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.repository.config import ConfigFile
 from headrace.repository.overrides import Upload
 
-_FILE_SYSTEMS_OWN = "lost+found"  # at the root of a volume
-# What makes a directory of an object store: mounted, or copied again and again.
+_FILE_SYSTEMS_OWN = "lost+found"  # a directory at the root of a volume
+# Tools that provide an object store as a directory: by mounting, or by repeated copying.
 _STORES = {
     "s3": ("Mountpoint for Amazon S3 or s3fs", "aws s3 sync"),
     "gs": ("Cloud Storage FUSE", "gcloud storage rsync"),
@@ -30,12 +29,12 @@ _STORES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One model. `versions` ascend; `ignored` names version-like directories that are none.
+    """One model. `versions` ascend; `ignored` are version-like directories with invalid names.
 
-    `file` is set for a model that is nothing but a file, without a directory of its own. `problem`
-    says why the directory cannot be a model. `override` is a configuration that stands in for that
-    of the directory. A directory that has come with a request is kept by `upload`, and `data_only`
-    is whether nothing in it may be a program.
+    `file` is set for a model that consists of a single file, without a directory. `problem` is the
+    reason why the directory is no valid model. `override` is a configuration that replaces the
+    directory's. `upload` keeps an uploaded directory, and `data_only` means that none of its files
+    may contain code.
     """
 
     name: str
@@ -52,7 +51,7 @@ class ModelSource:
 
     @property
     def written_name(self) -> str:
-        """The name that its configuration may give it: its directory's."""
+        """The name that its configuration may contain: its directory's."""
         own = self.file is None and self.upload is None
         return self.path.name if own else self.name
 
@@ -60,10 +59,10 @@ class ModelSource:
 def scan(
     repositories: Sequence[Path], config_name: str = "", namespacing: bool = False
 ) -> list[ModelSource]:
-    """All models of the repositories, by name; one that occurs in several is marked as duplicate.
+    """All models of the repositories, by name; one found in several is marked as duplicate.
 
-    With `namespacing` such models have names of their own instead. Raises `LoadFailed` if a
-    repository cannot be read; a model that cannot be has a `problem`.
+    With `namespacing` such models get distinct names instead. Raises `LoadFailed` if a repository
+    cannot be read; an invalid model has a `problem`.
     """
     places = model_places(repositories, namespacing)
     return [
@@ -75,8 +74,8 @@ def scan(
 def model_places(repositories: Sequence[Path], namespacing: bool = False) -> dict[str, list[Path]]:
     """The directories of all models, by name; raises `LoadFailed`.
 
-    With `namespacing`, models whose name occurs in several repositories are called `name@space`,
-    where the space is the directory name of the repository, with a number if that occurs twice.
+    With `namespacing`, models whose name occurs in several repositories are named `name@space`,
+    where space is the repository's directory name, with a number if that occurs twice.
     """
     return name_models([(path, model_directories(path)) for path in repositories], namespacing)
 
@@ -84,7 +83,7 @@ def model_places(repositories: Sequence[Path], namespacing: bool = False) -> dic
 def name_models(
     listings: Sequence[tuple[Path, Iterable[Path]]], namespacing: bool = False
 ) -> dict[str, list[Path]]:
-    """The names of model directories that were found, by repository; see `model_places`."""
+    """The names of the model directories found, by repository; see `model_places`."""
     found: dict[str, list[Path]] = {}
     for _, paths in listings:
         for path in paths:
@@ -101,7 +100,7 @@ def name_models(
 
 
 def namespaced(name: str, names: Iterable[str]) -> list[str]:
-    """Names, out of some, of the models of this name in all repositories."""
+    """The given names that stand for this model in any repository."""
     return sorted(other for other in names if other.startswith(f"{name}@"))
 
 
@@ -116,9 +115,9 @@ def _spaces(repositories: Sequence[Path]) -> Mapping[Path, str]:
 
 
 def single_file(path: Path) -> ModelSource:
-    """A model file served by itself, as version 1 of a model that is called like the file.
+    """A single model file, as version 1 of a model named like the file.
 
-    Raises `LoadFailed` if it is not there.
+    Raises `LoadFailed` if it does not exist.
     """
     if path.is_dir():
         raise LoadFailed(f"{path} is a directory; serve it with --model-repository {path}")
@@ -137,7 +136,7 @@ def nothing_in(repository: Path) -> str:
 
 
 def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
-    """Model in a directory, as it lies there now."""
+    """The model in a directory, as of now."""
     config = path / "config.pbtxt"
     try:
         entries = [entry.name for entry in path.iterdir() if entry.is_dir()]
@@ -160,7 +159,7 @@ def read_model_directory(path: Path, config_name: str = "") -> ModelSource:
 
 
 def looked_at_again(source: ModelSource) -> ModelSource:
-    """The model with the versions that are there now, if some of its own are not any more."""
+    """The model with its current versions, if some of its own are gone."""
     if source.file is not None or all(
         (source.path / str(version)).is_dir() for version in source.versions
     ):
@@ -170,7 +169,7 @@ def looked_at_again(source: ModelSource) -> ModelSource:
 
 
 def model_directories(repository: Path) -> Sequence[Path]:
-    """The directories of a repository that are models; raises `LoadFailed` if it is none."""
+    """The model directories of a repository; raises `LoadFailed` for an invalid one."""
     try:
         entries = sorted(repository.iterdir())
         found = [entry for entry in entries if entry.is_dir() and _may_be_a_model(entry.name)]
@@ -194,8 +193,8 @@ def model_directories(repository: Path) -> Sequence[Path]:
 
 
 def _elsewhere(path: Path) -> str:
-    """Message about a URL of an object store, as Triton takes them; "" for other paths."""
-    url = str(path).replace(":/", "://")  # since a path has no two slashes in a row
+    """The message about a URL of an object store, as Triton accepts them; "" for other paths."""
+    url = str(path).replace(":/", "://")  # Path collapses double slashes
     store, colon, _ = url.partition("://")
     if not colon or store not in _STORES:
         return ""
@@ -208,7 +207,7 @@ def _elsewhere(path: Path) -> str:
 
 
 def _may_be_a_model(name: str) -> bool:
-    """True if clients could ask for a directory's name, and it is meant for them."""
+    """True if clients could request a directory's name, and it is not hidden."""
     is_text = not any("\ud800" <= char <= "\udfff" for char in name)
     return is_text and not name.startswith(".") and name != _FILE_SYSTEMS_OWN
 
@@ -222,7 +221,7 @@ def _is_model(path: Path, directories: Sequence[Path]) -> bool:
 
 
 def _has_versions(path: Path) -> bool:
-    """True if a directory may be a model's; one that cannot be read may."""
+    """True if a directory may be a model's; unreadable ones may."""
     try:
         return any(one.name.isdecimal() or one.name == "config.pbtxt" for one in path.iterdir())
     except OSError:
@@ -239,9 +238,9 @@ def find_sources(
     config_name: str = "",
     namespacing: bool = False,
 ) -> tuple[list[ModelSource], list[str]]:
-    """The models of repositories and single files, and what looks wrong with the repositories.
+    """The models of repositories and single files, and warnings about the repositories.
 
-    Raises `RepositoryError` for a repository or file that is not there.
+    Raises `RepositoryError` for a missing repository or file.
     """
     sources = scan(repositories, config_name, namespacing)
     parents = {source.path.parent for source in sources}
@@ -257,10 +256,10 @@ DUPLICATE = "model appears in two or more repositories"
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The models of some repositories and model files.
+    """The models of the configured repositories and model files.
 
-    `config_name` picks configurations. `namespacing` is whether one name may stand for models of
-    several repositories.
+    `config_name` selects configurations. `namespacing` allows models of the same name in several
+    repositories.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -269,9 +268,9 @@ class Catalogue:
     namespacing: bool = False
 
     def names(self) -> Mapping[str, str]:
-        """All models, with the reason why one cannot be loaded, "" if nothing is known of that.
+        """All models, with the reason why one cannot be loaded, "" if unknown.
 
-        What lies in a repository that cannot be read at present is left out, and the log says so.
+        Models of an unreadable repository are left out, which is logged.
         """
         try:
             places = self._places(self.repositories)
@@ -286,10 +285,9 @@ class Catalogue:
         return names
 
     def read(self, name: str) -> ModelSource | None:
-        """Model of this name; None if there is none.
+        """The model of this name; None if there is none.
 
-        Raises `LoadFailed` for one that does not say which model is meant, or if a repository
-        cannot be read.
+        Raises `LoadFailed` for an ambiguous name, or if a repository cannot be read.
         """
         places = self._places(self.repositories)
         paths = places.get(name, [])
@@ -316,9 +314,7 @@ class Catalogue:
 
 
 def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[ModelSource]:
-    """Models to load at first, by their names, `*` for all; one that is not there has a
-    `problem`.
-    """
+    """The models to load at start, by name, `*` for all; a missing one has a `problem`."""
     if list(names) == ["*"]:
         return list(sources)
     known = {source.name for source in sources}
@@ -335,7 +331,7 @@ def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[Model
 
 
 def ambiguous(name: str, names: Sequence[str]) -> str:
-    """Message about a name that stands for several models, under `names` each."""
+    """The message about a name that stands for several models, with these full `names`."""
     return (
         f"There are {len(names)} identifiers of model '{name}' in global map, model namespace must"
         f" be provided to resolve ambiguity: {', '.join(names)}"
@@ -343,7 +339,7 @@ def ambiguous(name: str, names: Sequence[str]) -> str:
 
 
 def largest_version(source: ModelSource) -> int:
-    """Bytes of the files of a model's largest version; what has gone meanwhile counts nothing."""
+    """Bytes of the files of a model's largest version; vanished files count as empty."""
     if source.file is not None:
         return _file_size(source.file)
     sizes = [
@@ -356,5 +352,5 @@ def largest_version(source: ModelSource) -> int:
 def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # loading tells of it
+    except OSError:  # reported by the load
         return 0

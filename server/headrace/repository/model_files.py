@@ -1,28 +1,26 @@
-"""Files that a version is loaded from, and whether they have changed since.
+"""Files that a version is loaded from, and detection of their changes.
 
-**Stamps and fingerprints.** Files are told apart by `stat`, never by reading them: a model of
-gigabytes is looked at in microseconds. What was written again with the same content is another
-state. Those of a version count for that version, whatever else lies in the model's directory for
-all of them, since a label file, a module that versions share or a list of requirements may matter
-to each. Not counted are names that begin with a dot, Python's caches, and configurations that are
-not chosen. Links are followed.
+**Stamps and fingerprints.** Files are compared by `stat`, never by reading them: a model of
+gigabytes takes microseconds. A file rewritten with the same content counts as changed. All files in
+the model's directory outside of versions count for every version, since a label file, a shared
+module or a list of requirements may matter to each. Ignored are names that begin with a dot,
+Python's caches, and configurations that are not selected. Links are followed.
 
-**Single files.** A Python file is parsed for what it imports from its own directory, an ONNX file
-is walked for the files that hold its weights; neither is run.
+**Single files.** A Python file is parsed for its imports from its own directory, an ONNX file for
+the files with its weights; neither is executed.
 
-**Manifests** name the files of a model, or of a version, with their content:
+**Manifests** list the files of a model, or of a version, with their digests:
 
     {"files": {"1/model.onnx": "sha256:9f86d0…", "config.pbtxt": "sha256:60303a…"}}
 
-Such a file, `headrace-manifest.json`, lies in the directory that its paths begin at. Where there is
-one, the model is loaded only when every file that it names is there and has its digest. Whatever
-copies the files, in whatever order and with whatever pauses, a half of them is never loaded. What
-it does not name is not checked.
+Such a file, `headrace-manifest.json`, is in the directory to which its paths are relative. With a
+manifest, the model is only loaded when every listed file exists and has its digest, so that a
+partial copy is never loaded, whatever copies the files, in any order and with any pauses. Files
+that are not listed are not checked.
 
-**Origins.** Two versions of equal origin are the same, so that the one that serves need not be
-loaded again. Which versions are served, how many instances each has and how requests are divided
-between them can be changed while a version serves; all else of a configuration is part of what it
-was loaded from, since a model may read any of it.
+**Origins.** Two versions of equal origin are the same, so that a serving one need not be reloaded.
+The served versions, instance counts and traffic rules can change while a version serves; everything
+else in a configuration is part of its origin, since a model may read any of it.
 """
 
 import ast
@@ -47,16 +45,16 @@ from headrace.repository.config import ConfigFile
 from headrace.repository.layout import ModelSource
 from headrace.repository.validation import TRAFFIC
 
-# What says that nothing is there, or nothing for this process; any other error says nothing of it.
+# Errors that mean absence, or absence for this process; any other error is inconclusive.
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
 
 class Stamp(NamedTuple):
     """State of a file by `stat`: two differ if the file may have changed.
 
-    `changed_ns` is when anything was last done to the file. Only that tells two files apart that
-    were given the same time, have the same size and, one after the other, the same number. It also
-    tells of other permissions.
+    `changed_ns` is the time of the last change to the inode. Only that distinguishes two files with
+    the same time, the same size and, one after the other, the same inode number. It also covers
+    changes of permissions.
     """
 
     device: int
@@ -67,12 +65,12 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
-        """The stamp of what `stat` has found."""
+        """The stamp of a `stat` result."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """The stamp of the file at a path, None if there is none; raises `OSError` if that is open."""
+    """The stamp of the file at a path, None if absent; raises `OSError` if that is unknown."""
     try:
         return Stamp.of(path.stat())
     except OSError as error:
@@ -81,11 +79,11 @@ def stamp_of(path: Path) -> Stamp | None:
         raise
 
 
-_LARGEST_SOURCE = 4 << 20  # bytes; nobody writes a larger one by hand
+_LARGEST_SOURCE = 4 << 20  # bytes; more than any hand-written file
 
 
 def parts(file: Path) -> set[Path]:
-    """The file itself and those beside it that are loaded with it, as far as it tells."""
+    """The file itself and the files beside it that are loaded with it, as far as known."""
     if file.suffix == ".py":
         return python_files(file)
     if file.suffix == ".onnx":
@@ -94,9 +92,9 @@ def parts(file: Path) -> set[Path]:
 
 
 def python_files(file: Path) -> set[Path]:
-    """A Python file, and what it imports from its own directory, directly or not.
+    """A Python file, and its direct and indirect imports from its own directory.
 
-    Also what it would import from there if it were there: it may still come.
+    Includes absent files that it would import from there: they may still appear.
     """
     root = file.parent
     found = {file}
@@ -112,7 +110,7 @@ def python_files(file: Path) -> set[Path]:
 
 
 def _imports(source: Path, root: Path) -> Iterator[str]:
-    """The full names of what a file may import; nothing of one that cannot be read."""
+    """The full names that a file may import; none if it cannot be read."""
     try:
         if source.stat().st_size > _LARGEST_SOURCE:
             return
@@ -127,12 +125,12 @@ def _imports(source: Path, root: Path) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             origin = ".".join((*base, *filter(None, [node.module])))
             yield origin
-            # Each of the names may be a module, too.
+            # Each imported name may be a module, too.
             yield from (f"{origin}.{alias.name}".lstrip(".") for alias in node.names)
 
 
 def _modules(root: Path, name: str) -> Iterable[Path]:
-    """The files of a module beneath `root`, and of the packages that it lies in."""
+    """The files of a module below `root`, and of its parent packages."""
     folder = root
     for part in filter(None, name.split(".")):
         module = folder / f"{part}.py"
@@ -163,16 +161,16 @@ _CONFIGS = "configs"
 _CONFIG = "config.pbtxt"
 
 
-# By path from the directory of the model; None for what is not there, such as where a link leads.
+# By path relative to the model's directory; None if absent, such as the target of a dangling link.
 Stamps: TypeAlias = Mapping[str, Stamp | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The state of a model's files: two are equal if nothing that can matter has changed.
+    """The state of a model's files: two are equal if nothing relevant has changed.
 
-    `versions` has every version of the source, `shared` what belongs to all of them, `config` the
-    chosen configuration file, if there is one.
+    `versions` has every version of the source, `shared` the files common to all of them, `config`
+    the selected configuration file, if any.
     """
 
     source: ModelSource
@@ -182,10 +180,10 @@ class Fingerprint:
 
 
 def fingerprint(source: ModelSource) -> Fingerprint:
-    """The state of a model's files at present.
+    """The current state of a model's files.
 
-    To be taken before the files are read: if they change after that, the next one differs. Raises
-    `LoadFailed` for a place that cannot be looked at, which says nothing of what is there.
+    Take it before reading the files: if they change after that, the next one differs. Raises
+    `LoadFailed` for a place that cannot be examined, which is inconclusive.
     """
     try:
         if source.file is not None:
@@ -200,7 +198,7 @@ def fingerprint(source: ModelSource) -> Fingerprint:
 
 
 def files_below(directory: Path) -> list[str]:
-    """The files of a directory that count, by path from there; raises `OSError`."""
+    """The relevant files of a directory, by relative path; raises `OSError`."""
     found = (_below(directory / entry, entry, frozenset()) for entry in _entries(directory))
     return [name for part in found for name, _ in part]
 
@@ -215,7 +213,7 @@ def _of_directory(source: ModelSource) -> Fingerprint:
         found = dict(_below(source.path / entry, entry, frozenset()))
         if entry.isdecimal() and int(entry) in source.versions and str(int(entry)) == entry:
             versions[int(entry)] = found
-        elif not entry.isdecimal():  # that would be a version that came after the listing
+        elif not entry.isdecimal():  # a new version that appeared after the listing
             shared |= found
     return Fingerprint(source, config, shared, versions)
 
@@ -223,9 +221,9 @@ def _of_directory(source: ModelSource) -> Fingerprint:
 def _below(
     path: Path, name: str, above: frozenset[tuple[int, int]]
 ) -> Iterator[tuple[str, Stamp | None]]:
-    """All files at or below `path`, by names that begin with `name`.
+    """All files at or below `path`, under names that begin with `name`.
 
-    `above` are the directories on the way there, since links may lead back to one of them.
+    `above` are the parent directories, since links may lead back to one of them.
     """
     stamp, is_directory = _look_at(path)
     if stamp is None or not is_directory:
@@ -238,7 +236,7 @@ def _below(
 
 
 def _look_at(path: Path) -> tuple[Stamp | None, bool]:
-    """Stamp of a path, and whether it is a directory."""
+    """The stamp of a path, and True if it is a directory."""
     try:
         found = path.stat()
     except OSError as error:
@@ -252,7 +250,7 @@ def _entries(directory: Path) -> list[str]:
     try:
         return sorted(n for n in os.listdir(directory) if not n.startswith(".") and n != _CACHES)
     except OSError as error:
-        if error.errno in ABSENT:  # or it has gone since it was listed
+        if error.errno in ABSENT:  # or removed since it was listed
             return []
         raise
 
@@ -260,20 +258,20 @@ def _entries(directory: Path) -> list[str]:
 MANIFEST = "headrace-manifest.json"
 _LARGEST = 16 << 20  # bytes of a manifest
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_TOLD = 3  # of the files that are wrong, so that a message stays short
+_TOLD = 3  # files named in a message
 
 
 class Digests:
-    """Digests of files, each read again only when its state has changed. For any thread.
+    """A cache of file digests, each computed again only when the file has changed. Thread-safe.
 
-    To be kept for as long as models are loaded.
+    Keep one as long as models are loaded.
     """
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stamp, str]] = {}
 
     def of(self, path: Path) -> str | None:
-        """The digest of a file, None if it is not there or is being written."""
+        """The digest of a file; None if it is absent or being written."""
         stamp = stamp_of(path)
         if stamp is None:
             return None
@@ -291,10 +289,10 @@ class Digests:
         return digest
 
     def verified(self, directory: Path, versions: Iterable[int]) -> Mapping[str, str]:
-        """The digests of all files that a model's manifests name, by path from its directory.
+        """The digests of all files in a model's manifests, by path relative to its directory.
 
-        Files of other versions than those given are left out. Raises `LoadFailed` if one is not
-        there or holds something else, or for a manifest that makes no sense.
+        Files of versions other than the given ones are left out. Raises `LoadFailed` if a file is
+        absent or differs, or for an invalid manifest.
         """
         chosen = {str(number) for number in versions}
         found: dict[str, str] = {}
@@ -313,7 +311,7 @@ class Digests:
         return found
 
     def problems(self, directory: Path) -> list[str]:
-        """Problems of the files that one manifest names; raises as `verified` does."""
+        """The problems of the files in one manifest; raises as `verified` does."""
         named = read_manifest(directory)
         return [text for n, d in named.items() for text in self._problem(directory, n, d)]
 
@@ -330,7 +328,7 @@ class Digests:
 
 
 def read_manifest(directory: Path) -> Mapping[str, str]:
-    """The digests that a directory's manifest gives, by path; none without one.
+    """The digests in a directory's manifest, by path; empty without one.
 
     Raises `LoadFailed`.
     """
@@ -360,12 +358,12 @@ def read_manifest(directory: Path) -> Mapping[str, str]:
 
 
 def _is_name(text: str) -> bool:
-    """True if it is text, without what no path has."""
+    """True if `text` is a possible path component."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def write_manifest(directory: Path) -> Mapping[str, str]:
-    """Make the manifest of a directory as it is now, in place of any other; what it says.
+    """Write the manifest of a directory in its current state, replacing any other; returns it.
 
     Raises `LoadFailed` for a file that cannot be read.
     """
@@ -386,7 +384,7 @@ def write_manifest(directory: Path) -> Mapping[str, str]:
     return files
 
 
-# Fields that a file may name with their default, which is then another than if it did not.
+# Fields whose explicit default means something else than an unset field.
 _SET_FIELDS = ("max_batch_size", "input")
 
 
@@ -394,9 +392,9 @@ _SET_FIELDS = ("max_batch_size", "input")
 class Content:
     """Files and configuration of a version that cannot change while it serves.
 
-    `files` are stamps or, where a manifest gives them, digests. `config` is the configuration
-    without what can, as bytes; `set_fields` are those of the fields that its file names which mean
-    something else if they are not named than if they are set to their default.
+    `files` are stamps or, with a manifest, digests. `config` is the configuration without the
+    fields that can change, as bytes; `set_fields` are the fields set in its file whose default
+    differs from unset.
     """
 
     directory: Path
@@ -409,7 +407,7 @@ class Content:
 class Origin:
     """`groups` are the instance groups, as bytes.
 
-    `resizable` is whether instances can come and go while it serves: those on the CPU can.
+    `resizable` is true if instances can be added and removed while it serves: on the CPU only.
     """
 
     content: Content
@@ -424,9 +422,9 @@ def origins(
     versions: tuple[int, ...],
     digests: Mapping[str, str],
 ) -> dict[int, Origin]:
-    """The origin of each of the versions; `config` is completed as far as it is without loading.
+    """The origin of each version; `config` is completed as far as possible without loading.
 
-    `digests` tell what files hold, where that is known: then it does not matter which file it is.
+    `digests` are file contents, where known: then the identity of the file does not matter.
     """
     whole = normalise(config)
     groups = ModelConfig(instance_group=whole.instance_group).SerializeToString(deterministic=True)
@@ -442,7 +440,7 @@ def origins(
 
 
 def content_of(config: ModelConfig) -> bytes:
-    """A normalised configuration without what can change while a version serves."""
+    """A normalised configuration without the fields that can change while a version serves."""
     fixed = deepcopy(config)
     fixed.ClearField("version_policy")
     fixed.ClearField("instance_group")

@@ -1,14 +1,13 @@
-"""Overrides by load requests: a configuration in place of the repository's, or a whole directory.
+"""Overrides in load requests: a configuration instead of the repository's, or a whole directory.
 
-Configurations are written by whoever may load models, and must not reach further than that: one
-may say how a model is served, but not which code runs, which files are read or written, or what the
-model is told to trust. So some fields it may give any value; the others stay as the repository has
-them.
+Configurations are written by clients that may load models, and must not give them further rights:
+they may set how a model is served, but not which code runs, which files are read or written, or
+what the model trusts. So some fields may have any value; the others stay as in the repository.
 
-Files are kept for as long as something uses them, in one directory that only the server's user may
-look into. It is made anew, so that nothing is there that a path could lead out by, and paths are
-checked before anything is written. It goes with the process; what a killed one has left behind goes
-when the next one begins to keep something.
+Uploaded files are kept as long as they are in use, in a directory that only the server's user may
+access. It is created anew, so that it contains nothing that a path could escape by, and paths are
+checked before anything is written. It is removed with the process; leftovers of a killed process
+are removed when the next one creates its own.
 """
 
 import fcntl
@@ -34,32 +33,32 @@ from headrace.repository.config import ConfigFile, Problem, refuse
 _PREFIX = "headrace-models-"
 MOST_FILES = 1_000
 _MOST_LEVELS = 16
-_LONGEST_NAME = 255  # bytes, as file systems have it
+_LONGEST_NAME = 255  # bytes, the limit of file systems
 _LONGEST_PATH = 1_024
 
 
 class Upload:
-    """One model directory; it is removed when this value is gone, or at once by `remove`."""
+    """One model directory, removed when this object is collected, or at once by `remove`."""
 
     def __init__(self, path: Path, gone: Callable[[], None]) -> None:
-        """`gone` is called then, on any thread."""
+        """`gone` is called after the removal, on any thread."""
         self.path = path
         self.remove = finalize(self, _remove, path, gone)
 
 
 class Uploads:
-    """The directories that there are; they may be made and removed on any thread."""
+    """The uploaded directories; thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """At most `max_bytes` of files are kept at a time."""
+        """At most `max_bytes` of files are kept in total."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._root: Path | None = None
         self._root_lock = -1
-        self._guard = RLock()  # a value may be gone at any time, also while this is held
+        self._guard = RLock()  # reentrant: an upload may be collected while this is held
 
     def write(self, files: Mapping[tuple[str, ...], Buffer]) -> Upload:
-        """Write files, by the parts of their paths as `checked_paths` gives them.
+        """Write files, by the parts of their paths as `checked_paths` returns them.
 
         Raises `LoadFailed`, with nothing left behind.
         """
@@ -80,7 +79,7 @@ class Uploads:
         return upload
 
     def close(self) -> None:
-        """Remove everything, whoever uses it."""
+        """Remove everything, even if in use."""
         with self._guard:
             root, self._root = self._root, None
             if root is not None:
@@ -108,9 +107,9 @@ class Uploads:
 
 
 def checked_paths(files: Mapping[str, Buffer]) -> dict[tuple[str, ...], Buffer]:
-    """Files by the parts of their paths; raises `InvalidRequest` unless all lie in one directory.
+    """Files by the parts of their paths; raises `InvalidRequest` unless all are in one directory.
 
-    No part may lead elsewhere, and no path may be a file and a directory.
+    No part may lead outside, and no path may be both a file and a directory.
     """
     if len(files) > MOST_FILES:
         raise InvalidRequest(f"at most {MOST_FILES} files are taken, got {len(files)}")
@@ -158,16 +157,16 @@ def _failed(error: OSError) -> LoadFailed:
 
 
 def _remove(path: Path, gone: Callable[[], None]) -> None:
-    """On a thread, since it may take long and whoever lets go of it last may not wait."""
+    """Remove on a thread: it may take long, and the last reference may be dropped anywhere."""
     gone()
     try:
         Thread(target=shutil.rmtree, args=(path, True), daemon=True).start()
-    except RuntimeError:  # the process ends
+    except RuntimeError:  # the process is ending
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_left_behind(directory: Path) -> None:
-    """Remove what processes of this user have kept that are no more."""
+    """Remove the directories of this user's processes that no longer exist."""
     for path in _own(directory):
         with suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -190,7 +189,7 @@ def _own(directory: Path) -> Iterable[Path]:
                 yield path
 
 
-# How a model is served.
+# Settings that control how a model is served.
 FREE_FIELDS = (
     "name", "max_batch_size", "input", "output", "instance_group", "version_policy",
     "dynamic_batching", "sequence_batching", "model_transaction_policy", "response_cache",
@@ -208,10 +207,10 @@ _ALLOWED = "; --load-overrides=code lets a request decide that"
 
 
 def overridden(base: ConfigFile, whole: ModelConfig, override: ConfigFile) -> ConfigFile:
-    """The repository's configuration with what `override` may change of it.
+    """The repository's configuration with the permitted changes of `override`.
 
-    `base` is as it is written, `whole` completed, as clients see it: what they send back unchanged
-    is no change. Raises `InvalidConfig` naming all that may not be changed.
+    `base` is the file as written, `whole` the completed configuration, as clients see it: sending
+    it back is no change. Raises `InvalidConfig` with all changes that are not permitted.
     """
     change = override.config
     labels = {output.label_filename for output in whole.output}
@@ -220,7 +219,7 @@ def overridden(base: ConfigFile, whole: ModelConfig, override: ConfigFile) -> Co
 
 
 def of_own_files(override: ConfigFile) -> ConfigFile:
-    """A configuration for files that came along with it; raises `InvalidConfig` as `overridden`."""
+    """The configuration of an uploaded directory; raises `InvalidConfig` like `overridden`."""
     change = override.config
     whole = ModelConfig(
         backend=change.backend,
@@ -266,7 +265,7 @@ def _changes_accelerators(whole: ModelConfig, change: ModelConfig) -> bool:
 
 
 def _alone(config: ModelConfig, name: str) -> bytes:
-    """One field of a configuration."""
+    """A configuration with only one field, serialised."""
     alone = ModelConfig()
     FieldMask(paths=[name]).MergeMessage(config, alone)
     return alone.SerializeToString(deterministic=True)

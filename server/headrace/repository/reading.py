@@ -1,8 +1,8 @@
-"""Values that the other packages work with, from a completed configuration and the files it names.
+"""Values for other packages from a completed configuration and the files that it names.
 
-Everything that can be known of warm-up samples without running the model is checked here, with
-file, line and field. Their files lie in the directory `warmup` of the model, label files beside
-the configuration, and neither elsewhere, wherever symlinks lead.
+Warm-up samples are checked here as far as possible without running the model, with file, line and
+field. Their files are in the model's directory `warmup`, label files beside the configuration, and
+neither may be elsewhere, even by symlinks.
 """
 
 import json
@@ -30,9 +30,9 @@ from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolic
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance that a configuration asks for, in the instance group of index `group`.
+    """One instance requested by a configuration, in the instance group of index `group`.
 
-    `device` is None for CPU, and where the model decides itself (`by_model`).
+    `device` is None for CPU, and if the model chooses it (`by_model`).
     """
 
     name: str
@@ -54,16 +54,16 @@ def signature(config: ModelConfig) -> Signature:
 
 
 def _strict_outputs(config: ModelConfig) -> bool:
-    """True if outputs must be as declared; those of Python models are passed on, as in Triton.
+    """True if outputs must be as declared; Python models' outputs are passed on, as in Triton.
 
-    For models on other servers that was up to them.
+    For upstream models this is up to the upstream.
     """
     strict = parameter(config, "strict_outputs") == "true"
     return strict or config.backend not in ("python", "triton")
 
 
 def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
-    """Policy by which the model's requests are queued and batched."""
+    """The policies for queueing and batching the model's requests."""
     batching = config.dynamic_batching
     policy = BatchPolicy(max_rows=0)
     if batches(config):
@@ -84,14 +84,14 @@ def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
 
 
 def placements(config: ModelConfig) -> list[Placement]:
-    """All instances, in order; `count` holds for each GPU that a group lists, or for the CPU."""
+    """All instances, in order; `count` applies to each listed GPU, or to the CPU."""
     return list(_placements(config))
 
 
 def load_spec(
     config: ModelConfig, root: Path, version: int, placement: Placement, threads: int
 ) -> LoadSpec:
-    """Specification from which a backend loads one instance of one version."""
+    """The specification for a backend to load one instance of one version."""
     accelerators = config.optimization.execution_accelerators
     chosen = (
         accelerators.cpu_execution_accelerator
@@ -117,9 +117,7 @@ def load_spec(
 
 
 def pinned_inputs(config: ModelConfig) -> bool:
-    """True if batches for a GPU may be put together in page-locked memory, as they are unless the
-    configuration says otherwise.
-    """
+    """True if batches for a GPU may be gathered in page-locked memory, the default."""
     return _enabled(config.optimization, "input_pinned_memory")
 
 
@@ -136,12 +134,12 @@ def parameters(config: ModelConfig) -> dict[str, str]:
 
 
 def execution(config: ModelConfig) -> str:
-    """The instance kind that the configuration asks for: auto, inline, thread or process."""
+    """The configured execution: auto, inline, thread or process."""
     return parameter(config, "execution", "auto")
 
 
 def first_response_bounds(config: ModelConfig) -> Sequence[float]:
-    """By which milliseconds the time to a request's first response is counted."""
+    """The histogram bounds of the time to the first response, in milliseconds."""
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family == FIRST_RESPONSE and control.HasField(
             "histogram_options"
@@ -151,7 +149,7 @@ def first_response_bounds(config: ModelConfig) -> Sequence[float]:
 
 
 def chosen_versions(config: ModelConfig, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Versions, out of the available, that the version policy serves, ascending."""
+    """The versions among `available` selected by the version policy, ascending."""
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
@@ -196,7 +194,7 @@ def _queue_policy(policy: pb.ModelQueuePolicy, configured: bool) -> QueuePolicy:
 def read_labels(
     directory: Path, config: ModelConfig
 ) -> tuple[dict[str, tuple[str, ...]], list[Problem]]:
-    """The labels of each output that names a file with them, and what is wrong with the files."""
+    """The labels of each output with a label file, and problems of the files."""
     labels: dict[str, tuple[str, ...]] = {}
     found: list[Problem] = []
     for index, output in enumerate(config.output):
@@ -210,7 +208,7 @@ def read_labels(
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    # Not by splitlines, which also ends lines at characters that may be part of a label.
+    # Not splitlines, which also splits at characters that may be part of a label.
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
@@ -218,7 +216,10 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def _content(root: Path, name: str, within: str = "") -> bytes:
-    """A file below the directory `within` of `root`; raises `OSError` or `ValueError`."""
+    """The content of a file below the directory `within` of `root`.
+
+    Raises `OSError`, `ValueError`.
+    """
     place = (root / within).resolve()
     path = (place / name).resolve()
     if not path.is_relative_to(place) or path == place:
@@ -228,7 +229,7 @@ def _content(root: Path, name: str, within: str = "") -> bytes:
 
 
 def _unreadable(name: str, error: Exception) -> str:
-    reason = getattr(error, "strerror", None) or error  # not the path, which clients see
+    reason = getattr(error, "strerror", None) or error  # without the path, since clients see this
     return f"'{name}' cannot be read: {reason}"
 
 
@@ -236,15 +237,15 @@ DIRECTORY = "warmup"
 
 
 class _Wrong(Exception):
-    """A sample's input that cannot be: the field below that of the input, and what is wrong."""
+    """An invalid input of a sample: the path below the input's, and the problem."""
 
 
 def read_samples(
     file: ConfigFile, config: ModelConfig, signature: Signature, root: Path
 ) -> tuple[Sample, ...]:
-    """The samples of a complete configuration, of a model whose directory is `root`.
+    """The samples of a complete configuration, for the model directory `root`.
 
-    One with a `batch_size` of 0 is left out. Reads files. Raises `InvalidConfig`.
+    Samples with a `batch_size` of 0 are left out. Reads files. Raises `InvalidConfig`.
     """
     found: list[Problem] = []
     samples = tuple(
@@ -259,7 +260,7 @@ def read_samples(
 def _sample(
     at: str, setting: ModelWarmup, signature: Signature, root: Path, found: list[Problem]
 ) -> Sample:
-    """The sample, as far as it is right; what is wrong with it goes to `found`."""
+    """The valid part of a sample; problems are added to `found`."""
     most = max(signature.max_batch_size, 1)
     if setting.batch_size > most:
         text = f"must be at most {most}, as max_batch_size has it, got {setting.batch_size}"
@@ -285,7 +286,7 @@ def _sample(
 def _input(
     told: ModelWarmup.Input, spec: TensorSpec, batches: bool, root: Path, requests: int
 ) -> SampleInput:
-    """An input of a sample for so many requests; raises `_Wrong`."""
+    """An input of a sample for `requests` requests; raises `_Wrong`."""
     datatype = BY_CONFIG_NUMBER.get(told.data_type)
     if datatype is not spec.datatype:
         given = f"got {datatype}" if datatype is not None else "it is missing"
@@ -314,7 +315,7 @@ def _input(
 def _file_data(
     root: Path, name: str, datatype: Datatype, shape: Shape, requests: int
 ) -> tuple[Array, ...]:
-    """Data in a file of one request, or of all of them; raises `_Wrong`."""
+    """The data in a file for one request, or for all of them; raises `_Wrong`."""
     try:
         raw = _content(root, name, DIRECTORY)
         if datatype is Datatype.BYTES:
@@ -339,7 +340,7 @@ def _numbers(raw: bytes, datatype: Datatype, shape: Shape, requests: int) -> tup
 
 
 def _texts(raw: bytes, shape: Shape, requests: int) -> tuple[Array, ...]:
-    """Elements with their lengths before them, as clients send them."""
+    """Length-prefixed elements, as clients send them."""
     try:
         return (np.asarray(Tensor.from_bytes("", Datatype.BYTES, shape, raw).array),)
     except InvalidRequest as error:

@@ -1,8 +1,8 @@
-"""Checks of a configuration: each problem names the field and says what was expected.
+"""Validation of a configuration: each problem names the field and what was expected.
 
 Every field of `ModelConfig` is accepted, so that a repository made for Triton loads. A field that
-is set and changes nothing here is reported once, when its model is loaded: `EFFECTIVE` lists those
-that do change something.
+is set but has no effect here is reported once, when its model is loaded: `EFFECTIVE` lists the
+others.
 """
 
 import difflib
@@ -51,14 +51,14 @@ EFFECTIVE = frozenset(
     }
 )  # fmt: skip
 
-# Own settings in the `parameters` map; a backend reads further ones.
-TRAFFIC = "traffic"  # the parameter with rules for the traffic between versions, changed in place
+# The server's settings in the `parameters` map; backends read further ones.
+TRAFFIC = "traffic"  # the parameter with traffic rules, changed in place
 OWN_PARAMETERS = frozenset({"execution", "batching", "split_requests", TRAFFIC}) | FAIL_OVER
-_ALIKE = 0.85  # from which on a name is taken for another one that was spelt wrongly
+_ALIKE = 0.85  # similarity above which a name counts as misspelt
 
 
 def without_effect(config: ModelConfig, reads_parameter: Callable[[str], bool]) -> list[str]:
-    """The paths of fields that are set in `config` and change nothing, each once, in order."""
+    """The paths of fields that are set in `config` without effect, each once, in order."""
     unread = [
         f"parameters['{name}']"
         for name in sorted(config.parameters)
@@ -68,7 +68,7 @@ def without_effect(config: ModelConfig, reads_parameter: Callable[[str], bool]) 
 
 
 def misspelt(config: ModelConfig, known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The names of parameters that are nearly, but not quite, one of the `known`, with that."""
+    """Parameter names that nearly match one of the `known`, with that name."""
     names = {name.lower(): name for name in known}
     for name in sorted(config.parameters):
         near = difflib.get_close_matches(name.lower(), names, 1, _ALIKE)
@@ -108,7 +108,7 @@ UNSUPPORTED = "is not supported by this server, and serving without it would giv
 
 
 def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
-    """Everything that is wrong with `config`, which lies in a directory of this name."""
+    """The problems of `config`, for a directory of this name."""
     if config.name and config.name != directory:
         yield Problem(
             "name",
@@ -139,7 +139,7 @@ def tensor_problems(
 ) -> Iterator[Problem]:
     """Problems of completed `input` and `output`, and of dividing requests.
 
-    `inputs` and `outputs` are those of the loaded model, as far as it tells of them.
+    `inputs` and `outputs` are those of the loaded model, as far as known.
     """
     declared: tuple[tuple[str, Sequence[ModelTensor], Sequence[TensorInfo]], ...] = (
         ("input", config.input, inputs),
@@ -223,7 +223,7 @@ def _agree(config: ModelConfig, tensor: ModelTensor, shape: tuple[int, ...]) -> 
 
 
 def _unknown_values(message: Message, prefix: str) -> Iterator[Problem]:
-    """Numbers that stand for nothing: protobuf's parser takes any for a field with named values."""
+    """Undefined enum numbers, which protobuf's parser accepts."""
     for field, value in message.ListFields():
         path = prefix + field.name
         if field.enum_type is not None:

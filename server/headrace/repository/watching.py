@@ -1,19 +1,19 @@
-"""Changes of the files of single models and of repositories, told when they are complete.
+"""Watching for file changes, of single models and of repositories.
 
-Files are looked at by `stat`: that needs no library and no descriptor, costs some microseconds for
-the handful of files that a model is made of, and works alike on network file systems, bind mounts
-and Kubernetes' volumes, of which some report no events. Events, from `watchfiles` on a thread of
-its own, are a hint to look sooner and never relied on: many file systems have none, links may lead
-to where none are asked for, and there is a limit to how many directories may be watched.
+Files are examined by `stat`: that needs no library and no descriptor, costs some microseconds for
+the handful of files of a model, and works alike on network file systems, bind mounts and Kubernetes
+volumes, some of which report no events. Events, from `watchfiles` on a separate thread, only
+trigger earlier checks and are never relied on: many file systems have none, links may lead to
+unwatched places, and the number of watched directories is limited.
 
-A change counts once nothing has changed for a while, so that what somebody is writing or copying is
-not taken up half. What comes as a whole is seen as a whole: a file or directory that is renamed
-into its place, a link that is turned to another one.
+A change counts once files have been stable for a while, so that a file being written or copied is
+not loaded half. Atomic changes are seen as a whole: a file or directory renamed into place, a link
+pointed to another target.
 
-What cannot be looked at says nothing: a repository that cannot be read at present, or that is empty
-because nothing is mounted there any more, is taken to be as it was, and so is a model in it whose
-directory cannot be read. Only what is missing from a repository that can be read is gone, and only
-if it still is after that while.
+What cannot be examined is inconclusive: a repository that cannot be read at present, or that is
+empty because nothing is mounted any more, counts as unchanged, and so does a model in it whose
+directory cannot be read. Only an entry missing from a readable repository is gone, and only after
+that while.
 """
 
 import logging
@@ -44,23 +44,23 @@ _LOOK_SECS = 0.2
 
 
 def _look_at(path: Path) -> tuple[Stamp | None, bool]:
-    """Stamp of a file, None without one, and whether its last change came after it was written.
+    """The stamp of a file, None if absent, and True if it was changed after it was written.
 
-    That is so after a rename.
+    This is the case after a rename.
     """
     try:
         found = os.stat(path)
     except OSError:
         return None, False
-    stamp = Stamp.of(found)._replace(changed_ns=0)  # other permissions are no change
+    stamp = Stamp.of(found)._replace(changed_ns=0)  # ignores changes of permissions
     return stamp, found.st_ctime_ns > found.st_mtime_ns
 
 
 class WatchedFiles:
-    """The files of one model, and whether they have changed. Used by one thread.
+    """The files of one model, and their changes. Used by one thread.
 
-    `parts` says which files belong to `file`, itself being one of them; it is asked again after
-    each change. `file` has to be there for a change to count, since nothing can be loaded without.
+    `parts` returns the files that belong to `file`, including itself; it is called again after each
+    change. `file` must exist for a change to count, since nothing can be loaded without it.
     """
 
     def __init__(self, file: Path, parts: Callable[[Path], Iterable[Path]]) -> None:
@@ -68,20 +68,20 @@ class WatchedFiles:
         self._parts = parts
         self._seen: dict[Path, Stamp | None] = {}
         self._settled: dict[Path, Stamp | None] = {}
-        self._resting: dict[Path, float] = {}  # since when, for what has changed
+        self._resting: dict[Path, float] = {}  # time since which changed files are stable
         self._told_gone = False
         self._settle()
 
     def look(self, now: float) -> list[Path]:
-        """The files that have changed since they were last told, if the change is complete.
+        """The files changed since the last result, if the change is complete.
 
-        `now` is a time in seconds that never goes back.
+        `now` is in seconds of a monotonic clock.
         """
         for path, before in self._seen.items():
             found, renamed = _look_at(path)
             if found != before:
                 self._seen[path] = found
-                # Another file than before, and complete: renaming is the last done to it.
+                # Another file than before, and complete: renaming comes last.
                 put = found and renamed and (before is None or before[:2] != found[:2])
                 self._resting[path] = _LONG_AGO if put else now
         changed = [path for path in self._seen if self._seen[path] != self._settled[path]]
@@ -94,7 +94,7 @@ class WatchedFiles:
         return changed
 
     def is_lost(self, now: float) -> bool:
-        """True if `file` has been away for a while, at the last `look`; said once each time."""
+        """True if `file` was absent for a while at the last `look`; reported once each time."""
         if self._seen[self.file] is not None:
             self._told_gone = False
             return False
@@ -104,9 +104,9 @@ class WatchedFiles:
         return True
 
     def _settle(self) -> None:
-        """Take the files as they were seen; those that are new among them as they are now.
+        """Accept the files as seen; newly found ones as they are now.
 
-        What is gone may come back, also if nothing refers to it meanwhile.
+        Vanished files stay listed: they may reappear even if nothing refers to them meanwhile.
         """
         gone = {path for path, stamp in self._seen.items() if stamp is None}
         paths = {self.file, *self._parts(self.file), *gone}
@@ -118,9 +118,9 @@ class WatchedFiles:
 
 
 class FileWatcher:
-    """Watches models' files on a thread of its own, since a network file system may not answer.
+    """Watches models' files on its own thread, since a network file system may block.
 
-    `changed` is called on that thread, with the model's file and the files that have changed.
+    `changed` is called on that thread, with the model's file and the changed files.
     """
 
     def __init__(
@@ -128,22 +128,22 @@ class FileWatcher:
         files: Mapping[Path, Callable[[Path], Iterable[Path]]],
         changed: Callable[[Path, list[Path]], None],
     ) -> None:
-        """`files` are the models' files and what tells which others belong to each.
+        """`files` are the models' files, each with the function that lists its parts.
 
-        What they are like now is what changes are told against.
+        Changes are relative to the current state.
         """
         self._watched = [WatchedFiles(file, parts) for file, parts in files.items()]
         self._changed = changed
         self._stopped = Event()
 
     def start(self) -> None:
-        """Look at the files until `stop`."""
+        """Start watching, until `stop`."""
         if self._watched:
             # A daemon: a file system that hangs must not keep the process from exiting.
             Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop telling of changes, without waiting for the thread."""
+        """Report no more changes; does not wait for the thread."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -154,25 +154,25 @@ class FileWatcher:
                     changed = watched.look(now)
                     if watched.is_lost(now):
                         log.warning(
-                            "%s is gone: what was loaded of it goes on until it is back",
+                            "%s is gone: the loaded model stays until it is back",
                             watched.file.name,
                         )
                     if changed and not self._stopped.is_set():
                         self._changed(watched.file, changed)
-                except Exception:  # whatever it is, it must not end the watch
+                except Exception:  # no error may end the watch
                     log.exception("bug while watching %s", watched.file)
 
 
-_STEP_MS = 200  # between looks at what has come; events wait for so long at least
-_GROUP_MS = 400  # and at most for so long, while others come
-_FIRST_MS = 500  # from which on it is clear that everything is watched
+_STEP_MS = 200  # milliseconds between checks for events, the least delay of an event
+_GROUP_MS = 400  # the greatest delay, while more events arrive
+_FIRST_MS = 500  # until all directories are watched
 
 
 class FileEvents:
-    """Tells when something has happened below directories, until it is stopped.
+    """Reports file system events below directories, until stopped.
 
-    `happened` is called on the thread of this object with the names of those entries of the
-    directories that it happened in or to, or None if it may be any.
+    `happened` is called on this object's thread with the names of the directories' entries
+    concerned, or None if it may be any.
     """
 
     def __init__(
@@ -192,35 +192,35 @@ class FileEvents:
         self._thread = Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Start telling of events."""
+        """Start reporting events."""
         self._thread.start()
 
     def renew(self) -> None:
-        """Watch the directories that lie under the paths now."""
+        """Watch the current directories at the paths."""
         self._interrupted.set()
 
     def stop(self) -> None:
-        """Stop telling of events."""
+        """Stop reporting events."""
         self._stopped.set()
         self._interrupted.set()
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, for so long at most."""
+        """Wait for the thread to end, for at most `seconds`."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells of every event
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every event
         while not self._stopped.is_set():
             try:
                 self._watch()
-            except Exception as error:  # of a library; whatever it is, there are looks besides
+            except Exception as error:  # any error of the library: periodic checks remain
                 self._tell(error)
                 self._stopped.wait(self._retry_secs)
 
     def _watch(self) -> None:
-        """Watch until something makes it necessary to begin anew."""
-        # Imported here because few want it.
+        """Watch until the set of directories changes."""
+        # Imported here since it is rarely used.
         from watchfiles import watch
 
         begun = True
@@ -239,13 +239,13 @@ class FileEvents:
             ignore_permission_denied=True,
         ):
             paths = [path for _, path in changes]
-            if begun:  # what happened before everything was watched, nobody has told
+            if begun:  # events before everything was watched are lost
                 begun = False
                 self._happened(None)
             elif paths:
                 self._happened(self._names(paths))
             if any(os.path.islink(path) for path in paths):
-                return  # what it leads to now is not watched yet
+                return  # its new target is not watched yet
 
     def _names(self, paths: Iterable[str]) -> frozenset[str] | None:
         names = set()
@@ -255,7 +255,7 @@ class FileEvents:
                 return None
             name = Path(path).relative_to(root).parts[0]
             if name.startswith("."):
-                return None  # what links lead to, as in volumes of Kubernetes
+                return None  # targets of links, as in Kubernetes volumes
             names.add(name)
         return frozenset(names)
 
@@ -267,7 +267,7 @@ class FileEvents:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A model is another than before, or is `new`."""
+    """A model has changed, or is `new`."""
 
     source: ModelSource
     new: bool = False
@@ -275,7 +275,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A model is there no more."""
+    """A model was removed."""
 
     name: str
 
@@ -284,18 +284,18 @@ Change: TypeAlias = Changed | Gone
 
 
 class _Repository:
-    """One repository with what was found there when it could last be read."""
+    """One repository with its content when it could last be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.models: list[Path] = []
-        # Device and number of its directory, None while it cannot be read.
+        # Device and inode of its directory; None while it cannot be read.
         self.place: tuple[int, int] | None = None
-        self._device: int | None = None  # when it could last be read
-        self.lost = False  # it cannot be read at present
+        self._device: int | None = None  # device when it could last be read
+        self.lost = False  # true while it cannot be read
 
     def look(self) -> None:
-        """List its models, if that is possible."""
+        """List its models, if possible."""
         try:
             found = list(model_directories(self.path))
             status = self.path.stat()
@@ -319,21 +319,21 @@ class _Repository:
         self.place = None
         if not self.lost:
             self.lost = True
-            log.warning("%s: what was loaded from it goes on", why)
+            log.warning("%s: the models loaded from it stay", why)
 
 
 class _Watched:
-    """One model: as it was told of last, and as it was seen last."""
+    """One model: its last reported and its last seen state."""
 
     def __init__(self, told: Fingerprint | None = None) -> None:
         self.told = told
         self._seen = told
         self._since = 0.0
         self._gone_since: float | None = None
-        self._unclear = ""  # why it cannot be looked at
+        self._unclear = ""  # why it cannot be examined
 
     def look(self, found: Fingerprint, now: float) -> bool:
-        """True if it is to be told of, as it was found."""
+        """True if the found state is to be reported."""
         self._gone_since = None
         self._unclear = ""
         if found != self._seen:
@@ -344,31 +344,29 @@ class _Watched:
         return True
 
     def miss(self, now: float) -> bool:
-        """True if it is to be told that it is gone, since it was not found."""
+        """True if the model is to be reported as removed; called when it was not found."""
         if self._gone_since is None:
             self._gone_since = now
         return now - self._gone_since >= QUIET_SECS
 
     def be_unclear(self, why: str) -> None:
-        """Note that the model could not be looked at; logged once for each reason."""
+        """Note that the model could not be examined; logged once for each reason."""
         self._gone_since = None
         if why != self._unclear:
             self._unclear = why
-            log.warning("%s: what was loaded goes on", why)
+            log.warning("%s: the loaded model stays", why)
 
     @property
     def settled(self) -> bool:
-        """True if nothing has to be looked at again soon."""
+        """True if no early check is needed."""
         return self._seen == self.told and self._gone_since is None
 
 
 class FollowedRepositories:
-    """The repositories of a catalogue from one look to the next. Used by one thread."""
+    """The repositories of a catalogue, compared from one look to the next. Used by one thread."""
 
     def __init__(self, catalogue: Catalogue, sources: Iterable[ModelSource]) -> None:
-        """`sources` are the models as they are known; what they are like now is what is held
-        against later looks.
-        """
+        """`sources` are the known models; later looks are compared with their current state."""
         self._catalogue = catalogue
         self._repositories = [_Repository(path) for path in catalogue.repositories]
         self._models = {s.name: _Watched(_state(s)) for s in sources if s.file is None}
@@ -378,24 +376,24 @@ class FollowedRepositories:
 
     @property
     def settled(self) -> bool:
-        """True if nothing is under way that has to be looked at again soon."""
+        """True if no change in progress needs an early check."""
         return not self._unsettled
 
     @property
     def repositories(self) -> Sequence[Path]:
-        """Paths of the repositories."""
+        """The paths of the repositories."""
         return self._catalogue.repositories
 
     @property
     def places(self) -> Sequence[tuple[int, int] | None]:
-        """Device and inode of each repository, by which another directory is noticed."""
+        """Device and inode of each repository, to detect a replaced directory."""
         return [repository.place for repository in self._repositories]
 
     def look(self, now: float, only: Collection[str] | None = None) -> list[Change]:
-        """Changes that are complete, each told once.
+        """Complete changes, each reported once.
 
-        `now` is a time in seconds that never goes back. `only` are the names of directories in the
-        repositories to be looked into, None for all; those that are new or under way are, anyway.
+        `now` is in seconds of a monotonic clock. `only` are the names of directories to examine,
+        None for all; new ones and those with changes in progress are always examined.
         """
         for repository in self._repositories:
             repository.look()
@@ -441,17 +439,17 @@ def _state(source: ModelSource) -> Fingerprint | None:
     try:
         return fingerprint(source)
     except LoadFailed:
-        return None  # so that it is told of once it can be looked at
+        return None  # so that it is reported once it can be examined
 
 
-_SOON_SECS = 0.2  # between looks while something is under way
-_END_SECS = 2.0  # that threads are waited for
+_SOON_SECS = 0.2  # between checks while a change is in progress
+_END_SECS = 2.0  # time limit for joining threads
 
 
 class RepositoryWatcher:
-    """Looks on a thread of its own, since a network file system may not answer.
+    """Watches repositories on its own thread, since a network file system may block.
 
-    `changed` is called on that thread with what has changed.
+    `changed` is called on that thread with the changes.
     """
 
     def __init__(
@@ -461,7 +459,7 @@ class RepositoryWatcher:
         changed: Callable[[Sequence[Change]], None],
         events: bool = True,
     ) -> None:
-        """Everything is looked at every `poll_secs`, and sooner if `events` tell to."""
+        """Everything is examined every `poll_secs`, and earlier on `events`."""
         self._followed = followed
         self._poll_secs = poll_secs
         self._changed = changed
@@ -472,20 +470,20 @@ class RepositoryWatcher:
         self._thread = Thread(target=self._run, name="repositories", daemon=True)
 
     def start(self) -> None:
-        """Look until `stop`."""
+        """Start watching, until `stop`."""
         self._thread.start()
         if self._events is not None:
             self._events.start()
 
     def stop(self) -> None:
-        """Stop telling of changes, without waiting for the thread."""
+        """Report no more changes; does not wait for the thread."""
         self._stopped.set()
         self._hints.put(frozenset())
         if self._events is not None:
             self._events.stop()
 
     def join(self) -> None:
-        """Wait for the threads to end, for a while."""
+        """Wait for the threads to end, for a bounded time."""
         if self._events is not None:
             self._events.join(_END_SECS)
 
@@ -502,11 +500,11 @@ class RepositoryWatcher:
                 return
             try:
                 self._look(only)
-            except Exception:  # whatever it is, it must not end the watch
+            except Exception:  # no error may end the watch
                 log.exception("bug while looking at model repositories")
 
     def _wait(self, seconds: float) -> set[str] | None:
-        """Wait for a hint; the names of where something may have happened, None for everywhere."""
+        """Wait for an event; returns the names concerned, None for all."""
         names: set[str] = set()
         try:
             hint = self._hints.get(timeout=seconds)

@@ -1,4 +1,4 @@
-"""`headrace.serve`: a server for the models of a script or notebook, in a process of its own.
+"""`headrace.serve`: a server for the models of a script or notebook, in its own process.
 
-`sources` makes files of functions; `server` starts the process, and ends it.
+`sources` writes functions to files; `server` starts and ends the process.
 """

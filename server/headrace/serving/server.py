@@ -1,7 +1,7 @@
-"""A server in a process of its own, for whoever has its models at hand.
+"""A server process for the models of a script or notebook.
 
-Between that process and this one stands a reaper (`headrace.placement.reaper`): the server ends
-with this process, however that ends. Its models lie in a directory that goes with it.
+A reaper (`headrace.placement.reaper`) runs between that process and this one, so that the server
+ends with this process, however that ends. Its models are in a directory that is removed with it.
 """
 
 import os
@@ -26,20 +26,20 @@ _STOP_SECS = 60.0
 _LOOK_SECS = 0.02
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
 _STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
-_SHOWN = 4000  # characters of the log that an error shows
+_SHOWN = 4000  # characters of the log shown in an error
 
 Model = Callable[..., Any] | str | os.PathLike[str]
 
 
 class Server:
-    """A server that runs until `stop`, the end of its `with` block, or of this process.
+    """A server that runs until `stop`, the end of its `with` block, or the end of this process.
 
-    `url` is where it answers over HTTP and `grpc_url` where over gRPC, empty for doors that it has
-    not. `client` asks it over HTTP.
+    `url` is its HTTP address and `grpc_url` its gRPC address, empty for doors that are closed.
+    `client` uses HTTP.
     """
 
     def __init__(self, command: list[str], directory: str, seconds: float) -> None:
-        """Run `command`, whose models lie in `directory`; raises `ServeError`."""
+        """Run `command`, with models in `directory`; raises `ServeError`."""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
         self._log = ""
         self._directory = directory
@@ -55,24 +55,24 @@ class Server:
 
     @property
     def log(self) -> str:
-        """All that the server has written so far."""
-        if not self._output.closed:  # the server writes where the file itself stands
+        """Everything that the server has written so far."""
+        if not self._output.closed:  # the server shares the file's position
             size = os.fstat(self._output.fileno()).st_size
             self._log = os.pread(self._output.fileno(), size, 0).decode(errors="replace")
         return self._log
 
     @cached_property
     def client(self) -> Client:
-        """A client of the server, which is closed with it."""
+        """A client of the server, closed with it."""
         return Client(self.url or self.grpc_url)
 
     def wait(self) -> None:
-        """Show what the server writes until it ends, or this process is interrupted; then stop."""
+        """Print the server's log until it ends, or this process is interrupted; then stop."""
         shown = 0
         with suppress(KeyboardInterrupt):
             while self._process.poll() is None:
                 new = os.pread(self._output.fileno(), 1 << 20, shown)
-                new = new[: new.rfind(b"\n") + 1]  # whole lines, whose text can be decoded
+                new = new[: new.rfind(b"\n") + 1]  # whole lines only, so that they can be decoded
                 print(new.decode(errors="replace"), end="", flush=True)
                 shown += len(new)
                 time.sleep(_LOOK_SECS)
@@ -80,7 +80,7 @@ class Server:
         print(self._log.encode()[shown:].decode(errors="replace"), end="", flush=True)
 
     def stop(self) -> None:
-        """End the server in good order, or at once if that takes too long."""
+        """Shut the server down, or kill it if that takes too long."""
         if client := self.__dict__.pop("client", None):
             client.close()
         if self._output.closed:
@@ -91,7 +91,7 @@ class Server:
             to_reaper.flush()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECS)
-        self._process.wait()  # by now it is killed
+        self._process.wait()  # killed by now
         self._log = self.log
         self._output.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -122,14 +122,14 @@ def serve(
     seconds: float = START_SECS,
     **options: Any,
 ) -> Server:
-    """Serve models in a process of their own, and return once they are ready.
+    """Serve models in a separate process; returns once they are ready.
 
-    A model is a function or class, as for `headrace.model`, a file, or a repository's directory;
-    in a mapping, each has the name by which it is served. `port` is that of HTTP, and `options` are
-    settings of the server such as `max_request_bytes`. Ports are free ones unless they are given.
+    A model is a function or class, as for `headrace.model`, a file, or a repository's directory; in
+    a mapping, each is served under its key. `port` is the HTTP port, and `options` are settings of
+    the server such as `max_request_bytes`. Ports are free ones unless given.
 
-    `headrace.serve(...).wait()` goes on until it is interrupted. Raises `ServeError`, and
-    a `SourceError` of it for a function that cannot be taken out of this process.
+    `headrace.serve(...).wait()` runs until interrupted. Raises `ServeError`, or its subclass
+    `SourceError` for a function that cannot be moved to another process.
     """
     directory = tempfile.mkdtemp(prefix="headrace-serve-")
     try:
@@ -155,7 +155,7 @@ def _start(command: list[str], directory: str, output: int) -> "subprocess.Popen
 
 
 def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> list[str]:
-    """The command line for some models, which are put into a repository unless they are files."""
+    """The command line for the models, which are written to a repository unless they are files."""
     files: list[str] = []
     repositories: list[str] = []
     named: set[str] = set()
@@ -175,7 +175,7 @@ def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> 
 
 
 def _write(directory: Path, found: Model) -> None:
-    """Make the directory of one model."""
+    """Write the directory of one model."""
     if isinstance(found, str | os.PathLike):
         path = Path(found).absolute()
         if path.is_dir():

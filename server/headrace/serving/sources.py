@@ -1,9 +1,9 @@
-"""A function or class as a file that a worker can import, wherever it was written.
+"""The source of a function or class as an importable file, wherever it was defined.
 
-What is defined beside it, in the same module, notebook or function, is copied by its source as far
-as it is used: functions, classes, and values that Python's literals can write. What comes from
-other modules is imported there. Anything else, such as an array or a loaded model, has no source:
-the function is to load it itself, or a class in its `load`.
+Definitions beside it, in the same module, notebook or function, are copied as far as they are used:
+functions, classes, and values that Python literals can express. Names from other modules are
+imported. Anything else, such as an array or a loaded model, has no source: the function has to load
+it itself, or a class in its `load`.
 """
 
 import __future__
@@ -22,15 +22,15 @@ from headrace.plugins.functions.decorator import MARK
 
 
 class ServeError(Exception):
-    """A server that has not started, or not with its models; the text ends with its log."""
+    """A server that did not start, or not with its models; the text ends with its log."""
 
 
 class SourceError(ServeError):
-    """A function or class that cannot be written as a file, and why."""
+    """A function or class that cannot be written to a file, with the reason."""
 
 
 def source_of(target: Any) -> str:
-    """The source of a module that has `target` as a model, by its name; raises `SourceError`."""
+    """The source of a module that serves `target` under its name; raises `SourceError`."""
     parts: dict[str, str] = {}
     _define(target, parts)
     flag = __future__.annotations.compiler_flag
@@ -47,7 +47,7 @@ def source_of(target: Any) -> str:
 
 
 def _define(target: Any, parts: dict[str, str]) -> None:
-    """Add the definition of a function or class, behind what it needs."""
+    """Add the definition of a function or class, after its dependencies."""
     name = target.__name__
     if name in parts:
         return
@@ -62,7 +62,7 @@ def _define(target: Any, parts: dict[str, str]) -> None:
 
 
 def _add(name: str, value: Any, user: Any, parts: dict[str, str]) -> None:
-    """Add what a definition uses by this name."""
+    """Add a name used by a definition."""
     if name in parts:
         return
     if isinstance(value, ModuleType):
@@ -92,7 +92,7 @@ def _add(name: str, value: Any, user: Any, parts: dict[str, str]) -> None:
 
 
 def _definition(target: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef:
-    """The statement that has defined a function or class."""
+    """The statement that defines a function or class."""
     for code in _codes(target):
         text = "".join(linecache.getlines(code.co_filename))
         found = [
@@ -109,7 +109,7 @@ def _definition(target: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
 
 
 def _used(node: ast.AST) -> list[str]:
-    """The names that a definition takes from around it."""
+    """The names that a definition uses from its surroundings."""
     top = symtable.symtable(ast.unparse(node), "definition", "exec")
     tables, found = [top], dict[str, None]()
     while tables:
@@ -126,13 +126,13 @@ def _first(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
 
 
 def _codes(target: Any) -> list[CodeType]:
-    """The code of a function, or of the methods of a class."""
+    """The code objects of a function, or of a class's methods."""
     methods = vars(target).values() if isinstance(target, type) else [target]
     return [found.__code__ for found in methods if isinstance(found, FunctionType)]
 
 
 def _namespace(target: Any) -> Mapping[str, Any]:
-    """Values of the names that a definition may use, without those of `builtins`."""
+    """Values of the names that a definition may use, without `builtins`."""
     known: dict[str, Any] = dict(vars(sys.modules[target.__module__]))
     methods = vars(target).values() if isinstance(target, type) else [target]
     for found in methods:
