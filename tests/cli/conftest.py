@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.options import ENV_PREFIX
-from tests.support.server_process import EXAMPLES, ServerProcess, clean_server, onnx_examples
+from tests.support.server_process import ServerProcess, clean_server, onnx_examples
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with small examples, and one that streams. It must not have met a bug in the end."""
-    folder = onnx_examples(tmp_path_factory.mktemp("examples"))
-    (folder / "storyteller").symlink_to(EXAMPLES / "storyteller", target_is_directory=True)
+    root = tmp_path_factory.mktemp("examples")
+    folder = onnx_examples(root, "storyteller", "text_language")
     with clean_server(folder) as process:
         yield process
 

@@ -63,6 +63,8 @@ _NUMBERS = count(500_000)  # of gates
 FIRST_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name != "default" else name for name in CARRIERS
 ]
+# For models of a module's own: how they are asked through front ends is the same for all models.
+FRONT_ENDS = pytest.param("front ends", marks=pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

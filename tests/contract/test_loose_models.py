@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest
 from headrace.core.tensors import Array
-from tests.contract.conftest import EACH_PROXY
+from tests.contract.conftest import EACH_PROXY, FRONT_ENDS
 from tests.contract.proxied import behind
 from tests.models.onnx_graphs import without_inputs, write_model
 from tests.models.python_models import STRICT, execution, tensors, write_python_model
@@ -101,7 +101,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=["default", "front ends", *EACH_PROXY])
+@pytest.fixture(scope="module", params=["default", FRONT_ENDS, *EACH_PROXY])
 def server(
     request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

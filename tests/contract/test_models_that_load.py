@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ServerError
+from tests.contract.conftest import FRONT_ENDS
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.scrape import until
@@ -66,7 +67,7 @@ def write_steps(root: Path, name: str, steps: Sequence[object]) -> None:
     (root / name / "steps").write_text(json.dumps(steps))
 
 
-@pytest.fixture(scope="module", params=["default", "front ends"])
+@pytest.fixture(scope="module", params=["default", FRONT_ENDS])
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[ServerProcess]:
     """A server that loads one model at a time, and models of its start, too."""
     options = ["--model-control-mode=explicit", "--load-model=top", "--model-load-thread-count=1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.busy_model import cost_of_a_second, write_busy_model
-from tests.support.server_process import ServerProcess, examples
+from tests.support.server_process import ServerProcess, onnx_examples
 from tests.support.transports import grpc_transport
 
 
@@ -34,7 +34,7 @@ def served(
 ) -> Iterator[Served]:
     """The server; nothing that a test does to it may outlast the test."""
     options = ("--allow-client-shm", *grpc_transport(request))
-    models = examples(tmp_path_factory.mktemp("examples"))
+    models = onnx_examples(tmp_path_factory.mktemp("examples"), "storyteller")
     with ServerProcess(models, repository, options=options) as server:
         yield Served(server.http, server.grpc, server.metrics, cost_of_a_second(server.http))
         assert server.stop() == 0

@@ -20,10 +20,7 @@ from tests.interop.triton import FAMILIES, Client
 from tests.support.busy_model import POISON
 from tests.support.transports import over_both_transports
 
-MODELS = {
-    "busy", "digits", "iris", "reviews", "simple", "simple_identity", "simple_string",
-    "storyteller", "text_embedding", "text_language",
-}  # fmt: skip
+MODELS = {"busy", "digits", "simple", "simple_identity", "simple_string", "storyteller"}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
