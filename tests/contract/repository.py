@@ -161,11 +161,9 @@ _PRIORITY = """dynamic_batching { priority_levels: 2 default_priority_level: 2
     priority_queue_policy { key: 1 value { max_queue_size: 1 } } }"""
 
 _SCHEDULED = {
-    "spin": (8, _ONE_INSTANCE, ""),
-    "spin_two": (1, _TWO_INSTANCES, ""),
-    "spin_delay": (1, _ONE_INSTANCE, _DELAY),
-    "spin_priority": (1, _ONE_INSTANCE, _PRIORITY),
-}
+    "spin": (8, _ONE_INSTANCE, ""), "spin_two": (1, _TWO_INSTANCES, ""),
+    "spin_delay": (1, _ONE_INSTANCE, _DELAY), "spin_priority": (1, _ONE_INSTANCE, _PRIORITY),
+}  # fmt: skip
 
 _HELD = {
     "held": (8, 1, ""),
@@ -173,9 +171,7 @@ _HELD = {
     "held_ordered": (1, 2, "dynamic_batching { preserve_ordering: true }"),
     "held_limited": (1, 1, _LIMITED),
     "held_reject": (
-        1,
-        1,
-        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1500000 } }",
+        1, 1, "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1500000 } }",
     ),
     "held_override": (
         1,
@@ -185,4 +181,4 @@ _HELD = {
     ),
     "held_delay": (1, 1, _DELAY),
     "held_priority": (1, 1, _PRIORITY),
-}
+}  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_classifier(client: Client, model: str) -> None:
     assert only.outputs.keys() == {"predict"}
 
 
-def test_what_is_filled_in(client: Client) -> None:
+def test_what_is_filled_in_and_what_is_declared(client: Client) -> None:
     metadata = client.model_metadata("skl")
     assert metadata.platform == "sklearn"
     tensors = [*metadata.inputs, *metadata.outputs]
@@ -137,25 +137,20 @@ def test_what_is_filled_in(client: Client) -> None:
     assert config.max_batch_size == 4096
     assert config.HasField("dynamic_batching")
     assert client.model_config("xgb").default_model_filename == "model.ubj"
-
-
-def test_what_is_declared_wins(client: Client) -> None:
+    # What is declared wins.
     answer = client.infer("lgb", {"input-0": ROWS[:8]})
     np.testing.assert_allclose(answer["scores"], MODELS["lgb"].predict(ROWS[:8]))
     with pytest.raises(InvalidRequest, match="batch-size must be <= 8"):
         client.infer("lgb", {"input-0": ROWS[:9]})
 
 
-def test_texts_in_and_words_out(client: Client) -> None:
+def test_texts_and_columns(client: Client) -> None:
     answer = client.infer("words", {"input-0": strings([b"good", b"bad"], [2, 1])})
     assert answer.datatypes == {"predict": "BYTES", "predict_proba": "FP64"}
     assert answer["predict"].tolist() == [[b"up"], [b"down"]]
-
-
-def test_columns_of_a_signature(client: Client) -> None:
     rows = ROWS[::30].astype(np.float64)
-    answer = client.infer("flow", {name: rows[:, [i]] for i, name in enumerate("abcd")})
-    assert answer["predict"][:, 0].tolist() == MODELS["skl"].predict(rows).tolist()
+    found = client.infer("flow", {name: rows[:, [i]] for i, name in enumerate("abcd")})
+    assert found["predict"][:, 0].tolist() == MODELS["skl"].predict(rows).tolist()
 
 
 @pytest.mark.parametrize("model", ["untrusted", "flow_untrusted"])
@@ -168,11 +163,15 @@ def test_code_is_refused(client: Client, model: str) -> None:
         client.infer(model, {"input-0": ROWS[:1]})
 
 
-def test_a_file_that_cannot_be_read(client: Client, server: ServerProcess) -> None:
+def test_a_file_that_cannot_be_read_and_a_parameter_that_nothing_reads(
+    client: Client, server: ServerProcess
+) -> None:
     told = reason(client, "broken")
     assert told.startswith("ValueError: model.ubj cannot be loaded as an XGBoost model: ")
     assert "/" not in told
     server.await_logged("XGBoostError")
+    server.await_logged("parameters['DISABLE_CUDNN'] has no effect on this server")
+    assert "parameters['trust_model_code'] has no effect" not in server.log
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
@@ -180,8 +179,3 @@ def test_a_library_that_is_missing(client: Client) -> None:
     told = reason(client, "torch")
     assert "needs the package torch" in told
     assert "requirements.txt beside the model" in told
-
-
-def test_a_parameter_that_nothing_reads_is_reported(server: ServerProcess) -> None:
-    server.await_logged("parameters['DISABLE_CUDNN'] has no effect on this server")
-    assert "parameters['trust_model_code'] has no effect" not in server.log

@@ -35,13 +35,10 @@ def server(
     root = tmp_path_factory.mktemp("browsers")
     write_model(root, "m", graphs.add_constant(1), "max_batch_size: 4")
     options = (
-        *CARRIERS[request.param],
-        "--model-control-mode=explicit",
-        "--load-model=m",
-        "--allow-client-shm=true",
-        "--http-allowed-origin=https://ops.example",
+        *CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=m",
+        "--allow-client-shm=true", "--http-allowed-origin=https://ops.example",
         "--http-allowed-origin=https://other.example:8443",
-    )
+    )  # fmt: skip
     with clean_server(root, options=options, tracebacks=False) as process:
         yield process
 

@@ -258,9 +258,7 @@ def test_answers_are_compressed_for_those_who_take_it(watchful: ServerProcess) -
         assert packed.headers["grpc-encoding"] == "gzip"
         assert packed.data[0] == 1
         assert len(packed.data) < len(plain.data) / 10
-
-
-def test_real_clients_read_compressed_answers(watchful: ServerProcess) -> None:
+    # Real clients read them.
     with grpc.insecure_channel(watchful.grpc, OPTIONS) as channel:
         infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
         assert infer(_LARGE, timeout=30).raw_output_contents == _LARGE.raw_input_contents

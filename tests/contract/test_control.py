@@ -60,12 +60,9 @@ def explicit(
     for repository in ("one", "two"):
         write_model(root / repository, "twice", graphs.add_constant(1), CONFIG)
     options = (
-        *CARRIERS[request.param],
-        "--model-control-mode=explicit",
-        "--load-model=first",
-        "--load-overrides=files",
-        "--max-request-bytes=4000000",
-    )
+        *CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=first",
+        "--load-overrides=files", "--max-request-bytes=4000000",
+    )  # fmt: skip
     with clean_server(root / "one", root / "two", options=options) as server:
         yield root, server
 
@@ -162,9 +159,7 @@ def test_names_that_no_model_has(world: World) -> None:
     for name, text in (("../etc", "failed to load '../etc', model name"), ("", "cannot be empty")):
         with pytest.raises(InvalidRequest, match=re.escape(text)):
             world.client.unload(name)
-
-
-def test_a_repository_cannot_be_named(world: World) -> None:
+    # Nor can a repository be named.
     for ask in (world.client.load, world.client.unload):
         with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
             ask("first", "one")
@@ -305,9 +300,7 @@ def test_a_model_of_files_and_back(world: World) -> None:
     assert world.ask(name) == 1
     assert world.index(name) == SERVED
     world.client.unload(name)
-
-
-def test_a_model_that_no_repository_has(world: World) -> None:
+    # A model that no repository has.
     name = f"new_{world.transport}"
     model = {"1/model.onnx": graphs.add_constant(3)}
     world.client.load(name, config="{}", files=model)

@@ -36,13 +36,10 @@ def server(
 ) -> Iterator[ServerProcess]:
     """One that is controlled by whoever has the key."""
     options = (
-        *CARRIERS[request.param],
-        "--model-control-mode=explicit",
-        "--load-model=m",
-        "--allow-client-shm=true",
-        "--log-verbose=1",
+        *CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=m",
+        "--allow-client-shm=true", "--log-verbose=1",
         "--http-restricted-api=model-repository,logging,trace,shared-memory:x-key=secret",
-    )
+    )  # fmt: skip
     root = repository(tmp_path_factory)
     with clean_server(root, options=options, tracebacks=False) as process:
         yield process

@@ -125,7 +125,7 @@ def generate(server: ServerProcess, verb: str, document: object) -> RawAnswer:
 # --- over gRPC
 
 
-def test_any_number_of_responses(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+def test_any_number_of_responses_and_a_final_one(streaming_grpc: GrpcClient, idle: Scraper) -> None:
     with Stream(streaming_grpc) as stream:
         for count in (0, 1, 3):
             stream.send(tell("a", count, id=str(count)))
@@ -135,9 +135,6 @@ def test_any_number_of_responses(streaming_grpc: GrpcClient, idle: Scraper) -> N
         found = [told(message) for message in messages if message.infer_response.id == str(count)]
         assert found == [(str(count), f"a{n}", False) for n in range(count)]
     assert len(messages) == 4
-
-
-def test_a_final_response(streaming_grpc: GrpcClient, idle: Scraper) -> None:
     with Stream(streaming_grpc) as stream:
         stream.send(tell("a", 3, final=True))
         stream.half_close()

@@ -12,19 +12,10 @@ def test_server_metadata(caller: Client) -> None:
     metadata = caller.server_metadata()
     assert (metadata.name, metadata.version) == ("headrace", __version__)
     assert list(metadata.extensions) == [
-        "classification",
-        "model_repository",
-        "model_repository(unload_dependents)",
-        "schedule_policy",
-        "model_configuration",
-        "system_shared_memory",
-        "cuda_shared_memory",
-        "binary_tensor_data",
-        "parameters",
-        "statistics",
-        "trace",
-        "logging",
-    ]
+        "classification", "model_repository", "model_repository(unload_dependents)",
+        "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
+        "binary_tensor_data", "parameters", "statistics", "trace", "logging",
+    ]  # fmt: skip
 
 
 def test_model_metadata(caller: Client) -> None:
@@ -60,7 +51,7 @@ def test_versions_in_metadata(
     assert list(caller.model_metadata(model, version).versions) == versions
 
 
-def test_metadata_of_what_is_not_there(caller: Client) -> None:
+def test_documents_of_what_is_not_there(caller: Client) -> None:
     for ask in (caller.model_metadata, caller.model_config):
         with pytest.raises(NotFound, match="Request for unknown model: 'nope' is not found"):
             ask("nope")
@@ -68,6 +59,10 @@ def test_metadata_of_what_is_not_there(caller: Client) -> None:
             ask("simple", "7")
         with pytest.raises(NotFound, match="'versions_latest' version 1 is not found"):
             ask("versions_latest", "1")
+    with pytest.raises(InvalidRequest, match="requested model 'nope' is not available"):
+        caller.statistics("nope")
+    with pytest.raises(InvalidRequest, match="requested model version 7 is not available for"):
+        caller.statistics("simple", "7")
 
 
 def test_config_as_written(caller: Client) -> None:
@@ -97,14 +92,11 @@ def test_config_is_completed_from_the_model(caller: Client) -> None:
     assert group.kind == ModelInstanceGroup.KIND_CPU
 
 
-def test_config_of_a_version(caller: Client) -> None:
+def test_configs_of_a_version_and_of_an_optional_input(caller: Client) -> None:
     config: ModelConfig = caller.model_config("versions_specific", "3")
     assert list(config.version_policy.specific.versions) == [1, 3]
-
-
-def test_optional_input_in_config(caller: Client) -> None:
-    config = caller.model_config("optional_bias")
-    assert {t.name: t.optional for t in config.input} == {"INPUT0": False, "BIAS": True}
+    optional = caller.model_config("optional_bias")
+    assert {t.name: t.optional for t in optional.input} == {"INPUT0": False, "BIAS": True}
 
 
 def test_index(caller: Client) -> None:
@@ -113,13 +105,6 @@ def test_index(caller: Client) -> None:
     assert {m.state for m in models} == {"READY"}
     assert {m.reason for m in models} == {""}
     assert caller.index(ready=True) == caller.index()
-
-
-def test_statistics_of_what_is_not_there(caller: Client) -> None:
-    with pytest.raises(InvalidRequest, match="requested model 'nope' is not available"):
-        caller.statistics("nope")
-    with pytest.raises(InvalidRequest, match="requested model version 7 is not available for"):
-        caller.statistics("simple", "7")
 
 
 def test_loading_by_request_is_refused(caller: Client) -> None:

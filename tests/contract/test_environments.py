@@ -77,29 +77,26 @@ def test_models_with_packages_that_exclude_one_another(caller: Client, folder: P
     for told in (one, two):
         assert Path(told["prefix"]).parent == folder / "cache"
         assert told["path"] == f"{told['prefix']}/bin"
-
-
-def test_an_environment_has_the_servers_numpy_and_nothing_else_of_it(caller: Client) -> None:
+    # An environment has the server's numpy and nothing else of it.
     told = tell(caller, "one")
     assert told["numpy"] == np.__version__
     assert told["isolated"]
     assert told["seen"] == []
 
 
-def test_environments_that_are_there(caller: Client, folder: Path) -> None:
+def test_environments_that_are_there_or_not_asked_for(caller: Client, folder: Path) -> None:
     ready, packed = tell(caller, "ready"), tell(caller, "packed")
     assert ready["flavour"] == "3.0"
     assert ready["prefix"] == str(folder / "repository" / "ready" / "environment")
     assert packed["flavour"] == "4.0"
     assert len(list((folder / "cache").glob("*/bin/adapted"))) == 1
-
-
-def test_a_model_that_asks_for_nothing_has_the_servers_interpreter(caller: Client) -> None:
     answer = caller.infer("plain", {"INPUT0": np.ones(1, np.int32)})
     np.testing.assert_array_equal(answer["OUTPUT0"], [1])
 
 
-def test_an_environment_that_cannot_be_built(caller: Client, server: ServerProcess) -> None:
+def test_an_environment_that_cannot_be_built_and_those_that_were(
+    caller: Client, server: ServerProcess, folder: Path
+) -> None:
     [bad] = [model for model in caller.index().models if model.name == "bad"]
     assert bad.state == "UNAVAILABLE"
     assert bad.reason == "the model's environment cannot be built; the server's log says why"
@@ -109,9 +106,6 @@ def test_an_environment_that_cannot_be_built(caller: Client, server: ServerProce
     assert "Traceback" not in server.log
     assert "secret" not in server.log
     assert "token" not in server.log
-
-
-def test_what_is_built_is_told_once(server: ServerProcess, folder: Path) -> None:
     server.await_logged("built the environment of one in")
     assert server.log.count("building the environment of one: 1 package and what it needs") == 1
     assert server.log.count("built the environment of one in") == 1

@@ -117,12 +117,14 @@ def test_what_is_wrong_with_one_request_is_its_own(client: Client) -> None:
     ]
 
 
-def test_a_class_that_gets_whole_requests(client: Client) -> None:
+def test_a_class_that_gets_whole_requests_and_a_coroutine(client: Client) -> None:
     x = np.array([[1, 2, 3], [0, 0, 1]], np.float32)
     assert client.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
     assert client.model_config("counter").max_batch_size == 0
     with pytest.raises(InvalidRequest, match=r"Expected \[-1,3\], got \[2,4\]"):
         client.infer("counter", {"x": np.ones((2, 4), np.float32)})
+    answer = client.infer("doubled_async", {"x": np.array([1.0, 2.0])})
+    assert answer["output"].tolist() == [2.0, 4.0]
 
 
 def test_a_configuration_that_says_less(client: Client) -> None:
@@ -145,11 +147,6 @@ def test_data_frames(client: Client) -> None:
         "adult": [True, False],
     }  # fmt: skip
     assert client.infer("people", inputs[:2])["next"].tolist() == [37, 1]
-
-
-def test_a_coroutine(client: Client) -> None:
-    answer = client.infer("doubled_async", {"x": np.array([1.0, 2.0])})
-    assert answer["output"].tolist() == [2.0, 4.0]
 
 
 def streamed(server: ServerProcess, model: str, sentence: str) -> list[tuple[str, int]]:

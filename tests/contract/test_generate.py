@@ -99,23 +99,17 @@ def readers(
         yield process
 
 
-def test_an_answer_to_the_letter(server: ServerProcess) -> None:
+def test_answers_to_the_letter(server: ServerProcess) -> None:
     answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5], "id": "seven"})
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.body == (
         b'{"OUTPUT0":6.5,"id":"seven","model_name":"row_sum","model_version":"1"}'
     )
-
-
-def test_a_stream_to_the_letter(server: ServerProcess) -> None:
-    answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5]}, "generate_stream")
-    assert (answer.status, answer.headers["content-type"]) == (200, _EVENTS)
-    assert answer.body == (b'data: {"OUTPUT0":6.5,"model_name":"row_sum","model_version":"1"}\n\n')
-
-
-def test_texts(server: ServerProcess) -> None:
-    answer = generate(server, "identity_BYTES", {"INPUT0": ["gr\u00fc\u00df\n", "", '"\\']})
-    assert answer.document["OUTPUT0"] == ["gr\u00fc\u00df\n", "", '"\\']
+    stream = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5]}, "generate_stream")
+    assert (stream.status, stream.headers["content-type"]) == (200, _EVENTS)
+    assert stream.body == (b'data: {"OUTPUT0":6.5,"model_name":"row_sum","model_version":"1"}\n\n')
+    words = generate(server, "identity_BYTES", {"INPUT0": ["gr\u00fc\u00df\n", "", '"\\']})
+    assert words.document["OUTPUT0"] == ["gr\u00fc\u00df\n", "", '"\\']
     [event] = events(generate(server, "identity_BYTES", {"INPUT0": "a\n\nb"}, "generate_stream"))
     assert event["OUTPUT0"] == "a\n\nb"
 
@@ -195,9 +189,7 @@ def test_connections_are_kept(server: ServerProcess) -> None:
                 assert b'"OUTPUT0":3.0' in answer.body
             answer = connection.ask("POST", f"{path}/infer", json.dumps(infer).encode())
             assert b'"data":[1.0]' in answer.body
-
-
-def test_a_chunked_body(server: ServerProcess) -> None:
+    # A body may come in chunks.
     with HttpSocket(server.http) as connection:
         connection.send(
             b"POST /v2/models/row_sum/generate HTTP/1.1\r\nHost: x\r\n"

@@ -40,7 +40,7 @@ def _infer(client: GrpcClient, message: pb.ModelInferRequest) -> Answer:
 # --- tensors and parameters: once what tests of the codec have case by case
 
 
-def test_typed_contents(grpc_client: GrpcClient) -> None:
+def test_typed_contents_and_parameters(grpc_client: GrpcClient) -> None:
     """Taken from the field of their type; the answer is in raw form all the same."""
     for datatype, field, values in (
         ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
@@ -50,16 +50,13 @@ def test_typed_contents(grpc_client: GrpcClient) -> None:
     ):
         answer = _infer(grpc_client, _typed(datatype, field, values))
         assert answer["OUTPUT0"].tolist() == [values]
+    assert _infer(grpc_client, _with_parameter("uint64_param", 1)).parameters == {}
 
 
 def _with_parameter(field: str, value: object) -> pb.ModelInferRequest:
     message = _simple()
     setattr(message.parameters["priority"], field, value)
     return message
-
-
-def test_parameters(grpc_client: GrpcClient) -> None:
-    assert _infer(grpc_client, _with_parameter("uint64_param", 1)).parameters == {}
 
 
 @pytest.mark.parametrize(
@@ -100,12 +97,6 @@ def test_names_that_no_model_has(grpc_client: GrpcClient, name: str) -> None:
     with pytest.raises(NotFound):
         _infer(grpc_client, message)
     assert not grpc_client.model_ready(name)
-
-
-def test_index_of_a_named_repository(grpc_client: GrpcClient) -> None:
-    request = pb.RepositoryIndexRequest(repository_name="r")
-    with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
-        grpc_client.call("RepositoryIndex", request, pb.RepositoryIndexResponse)
 
 
 # --- the transport
@@ -168,6 +159,10 @@ def test_long_errors_are_cut(grpc_client: GrpcClient, letter: str) -> None:
 def test_errors_are_text_in_any_language(grpc_client: GrpcClient) -> None:
     with pytest.raises(NotFound, match="'\u00fc\u20ac\U0001f600' is not found"):
         grpc_client.model_metadata("\u00fc\u20ac\U0001f600")
+    # The name of a repository is one.
+    request = pb.RepositoryIndexRequest(repository_name="r")
+    with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
+        grpc_client.call("RepositoryIndex", request, pb.RepositoryIndexResponse)
 
 
 def _status(server: ServerProcess, path: str, message: bytes) -> grpc.StatusCode:

@@ -121,7 +121,7 @@ def test_many_requests_under_way(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_an_error_before_execution(client: GrpcClient) -> None:
+def test_errors_before_and_of_execution(client: GrpcClient) -> None:
     """A message with the request's id; the stream goes on."""
     with Stream(client) as stream:
         stream.send(infer_message("nope", id="lost"))
@@ -134,11 +134,7 @@ def test_an_error_before_execution(client: GrpcClient) -> None:
         assert refused.infer_response == pb.ModelInferResponse(id="empty")
         stream.send(_sum([1], id="good"))
         assert stream.receive().infer_response.id == "good"
-
-
-@BOTH
-def test_an_error_of_execution(client: GrpcClient) -> None:
-    """It says which model failed, and that nothing more comes for the request."""
+    # One of execution says which model failed, and that nothing more comes for the request.
     with Stream(client) as stream:
         stream.send(_lookup(99, id="bad"), _lookup(1, id="good"))
         failed, good = stream.receive(), stream.receive()
@@ -176,23 +172,26 @@ def test_a_decoupled_model_answers_once_on_a_stream(grpc_client: GrpcClient) -> 
         [message] = stream.rest()
     assert _parameters(message) == {"triton_final_response": True}
     assert read_answer(message.infer_response)["OUTPUT0"].tolist() == [[2]]
+    classified = infer_message("ranked", [Input("INPUT0", np.array([[1, 5, 2, 0]], np.float32))])
+    classified.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    with Stream(grpc_client) as stream:
+        stream.send(classified)
+        answer = read_answer(stream.receive().infer_response)
+    assert answer["OUTPUT0"].tolist() == [[b"5.000000:1:one"]]
 
 
 @BOTH
-def test_timing_on_a_stream(client: GrpcClient) -> None:
+def test_timing_and_bytes_that_are_no_message(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.send(_sum([1], headrace_timing=True))
         names = set(_parameters(stream.receive()))
     assert names == {"triton_final_response", "queue_us", "compute_us", "batch_rows"}
-
-
-def test_classification_on_a_stream(grpc_client: GrpcClient) -> None:
-    message = infer_message("ranked", [Input("INPUT0", np.array([[1, 5, 2, 0]], np.float32))])
-    message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
-    with Stream(grpc_client) as stream:
-        stream.send(message)
-        answer = read_answer(stream.receive().infer_response)
-    assert answer["OUTPUT0"].tolist() == [[b"5.000000:1:one"]]
+    # A message that cannot be read is an error of its own; the next one is answered.
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    streaming = procedure(client.channel, path, pb.ModelStreamInferResponse, "stream_stream")
+    messages = list(streaming(iter([b"\xff\xff", _sum([1], id="good")]), timeout=60))
+    assert messages[0].error_message.startswith("not a valid ModelInferRequest message")
+    assert messages[1].infer_response.id == "good"
 
 
 @BOTH
@@ -211,13 +210,3 @@ def test_cancelling_a_stream_drops_what_waits(
     gates.open()
     busy_metrics.until_idle()
     assert busy_metrics.now().value(name, **labels) - before == 3
-
-
-@BOTH
-def test_bytes_that_are_no_message(client: GrpcClient) -> None:
-    """A message that cannot be read is an error of its own; the next one is answered."""
-    path = "/inference.GRPCInferenceService/ModelStreamInfer"
-    stream = procedure(client.channel, path, pb.ModelStreamInferResponse, "stream_stream")
-    messages = list(stream(iter([b"\xff\xff", _sum([1], id="good")]), timeout=60))
-    assert messages[0].error_message.startswith("not a valid ModelInferRequest message")
-    assert messages[1].infer_response.id == "good"

@@ -56,10 +56,6 @@ def test_what_is_no_grpc(server: ServerProcess) -> None:
             answer = client.call(_with(content_type=kind), b"x")
             assert answer.headers[":status"] == "415"
         assert client.call(REQUEST, prefixed(b"")).headers["grpc-status"] == "5"  # as usual
-
-
-@NATIVE
-def test_only_post(server: ServerProcess) -> None:
     with Http2Socket(server.grpc) as client:
         answer = client.call([(":method", "GET"), *REQUEST[1:]], b"")
     assert (answer.headers[":status"], answer.headers["allow"]) == ("405", "POST")

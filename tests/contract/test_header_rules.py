@@ -94,9 +94,7 @@ def test_headers_become_parameters(served: ServerProcess) -> None:
         assert _told(answer) == {"X-Tell-A": "3", "x-tell-b": '"\xe4\\'}
         connection.send(request("POST", _INFER, _BODY, **_KEY, X_Tell_C="4", Connection="close"))
         assert _told(connection.receive()) == {"X-Tell-C": "4"}
-
-
-def test_a_header_goes_before_a_parameter_of_the_body(served: ServerProcess) -> None:
+    # A header goes before a parameter of the body.
     body = b'{"parameters":{"X-Tell":"body","more":7},"inputs":[]}'
     answer = ask(served.http, "POST", _INFER, body, **_KEY, X_Tell="header")
     assert _told(answer) == {"X-Tell": "header", "more": 7}
@@ -247,7 +245,7 @@ def _outcome(call: Any, metadata: Sequence[tuple[str, str]]) -> tuple[grpc.Statu
     return future.code(), future.details() or ""
 
 
-def test_restricted_streams(served: ServerProcess) -> None:
+def test_restricted_streams_and_open_reflection(served: ServerProcess) -> None:
     with grpc.insecure_channel(served.grpc, OPTIONS) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             _stream(channel)
@@ -265,9 +263,6 @@ def test_restricted_streams(served: ServerProcess) -> None:
         error: Any = caught_error.value
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert f"expecting header 'triton-grpc-protocol-x-{header}'" in error.details()
-
-
-def test_reflection_is_open(served: ServerProcess) -> None:
     with grpc.insecure_channel(served.grpc, OPTIONS) as channel:
         path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
         info: Any = channel.stream_stream(path)

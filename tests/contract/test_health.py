@@ -10,12 +10,9 @@ from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess
 
 
-def test_server_is_live_and_ready(caller: Client) -> None:
+def test_servers_and_models_that_are_ready(caller: Client) -> None:
     assert caller.live()
     assert caller.ready()
-
-
-def test_model_ready(caller: Client) -> None:
     for model, version, ready in (
         ("simple", "", True),
         ("simple", "2", False),
@@ -24,6 +21,11 @@ def test_model_ready(caller: Client) -> None:
         ("no_such_model", "", False),  # an answer, not an error
     ):
         assert caller.model_ready(model, version) is ready, model
+    error = InvalidRequest if isinstance(caller, GrpcClient) else NotFound
+    with pytest.raises(error):
+        caller.model_ready("simple", "abc")
+    with pytest.raises(InvalidRequest, match="failed to get model version from specified version"):
+        caller.model_ready("simple", str(2**63))
 
 
 @pytest.mark.parametrize(("path", "status"), [
@@ -39,12 +41,3 @@ def test_heads_alone(server: ServerProcess, path: str, status: int) -> None:
     connection.request("GET", path)
     assert connection.getresponse().read()
     connection.close()
-
-
-def test_versions_that_are_none(caller: Client) -> None:
-    # Over HTTP the version is part of the path, and no route has anything but digits there.
-    error = InvalidRequest if isinstance(caller, GrpcClient) else NotFound
-    with pytest.raises(error):
-        caller.model_ready("simple", "abc")
-    with pytest.raises(InvalidRequest, match="failed to get model version from specified version"):
-        caller.model_ready("simple", str(2**63))

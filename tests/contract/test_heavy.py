@@ -46,10 +46,8 @@ def heavy(
 def _json(data: bytes, datatype: str, count: int, outputs: object = None) -> bytes:
     head = json.dumps({"outputs": outputs or []})[:-1].encode()
     return head + b',"inputs":[{"name":"INPUT0","datatype":"%b","shape":[1,%d],"data":[%b]}]}' % (
-        datatype.encode(),
-        count,
-        data,
-    )
+        datatype.encode(), count, data,
+    )  # fmt: skip
 
 
 def _binary(
@@ -240,15 +238,12 @@ def test_a_large_generate_request(heavy: ServerProcess, datatype: str) -> None:
     assert answer.document["OUTPUT0"] == values * 300_000
 
 
-def test_a_large_raw_request(heavy: ServerProcess) -> None:
+def test_large_requests_in_other_forms(heavy: ServerProcess) -> None:
     """The whole body is the one element of one row."""
     headers = {"inference-header-content-length": "0"}
     answer = ask(heavy.http, "POST", _INFER.format("one_string"), b"a" * 1_000_000, **headers)
     assert answer.status == 200
     assert answer.body.endswith(struct.pack("<I", 1_000_000) + b"a" * 1_000_000)
-
-
-def test_a_large_generate_request_that_is_wrong(heavy: ServerProcess) -> None:
     body = json.dumps({"INPUT0": [1.5] * 300_000 + ["a"]}).encode()
     answer = ask(heavy.http, "POST", "/v2/models/identity_FP32/generate", body)
     assert answer.status == 400

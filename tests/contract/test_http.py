@@ -35,9 +35,6 @@ def test_documents(server: ServerProcess) -> None:
     for path in ("/v2/models/simple/ready", "/v2/models/simple/versions/1/ready"):
         assert ask(server.http, "GET", path).document == {"name": "simple", "ready": True}
     assert _is_sum(ask(server.http, "POST", f"{_INFER}?verbose=1&x=/infer", _GOOD))
-
-
-def test_model_that_is_not_ready(server: ServerProcess) -> None:
     answer = ask(server.http, "GET", "/v2/models/nope/ready")
     assert answer.status == 503
     assert json.loads(answer.body) == {
@@ -76,18 +73,15 @@ def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
     assert answer.error.startswith("Not Found: /docs describes all paths")
 
 
-def test_the_nearest_route_is_told(server: ServerProcess) -> None:
+def test_the_nearest_route_is_told_and_where_one_is(server: ServerProcess) -> None:
     answer = ask(server.http, "POST", "/v1/models/simple:predict")
     text = "Not Found: /docs describes all paths; did you mean /v2/models/simple/infer?"
     assert (answer.status, answer.error) == (404, text)
-
-
-def test_the_page_at_the_root_says_where_one_is(server: ServerProcess) -> None:
     answer = ask(server.http, "GET", "/")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    text = answer.body.decode()
-    assert f"headrace <small>{__version__}</small>" in text
-    links = re.findall(r"href=(\S+?)>", text)
+    page = answer.body.decode()
+    assert f"headrace <small>{__version__}</small>" in page
+    links = re.findall(r"href=(\S+?)>", page)
     assert "/docs" in links
     assert {ask(server.http, "GET", link).status for link in links} == {200}
 
@@ -145,15 +139,13 @@ def test_config_as_json(server: ServerProcess) -> None:
     assert batching["preferred_batch_size"] == [1]
     assert batching["max_queue_delay_microseconds"] == 0
     assert batching["default_queue_policy"] == {
-        "timeout_action": "DELAY",
-        "default_timeout_microseconds": 60000000,
-        "allow_timeout_override": True,
-        "max_queue_size": 0,
-    }
+        "timeout_action": "DELAY", "default_timeout_microseconds": 60000000,
+        "allow_timeout_override": True, "max_queue_size": 0,
+    }  # fmt: skip
     assert "sequence_batching" not in config
 
 
-def test_statistics_as_json(server: ServerProcess) -> None:
+def test_statistics_and_index_as_json(server: ServerProcess) -> None:
     ask(server.http, "POST", _INFER, _GOOD)
     for path in ("/v2/models/row_sum/stats", "/v2/models/row_sum/versions/1/stats"):
         [model] = ask(server.http, "GET", path).document["model_stats"]
@@ -167,9 +159,6 @@ def test_statistics_as_json(server: ServerProcess) -> None:
         assert set(model["batch_stats"][0]) == {
             "batch_size", "compute_input", "compute_infer", "compute_output",
         }  # fmt: skip
-
-
-def test_index_as_json(server: ServerProcess) -> None:
     for path in ("/v2/repository/index", "/v2/repository/any/index"):
         for body in (b"", b"{}", b'{"ready": false}', b'{"ready": true, "more": 1}'):
             models = json.loads(ask(server.http, "POST", path, body).body)
@@ -191,7 +180,7 @@ def test_index_with_a_bad_body(server: ServerProcess, body: bytes, status: int, 
 # --- connections
 
 
-def test_chunked_body(server: ServerProcess) -> None:
+def test_bodies_in_chunks_and_on_demand(server: ServerProcess) -> None:
     pieces = [_GOOD[:1], _GOOD[1:40], _GOOD[40:]]
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
     head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -200,13 +189,10 @@ def test_chunked_body(server: ServerProcess) -> None:
             connection.send(part)
         assert _is_sum(connection.receive())
         assert _is_sum(connection.ask("POST", _INFER, _GOOD))
-
-
-def test_expect_100_continue(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
         length = str(len(_GOOD))
-        head = request("POST", _INFER, Expect="100-continue", Content_Length=length)
-        connection.send(head)
+        asking = request("POST", _INFER, Expect="100-continue", Content_Length=length)
+        connection.send(asking)
         assert connection.receive().status == 100
         connection.send(_GOOD)
         assert _is_sum(connection.receive())
@@ -328,7 +314,7 @@ def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
     assert ask(server.http, "GET", "/v2/health/live").status == 200
 
 
-def test_a_length_beyond_all_lengths_is_refused(server: ServerProcess) -> None:
+def test_lengths_that_are_odd(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
         # As much as the parser takes; beyond that it is no HTTP any more.
         head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**64 - 1}\r\n\r\n"
@@ -337,9 +323,6 @@ def test_a_length_beyond_all_lengths_is_refused(server: ServerProcess) -> None:
         assert answer.status == 400
         assert "Content-Length must be a number of bytes" in answer.error
         assert connection.at_end()
-
-
-def test_spaces_around_a_length_are_not_part_of_it(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
         head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length:  {len(_GOOD)} \t \r\n\r\n"
         connection.send(head.encode() + _GOOD)
@@ -384,16 +367,12 @@ def test_too_large_a_body(narrow: ServerProcess) -> None:
         "the request body (5000 bytes) exceeds the maximum allowed value of 4096 bytes."
         " Use --max-request-bytes to increase the limit"
     )
-
-
-def test_too_large_a_body_is_refused_before_it_is_sent(narrow: ServerProcess) -> None:
+    # It is refused before it is sent.
     with HttpSocket(narrow.http) as connection:
         connection.send(request("POST", "/v2/models/identity/infer", Content_Length=str(10 << 30)))
         assert connection.receive().status == 413
         assert connection.at_end()
-
-
-def test_too_large_a_chunked_body(narrow: ServerProcess) -> None:
+    # In chunks.
     with HttpSocket(narrow.http) as connection:
         connection.send(
             b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: x\r\n"

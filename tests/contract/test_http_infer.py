@@ -22,10 +22,8 @@ _COUNTED = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 4], "data": [0, 
 _Change = Callable[[bytes], bytes]
 _PACK: dict[str, _Change] = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}
 _UNPACK: dict[str | None, _Change] = {
-    "gzip": gzip.decompress,
-    "deflate": zlib.decompress,
-    None: bytes,
-}
+    "gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes,
+}  # fmt: skip
 
 
 def _request(data: object, shape: object, datatype: object = "FP32", **more: object) -> object:
@@ -75,17 +73,14 @@ def test_an_answer_to_the_letter(server: ServerProcess) -> None:
     assert answer.headers["server-timing"].startswith("queue;dur=")
 
 
-def test_null_stands_for_what_is_not_there(server: ServerProcess) -> None:
+def test_what_json_has_no_form_for(server: ServerProcess) -> None:
     nothing = {"id": None, "parameters": None, "outputs": None}
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     answer = _post(server, "identity_FP32", {"inputs": [tensor | {"parameters": None}]} | nothing)
     assert _data(answer) == [1.0]
     assert list(answer.document) == ["model_name", "model_version", "outputs"]
-
-
-def test_numbers_that_json_does_not_have(server: ServerProcess) -> None:
-    document = _request([1.5, float("nan"), float("-inf")], [1, 3], id="Inf or NaN")
-    answer = _post(server, "identity_FP32", document)
+    numbers = _request([1.5, float("nan"), float("-inf")], [1, 3], id="Inf or NaN")
+    answer = _post(server, "identity_FP32", numbers)
     assert b'"data":[1.5,NaN,-Infinity]' in answer.body
     assert answer.document["id"] == "Inf or NaN"
 
@@ -129,15 +124,12 @@ def test_content_type_of_the_request_does_not_matter(server: ServerProcess) -> N
 # --- binary tensors
 
 
-def test_binary_in_json_out(server: ServerProcess) -> None:
+def test_binary_on_one_side_alone(server: ServerProcess) -> None:
     answer = _send(server, _binary(16), _ROW.tobytes())
     outputs = {item["name"]: item["data"] for item in answer.document["outputs"]}
     assert outputs == {"FP32": [0, 1, 2, 3], "INT64": [0, 1, 2, 3], "BYTES": ["0", "1", "2", "3"]}
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["inference-header-content-length"] is None
-
-
-def test_json_in_binary_out(server: ServerProcess) -> None:
     document = {"inputs": [_COUNTED], "parameters": {"binary_data_output": True}}
     head, tail = _parts(_post(server, "convert", document))
     assert [item["parameters"] for item in head["outputs"]] == [
@@ -149,13 +141,19 @@ def test_json_in_binary_out(server: ServerProcess) -> None:
     assert tail[48:] == b"".join(b"\x01\x00\x00\x00%d" % n for n in range(4))
 
 
-def test_empty_binary_output(server: ServerProcess) -> None:
+def test_outputs_without_data_or_json(server: ServerProcess) -> None:
     """Nothing follows the JSON, so there is no length header; yet each output has a size of 0."""
     document = _request([], [0, 4], "INT32", parameters={"binary_data_output": True})
     answer = _post(server, "convert", document)
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["inference-header-content-length"] is None
     assert [i["parameters"] for i in answer.document["outputs"]] == [{"binary_data_size": 0}] * 3
+    tensor = {"name": "INPUT0", "datatype": "FP16", "shape": [1, 2]}
+    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 4}}]}).encode()
+    sized = {_SIZE: str(len(head))}
+    answer = _post(server, "identity_FP16", head + b"\x00\x3c\x00\x00", **sized)
+    assert answer.status == 400
+    assert answer.error.startswith("sending FP16 data via JSON is not supported. Please use the")
 
 
 @pytest.mark.parametrize("elements", [10_000, 70_000, 1_000_000])
@@ -183,15 +181,6 @@ def test_large_bodies_among_small_ones(server: ServerProcess, elements: int) -> 
             assert connection.receive().status == 404
             assert connection.receive().document == {"live": True}
         sender.join()
-
-
-def test_half_precision_has_no_json(server: ServerProcess) -> None:
-    tensor = {"name": "INPUT0", "datatype": "FP16", "shape": [1, 2]}
-    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 4}}]}).encode()
-    sized = {_SIZE: str(len(head))}
-    answer = _post(server, "identity_FP16", head + b"\x00\x3c\x00\x00", **sized)
-    assert answer.status == 400
-    assert answer.error.startswith("sending FP16 data via JSON is not supported. Please use the")
 
 
 def test_sizes_that_do_not_fit(server: ServerProcess) -> None:

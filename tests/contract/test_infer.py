@@ -68,10 +68,20 @@ def test_nan_and_infinities(client: Client) -> None:
     assert np.signbit(answer["OUTPUT0"]).tolist() == np.signbit(values).tolist()
 
 
-def test_scalar(client: Client) -> None:
+def test_scalar_optional_and_reshaped_tensors(client: Client) -> None:
     answer = client.infer("scalar", {"INPUT0": np.array(-1e300)})
     assert answer["OUTPUT0"].shape == ()
     assert answer["OUTPUT0"] == -1e300
+    values = np.array([1, 2], np.float32)
+    assert client.infer("optional_bias", {"INPUT0": values})["OUTPUT0"].tolist() == [101, 102]
+    given = {"INPUT0": values, "BIAS": np.array([5], np.float32)}
+    assert client.infer("optional_bias", given)["OUTPUT0"].tolist() == [6, 7]
+    rows = np.array([[1], [2], [3]], np.float32)  # of which the model sees no axis
+    answer = client.infer("flat", {"INPUT0": rows})
+    assert answer["OUTPUT0"].tolist() == rows.tolist()
+    rows = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    answer = client.infer("folded", {"INPUT0": rows})
+    assert answer["OUTPUT0"].tolist() == rows.reshape(2, 4, 1).tolist()
 
 
 def test_outputs_of_several_datatypes(client: Client) -> None:
@@ -86,22 +96,6 @@ def test_only_requested_outputs_come_back(client: Client, wanted: list[str]) -> 
     given = {"INPUT0": np.zeros((2, 4), np.int32)}
     answer = client.infer("convert", given, outputs=wanted)
     assert set(answer.outputs) == set(wanted)
-
-
-def test_optional_input(client: Client) -> None:
-    values = np.array([1, 2], np.float32)
-    assert client.infer("optional_bias", {"INPUT0": values})["OUTPUT0"].tolist() == [101, 102]
-    given = {"INPUT0": values, "BIAS": np.array([5], np.float32)}
-    assert client.infer("optional_bias", given)["OUTPUT0"].tolist() == [6, 7]
-
-
-def test_reshape(client: Client) -> None:
-    rows = np.array([[1], [2], [3]], np.float32)  # of which the model sees no axis
-    answer = client.infer("flat", {"INPUT0": rows})
-    assert answer["OUTPUT0"].tolist() == rows.tolist()
-    rows = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
-    answer = client.infer("folded", {"INPUT0": rows})
-    assert answer["OUTPUT0"].tolist() == rows.reshape(2, 4, 1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -131,38 +125,29 @@ def test_unknown_model_and_version(client: Client) -> None:
         client.infer("versions_all", given, version="7")
 
 
-def test_id_comes_back(client: Client) -> None:
+def test_id_comes_back_and_parameters_are_accepted(client: Client) -> None:
     for id in ("", "a b", "x" * 500, "\u00fc\u20ac", '"\\'):
         assert client.infer("simple", _TWO_ROWS, id=id).id == id
-
-
-def test_parameters_are_accepted(client: Client) -> None:
-    given: dict[str, Parameter] = {
+    parameters: dict[str, Parameter] = {
         "text": "x", "count": -3, "share": 0.5, "flag": True, "priority": 1, "timeout": 10_000_000,
         "sequence_id": 0, "sequence_start": False, "sequence_end": False,
     }  # fmt: skip
-    answer = client.infer("simple", _TWO_ROWS, parameters=given)
+    answer = client.infer("simple", _TWO_ROWS, parameters=parameters)
     assert answer.parameters == {}
 
 
-def test_timing_among_the_parameters(client: Client) -> None:
-    answer = client.infer("simple", _TWO_ROWS, parameters={"headrace_timing": True})
-    assert set(answer.parameters) == {"queue_us", "compute_us", "batch_rows"}
-    assert answer.parameters["batch_rows"] == 2
-    assert client.infer("simple", _TWO_ROWS).parameters == {}
-
-
-def test_server_timing_of_what_was_never_queued(client: Client) -> None:
-    with pytest.raises(NotFound) as refusal:
-        client.infer("nope", _TWO_ROWS)
-    assert refusal.value.spent == (0, 0, 0)
-
-
-def test_server_timing(client: Client) -> None:
+def test_timings(client: Client) -> None:
     answer = client.infer("simple", _TWO_ROWS)
     names = [entry.partition(";")[0].strip() for entry in answer.server_timing.split(",")]
     assert names == ["queue", "compute", "batch"]
     assert answer.server_timing.endswith('batch;desc="2"')
+    answer = client.infer("simple", _TWO_ROWS, parameters={"headrace_timing": True})
+    assert set(answer.parameters) == {"queue_us", "compute_us", "batch_rows"}
+    assert answer.parameters["batch_rows"] == 2
+    assert client.infer("simple", _TWO_ROWS).parameters == {}
+    with pytest.raises(NotFound) as refusal:
+        client.infer("nope", _TWO_ROWS)
+    assert refusal.value.spent == (0, 0, 0)
 
 
 def test_classification(client: Client) -> None:
@@ -175,19 +160,13 @@ def test_classification(client: Client) -> None:
     ]
     answer = client.infer("ranked", {"INPUT0": rows}, classes={"OUTPUT0": 100})
     assert answer["OUTPUT0"].shape == (2, 4)
-
-
-def test_classification_without_batches_or_labels(client: Client) -> None:
     given = {name: np.arange(6, dtype=np.float32).reshape(2, 3) for name in ("INPUT0", "INPUT1")}
     answer = client.infer("unbatched", given, classes={"OUTPUT0": 2})
     assert answer["OUTPUT0"].tolist() == [b"10.000000:5", b"8.000000:4"]
     assert set(answer.outputs) == {"OUTPUT0"}
-
-
-def test_classification_of_what_has_no_order(client: Client) -> None:
-    given = {"INPUT0": _values(Datatype.BOOL)}
+    flags = {"INPUT0": _values(Datatype.BOOL)}
     with pytest.raises(InvalidRequest, match="due to unsupported type 'BOOL'"):
-        client.infer("identity_BOOL", given, classes={"OUTPUT0": 1})
+        client.infer("identity_BOOL", flags, classes={"OUTPUT0": 1})
 
 
 def test_many_callers_get_their_own_rows(client: Client, pool: ThreadPoolExecutor) -> None:

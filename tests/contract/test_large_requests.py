@@ -54,12 +54,9 @@ def test_they_are_answered_as_a_whole(client: Client, model: str, rows: int) -> 
     assert answer.parameters["batch_rows"] == (4 if model == "set_on" else 8)
 
 
-def test_classes(client: Client) -> None:
+def test_classes_and_one_row_that_fails(client: Client) -> None:
     answer = client.infer("bare", {"INPUT0": rows_of(20)}, classes={"OUTPUT0": 1})
     assert answer["OUTPUT0"].tolist() == [[f"{4 * n + 1:f}:0".encode()] for n in range(20)]
-
-
-def test_one_row_that_fails_fails_the_request(client: Client) -> None:
     x = np.zeros((40, 1), np.int64)
     x[21] = 99
     with pytest.raises(ExecutionFailed, match="model 'lookup' failed to execute the request"):

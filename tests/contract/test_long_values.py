@@ -62,16 +62,13 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 CONTROL: dict[str, dict[str, Any]] = {
-    "/v2/logging": {LONG: 1},
-    "/v2/trace/setting": {"trace_rate": LONG},
-    "/v2/models/m/traffic": {"split": LONG},
-    "/v2/models/m/traffic/promote": {"version": [LONG]},
+    "/v2/logging": {LONG: 1}, "/v2/trace/setting": {"trace_rate": LONG},
+    "/v2/models/m/traffic": {"split": LONG}, "/v2/models/m/traffic/promote": {"version": [LONG]},
     "/v2/repository/models/m/load": {"parameters": {LONG: 1}},
     "/v2/systemsharedmemory/region/r/register": {"key": LONG, "byte_size": 1},
-    f"/v2/models/{NAME}/infer": {},
-    f"/v2/models/{NAME}/generate": {},
+    f"/v2/models/{NAME}/infer": {}, f"/v2/models/{NAME}/generate": {},
     f"/v2/repository/models/{NAME}/load": {},
-}
+}  # fmt: skip
 
 
 def test_requests_over_http(server: ServerProcess) -> None:
@@ -95,7 +92,7 @@ def test_requests_over_http(server: ServerProcess) -> None:
         assert 0 < len(answer.error.encode()) <= MOST, header
 
 
-def test_calls(server: ServerProcess) -> None:
+def test_calls_and_streams(server: ServerProcess) -> None:
     for name, message in (
         ("ModelInfer", pb.ModelInferRequest(model_name=LONG)),
         ("ModelMetadata", pb.ModelMetadataRequest(name=LONG)),
@@ -108,9 +105,6 @@ def test_calls(server: ServerProcess) -> None:
             call = procedure(channel, path, pb.ModelInferResponse).future(message, timeout=60)
             assert call.code() is not grpc.StatusCode.OK
             assert 0 < len((call.details() or "").encode()) <= MOST, name
-
-
-def test_a_stream(server: ServerProcess) -> None:
     with GrpcClient(server.grpc) as client:
         [response] = client.stream([pb.ModelInferRequest(model_name=LONG)])
         assert 0 < len(response.error_message.encode()) <= MOST

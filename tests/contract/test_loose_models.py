@@ -140,11 +140,9 @@ def test_a_model_without_outputs(client: Client, model: str, rows: list[object])
 # --- other outputs
 
 GIVES: dict[int, Array] = {
-    0: np.full((2, 2), 7, np.float32),
-    1: np.full((2, 3), 7, np.int16),
-    2: np.full((2,), 7.5, np.float64),
-    3: np.full((2, 1), b"seven", object),
-}
+    0: np.full((2, 2), 7, np.float32), 1: np.full((2, 3), 7, np.int16),
+    2: np.full((2,), 7.5, np.float64), 3: np.full((2, 1), b"seven", object),
+}  # fmt: skip
 
 
 def kinds(kind: int) -> dict[str, Array]:

@@ -37,26 +37,18 @@ def server(
         assert "was ended by" not in process.log
 
 
-def test_a_misspelt_output(grpc_client: GrpcClient, server: ServerProcess) -> None:
+def test_odd_things_that_are_answered(grpc_client: GrpcClient, server: ServerProcess) -> None:
     with pytest.raises(ExecutionFailed, match=r"gave output 'TODL', .* and no output 'TOLD'"):
         ask(grpc_client, "odd", "misspelt")
-
-
-def test_a_model_that_asks_itself_alone(grpc_client: GrpcClient) -> None:
+    # A model that asks itself alone.
     code, text = ask(grpc_client, "odd", "ask_itself")
     assert code == 5
     assert "would wait for itself: it needs a second instance" in text
-
-
-def test_an_event_loop_of_an_ordinary_model(grpc_client: GrpcClient) -> None:
+    # An event loop of an ordinary model.
     assert ask(grpc_client, "odd", "run_a_loop") == [1, 1, 1]
-
-
-def test_responses_that_are_called_off_while_they_are_waited_for(grpc_client: GrpcClient) -> None:
+    # Responses that are called off while they are waited for.
     assert ask(grpc_client, "odd", "call_off") is True
-
-
-def test_responses_that_are_taken_late(grpc_client: GrpcClient) -> None:
+    # Responses that are taken late.
     assert ask(grpc_client, "odd", "keep_up", count=2000, seconds=0.2) == 2001
 
 

@@ -113,7 +113,9 @@ def test_documents_have_the_model_loaded(client: Client, fresh: Iterator[int]) -
     assert state(client, other) == "READY"
 
 
-def test_a_raw_body_has_the_model_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:
+def test_raw_bodies_and_flat_json_have_models_loaded(
+    server: ServerProcess, fresh: Iterator[int]
+) -> None:
     number = next(fresh)
     answer = httpx.post(
         f"{server.url}/v2/models/add_{number}/infer",
@@ -121,14 +123,11 @@ def test_a_raw_body_has_the_model_loaded(server: ServerProcess, fresh: Iterator[
         headers={"inference-header-content-length": "0"},
     )
     assert np.frombuffer(answer.content[-4:], "<f4").tolist() == [number + 1]
-
-
-def test_flat_json_has_the_model_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:
-    number = next(fresh)
+    other = next(fresh)
     for _ in range(2):
         given = {"INPUT0": 1, "headrace_timing": True}
-        answer = httpx.post(f"{server.url}/v2/models/add_{number}/generate", json=given)
-        assert answer.json()["OUTPUT0"] == number + 1
+        answer = httpx.post(f"{server.url}/v2/models/add_{other}/generate", json=given)
+        assert answer.json()["OUTPUT0"] == other + 1
         assert answer.json()["batch_rows"] == 1
 
 
@@ -174,10 +173,7 @@ def test_models_that_other_models_ask_for(server: ServerProcess) -> None:
         assert state(client, "asked") == ""
         assert add(client, "asks") == 5
         assert state(client, "asked") == "READY"
-
-
-def test_models_that_are_asked_while_another_is_warmed_up(server: ServerProcess) -> None:
-    """Only one may be loaded at a time here, but for those that it waits for."""
+    # Only one may be loaded at a time here, but for those that it waits for.
     with GrpcClient(server.grpc) as client:
         assert add(client, "warm") == 7
         assert state(client, "cold") == "READY"

@@ -85,13 +85,20 @@ def test_a_sender_answers(caller: Client, how: str) -> None:
     assert ask(caller, "ordinary", how) == "sent"
 
 
-def test_a_sender_answers_from_a_thread(caller: Client) -> None:
+def test_what_a_sender_does_and_refuses(caller: Client) -> None:
     assert ask(caller, "ordinary", "thread") == "from a thread"
-
-
-def test_a_sender_answers_with_an_error(caller: Client) -> None:
     with pytest.raises(NotFound, match="later"):
         ask(caller, "ordinary", "error")
+    with pytest.raises(ExecutionFailed, match="has dropped the request without completing it"):
+        ask(caller, "ordinary", "drop")
+    assert ask(caller, "ordinary", "again") == "the second time"
+    assert ask(caller, "ordinary", "misuse") == [
+        "Unable to send response. Unsupported flag provided.",
+        "Inference Response object must be provided when the response flags is set to zero.",
+        "Unable to send response. Non-decoupled model cannot send complete final before sending a"
+        " response.",
+        "response must be an InferenceResponse or None, got str",
+    ]
 
 
 def test_other_requests_run_while_one_is_kept(
@@ -107,25 +114,6 @@ def test_other_requests_run_while_one_is_kept(
 def _released(client: Client, kept: "Future[object]") -> bool:
     assert ask(client, "ordinary", "release") == "done"
     return kept.done()
-
-
-def test_a_request_that_is_dropped_gets_an_error(caller: Client) -> None:
-    with pytest.raises(ExecutionFailed, match="has dropped the request without completing it"):
-        ask(caller, "ordinary", "drop")
-
-
-def test_a_request_that_is_given_back_is_run_again(caller: Client) -> None:
-    assert ask(caller, "ordinary", "again") == "the second time"
-
-
-def test_what_a_sender_refuses(caller: Client) -> None:
-    assert ask(caller, "ordinary", "misuse") == [
-        "Unable to send response. Unsupported flag provided.",
-        "Inference Response object must be provided when the response flags is set to zero.",
-        "Unable to send response. Non-decoupled model cannot send complete final before sending a"
-        " response.",
-        "response must be an InferenceResponse or None, got str",
-    ]
 
 
 def test_a_model_sees_that_nobody_waits(
@@ -215,18 +203,14 @@ def test_what_a_decoupled_model_does_wrong(
     assert says in str(found[-1])
 
 
-def test_a_request_of_a_decoupled_model_that_is_given_back(grpc_client: GrpcClient) -> None:
-    assert values(stream_of(grpc_client, "many", {"do": "again", "count": 1})) == [0]
-
-
-def test_responses_of_several_rows(grpc_client: GrpcClient) -> None:
+def test_responses_of_several_rows_large_and_after_a_request_is_given_back(
+    grpc_client: GrpcClient,
+) -> None:
     [message] = stream_of(grpc_client, "many", {"do": "rows"})
     assert read_answer(message.infer_response)["TOLD"].tolist() == [[b"a"], [b"b"], [b"c"]]
-
-
-def test_large_responses(grpc_client: GrpcClient) -> None:
     [message] = stream_of(grpc_client, "many", {"do": "large", "bytes": 3_000_000})
     assert len(read_answer(message.infer_response)["TOLD"][0, 0]) == 3_000_000
+    assert values(stream_of(grpc_client, "many", {"do": "again", "count": 1})) == [0]
 
 
 def test_a_decoupled_model_sees_that_nobody_reads(grpc_client: GrpcClient, tmp_path: Path) -> None:
@@ -254,13 +238,10 @@ def test_coroutines_run_at_the_same_time(caller: Client, background: ThreadPoolE
     assert (one.result(), other.result()) == ("met", "met")
 
 
-def test_a_coroutine_that_raises(caller: Client) -> None:
+def test_coroutines_raise_and_call_other_models(caller: Client) -> None:
     with pytest.raises(ExecutionFailed, match="ValueError: no"):
         ask(caller, "coroutine", "raise")
     assert ask(caller, "coroutine", "give") == "given"
-
-
-def test_a_coroutine_calls_other_models(caller: Client) -> None:
     assert ask(caller, "coroutine", "call", count=5) == [0, 2, 4, 6, 8]
     assert ask(caller, "coroutine", "stream", count=3) == [1, 1, 1, 0]
 
@@ -268,33 +249,22 @@ def test_a_coroutine_calls_other_models(caller: Client) -> None:
 # --- calls to other models
 
 
-def test_a_model_calls_another(caller: Client) -> None:
+def test_a_model_calls_another_and_itself(caller: Client) -> None:
     assert ask(caller, "caller", "add", value=21) == {"OUTPUT0": 42, "OUTPUT1": 0}
-
-
-def test_a_model_calls_itself_in_another_instance(caller: Client) -> None:
+    # Itself in another instance.
     assert ask(caller, "caller", "itself") == {"OUTPUT0": 8, "OUTPUT1": 0}
-
-
-def test_a_model_calls_from_several_threads(caller: Client) -> None:
     assert ask(caller, "caller", "threads", count=20) == [2 * number for number in range(20)]
+    assert ask(caller, "caller", "large", size=500_000) is True
 
 
-def test_a_model_calls_a_decoupled_one(caller: Client, tmp_path: Path) -> None:
+def test_a_model_calls_a_decoupled_one_and_calls_it_off(caller: Client, tmp_path: Path) -> None:
     assert ask(caller, "caller", "stream", count=2) == [["0"], ["1"], []]
     file = tmp_path / "cancelled"
     assert ask(caller, "caller", "leave_stream", file=str(file)) == "left"
     until(file.exists, "the other model to see that nobody reads")
-
-
-def test_a_model_calls_another_off(caller: Client, tmp_path: Path) -> None:
-    file = tmp_path / "cancelled"
-    assert ask(caller, "caller", "cancel_stream", file=str(file)) is True
-    until(file.exists, "the other model to see that nobody reads")
-
-
-def test_large_tensors_between_models(caller: Client) -> None:
-    assert ask(caller, "caller", "large", size=500_000) is True
+    other = tmp_path / "called_off"
+    assert ask(caller, "caller", "cancel_stream", file=str(other)) is True
+    until(other.exists, "the other model to see that nobody reads")
 
 
 def test_errors_of_other_models_come_as_responses(caller: Client) -> None:
@@ -307,15 +277,12 @@ def test_errors_of_other_models_come_as_responses(caller: Client) -> None:
     assert "decoupled=True" in decoupled[1]
 
 
-def test_what_a_model_cannot_ask_for(caller: Client) -> None:
+def test_what_a_model_cannot_ask_for_and_controls(caller: Client) -> None:
     assert "only while the model executes" in ask(caller, "caller", "start")
     name, inputs, sender = ask(caller, "caller", "misuse")
     assert "needs the name of a model" in name
     assert "inputs must be of Tensor, got int" in inputs
     assert "has no sender" in sender
-
-
-def test_control_of_models(caller: Client) -> None:
     found = ask(caller, "caller", "control")
     assert found["ready"] == [True, False, True]
     assert "not allowed" in found["load"]

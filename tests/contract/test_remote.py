@@ -198,9 +198,7 @@ def test_another_name_and_version_there(pair: tuple[Client, Client]) -> None:
     assert answer["OUTPUT0"].tolist() == (INTS + INTS).tolist()
     answer = through.infer("third", {"INPUT0": np.zeros((1, 1), np.float32)})
     assert (answer.model_version, answer["OUTPUT0"].tolist()) == ("3", [[3]])
-
-
-def test_version_directories_are_versions_there(pair: tuple[Client, Client]) -> None:
+    # Version directories are versions there.
     _, through = pair
     zero = {"INPUT0": np.zeros((1, 1), np.float32)}
     assert through.infer("versions_all", zero)["OUTPUT0"].tolist() == [[10]]

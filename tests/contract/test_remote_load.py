@@ -65,13 +65,10 @@ def counts(client: Client, name: str) -> list[int]:
     return [group.count for group in client.model_config(name).instance_group]
 
 
-def test_a_model_is_loaded_there(client: Client, beyond: Client) -> None:
+def test_models_are_loaded_there_with_the_groups_asked_for(client: Client, beyond: Client) -> None:
     assert client.infer("plain", {"INPUT0": ROW})["OUTPUT0"].tolist() == [[3, 6]]
     assert counts(beyond, "plain") == [2]
     assert counts(client, "plain") == [2]  # as it is there
-
-
-def test_instance_groups_are_put_into_effect(client: Client, beyond: Client) -> None:
     assert client.infer("three", {"INPUT0": ROW})["OUTPUT0"].tolist() == [[3, 6]]
     assert counts(beyond, "three") == [3]
     assert beyond.model_config("three").max_batch_size == 8  # all else is as it was

@@ -99,7 +99,7 @@ def order(*sent: "Future[Answer]") -> list["Future[Answer]"]:
     return sorted(sent, key=lambda one: int(one.result()["TURN"][0, 0]))
 
 
-def test_what_waits_together_runs_together(crowd: Crowds) -> None:
+def test_whole_requests_that_wait_together_run_together(crowd: Crowds) -> None:
     held = crowd("held")
     first = held.run()
     waiting = [held.queue(10 * n, 10 * n + 1) for n in range(1, 5)]
@@ -111,15 +111,13 @@ def test_what_waits_together_runs_together(crowd: Crowds) -> None:
         assert answer.parameters["batch_rows"] == 8
     [statistics] = held.client.statistics("held")
     assert 8 in {entry.batch_size for entry in statistics.batch_stats}
-
-
-def test_a_batch_holds_whole_requests_only(crowd: Crowds) -> None:
+    # Of at most 8 rows: two together, then the other two.
     held = crowd("held")
     held.run()
     sizes = [3, 3, 3, 2]  # of at most 8 rows: two together, then the other two
-    waiting = [held.queue(*[rows] * rows) for rows in sizes]
+    more = [held.queue(*[rows] * rows) for rows in sizes]
     held.go_on()
-    answers = [sent.result() for sent in waiting]
+    answers = [sent.result() for sent in more]
     assert [answer.parameters["batch_rows"] for answer in answers] == [6, 6, 5, 5]
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n]] * n for n in sizes]
 
@@ -235,7 +233,7 @@ def test_a_lone_request_waits_for_the_delay(caller: Client) -> None:
     assert answer.parameters["batch_rows"] == 1
 
 
-def test_a_failing_request(caller: Client) -> None:
+def test_failing_requests_and_lost_rows(caller: Client) -> None:
     with pytest.raises(ExecutionFailed) as failed:
         caller.infer("lookup", {"INPUT0": np.array([[99]])}, id="bad one")
     # What ONNX Runtime says would name nodes, tensors and source files.
@@ -244,9 +242,7 @@ def test_a_failing_request(caller: Client) -> None:
     assert computed > 0
     assert rows == 1
     assert caller.infer("lookup", {"INPUT0": np.array([[2]])})["OUTPUT0"].tolist() == [[20]]
-
-
-def test_a_model_that_loses_rows(caller: Client) -> None:
+    # A model that loses rows.
     one, two = np.ones((1, 1), np.float32), np.ones((2, 1), np.float32)
     assert caller.infer("first_row", {"INPUT0": one})["OUTPUT0"].tolist() == [[1]]
     with pytest.raises(

@@ -85,13 +85,10 @@ def count(client: Client, model: str, requests: int = 20, **given: Any) -> dict[
     return dict(Counter(answer.model_version for answer in answers))
 
 
-def test_requests_are_divided(caller: Client) -> None:
+def test_requests_are_divided_but_for_a_named_version(caller: Client) -> None:
     counts = count(caller, "plain")
     assert 9 <= counts["1"] <= 11
     assert counts["2"] == 20 - counts["1"]
-
-
-def test_a_named_version_is_never_another(caller: Client) -> None:
     for version in ("1", "2", "3"):
         assert count(caller, "plain", 8, version=version) == {version: 8}
         assert count(caller, "sticky", 8, version=version) == {version: 8}
