@@ -6,6 +6,7 @@ Owned by the event-loop thread.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from sys import maxsize
 from typing import Protocol
@@ -15,7 +16,7 @@ from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, Server
 from headrace.core.limits import ABANDONED_SECS, ModelLoad
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ModelAccount
-from headrace.engine.chain import Compose, check, classify, count_responses, divide, tell_servers
+from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
 from headrace.engine.doors import Direct, FutureCall, Target
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
@@ -30,7 +31,6 @@ from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
 from headrace.protocol.plain_json import PlainJson
 from headrace.protocol.v2_protobuf import PlainWriter
 from headrace.repository.layout import ModelSource
-from headrace.repository.model_files import Origin
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
 from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
@@ -76,14 +76,32 @@ class State(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+@dataclass(slots=True)
+class _Service:
+    """State of a version that is READY or UNLOADING, `plain` codecs only if calls can be plain.
+
+    `fail_over` is for several backends, `sequences` is before the scheduler. `surroundings` are
+    those of placements, by the rank of their backends.
+    """
+
+    loaded: LoadedVersion
+    batcher: Batcher
+    host: EngineServices
+    regions: Regions
+    account: ModelAccount
+    surroundings: Sequence[Surroundings]
+    fail_over: FailOver | None
+    plain: tuple[PlainJson, PlainWriter] | None
+    sequences: SequenceQueue | None = None
+
+
 class ModelVersion:
     """A version, known from before its load. Owned by the event-loop thread.
 
     It is loaded once, from its `origin`: a replacement is another object, which may take over its
     counters. Instances may be added and removed while it serves.
 
-    Invariant: `batcher`, `config` and `signature` are set exactly while the state is READY or
-    UNLOADING.
+    Invariant: `_service` is set exactly while the state is READY or UNLOADING.
     """
 
     def __init__(
@@ -93,29 +111,16 @@ class ModelVersion:
         self.number = number
         self.name = str(number)
         self.direct: Direct | None = None
-        self._plain: tuple[PlainJson, PlainWriter] | None = None  # codecs of plain calls
         self._given_up = False  # no instance is expected back soon
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
         self.load_seconds = 0.0
-        self.origin: Origin | None = None
         self.added = False  # added while other versions served
         self.decoupled = False
         self._split = False
-        self._batcher: Batcher | None = None
-        self._config: ModelConfig | None = None
-        self._signature: Signature | None = None
-        self._host: EngineServices | None = None
-        self._labels: Mapping[str, Sequence[str]] = {}  # labels of outputs, for classification
-        self._regions: Regions
-        self._account: ModelAccount | None = None
-        self.upload: Upload | None = None  # uploaded files, if any
+        self._service: _Service | None = None
         self._placements: dict[int, Placement] = {}  # by rank of backend
-        self._surroundings: list[Surroundings] = []  # likewise
-        self._fail_over: FailOver | None = None  # if it has several backends
         self.forwarded_headers: Sequence[str] | None = None  # client headers for upstreams
-        self._sequences: SequenceQueue | None = None  # in front of the scheduler
-        self._stages: Sequence[Compose] = ()  # plugin stages, innermost first
         self._memory: dict[str, int] = {}
         self._gpu_memory: dict[str, GpuMemory] = {}
         self._leaves = False  # `unload` was called
@@ -154,6 +159,15 @@ class ModelVersion:
     def detour(self) -> str:
         """The backend in use instead of a preferred one; "" if there is none."""
         return "" if self._fail_over is None else self._fail_over.detour
+
+    @property
+    def upload(self) -> Upload | None:
+        """The files of the version, where a request has brought them."""
+        return None if self._service is None else self._service.loaded.upload
+
+    @property
+    def _fail_over(self) -> FailOver | None:
+        return None if self._service is None else self._service.fail_over
 
     @property
     def instances(self) -> list[PlacedInstance]:
@@ -222,27 +236,31 @@ class ModelVersion:
     @property
     def config(self) -> ModelConfig:
         """The completed configuration; raises `ModelNotReady`."""
-        if self._config is None:
-            raise self.not_ready()
-        return self._config
+        return self._loaded.config
 
     @property
     def signature(self) -> Signature:
         """The declared inputs and outputs; raises `ModelNotReady`."""
-        if self._signature is None:
+        return self._loaded.signature
+
+    @property
+    def _loaded(self) -> LoadedVersion:
+        if self._service is None:
             raise self.not_ready()
-        return self._signature
+        return self._service.loaded
 
     @property
     def busy(self) -> bool:
         """True if requests are unfinished."""
-        return self._batcher is not None and self._batcher.busy
+        return self._service is not None and self._service.batcher.busy
 
     @property
     def pending(self) -> int:
         """Accepted requests that no instance has started."""
-        waiting = self._batcher.waiting if self._batcher else 0
-        return waiting if self._sequences is None else waiting + self._sequences.waiting
+        if (service := self._service) is None:
+            return 0
+        before = 0 if service.sequences is None else service.sequences.waiting
+        return service.batcher.waiting + before
 
     async def infer(self, request: Call) -> InferResponse:
         """Submit a request and wait for its response; cancelling the wait cancels the request."""
@@ -264,75 +282,72 @@ class ModelVersion:
         """Start serving. `host` is the model's interface to the server, `regions` is the shared
         memory of clients.
         """
-        self._host = host
-        self.upload = loaded.upload
-        self._stages = loaded.stages
-        self._account = regions.admission.model(self.model)
-        batcher = make_batcher(
-            loaded, self.name, loop, self.statistics, self._report, self._account
-        )
+        account = regions.admission.model(self.model)
+        batcher = make_batcher(loaded, self.name, loop, self.statistics, self._report, account)
         schedulers: Sequence[Batcher | Tier] = [batcher]
+        fail_over = None
         if loaded.backends is not None:
             counts = self.statistics.backends
-            self._fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
-            schedulers = list(self._fail_over.tiers)
-        self._surroundings = [
+            fail_over = FailOver(self.model, loaded.backends, batcher, loop, counts)
+            schedulers = list(fail_over.tiers)
+        surroundings = [
             Surroundings(
                 loaded.signature, one, host, loop, self._on_instances, self.statistics.endpoints,
                 loaded.limits, self.statistics.ended_runs, host,
             )
             for one in schedulers
         ]  # fmt: skip
-        self._add(loaded.instances)
-        self._batcher = batcher
-        self._config = loaded.config
-        self._signature = loaded.signature
-        self._labels, self._regions = loaded.labels, regions
         self.decoupled = loaded.config.model_transaction_policy.decoupled
+        told = loaded.signature, self.model, self.name
+        plain = None if self.decoupled else (PlainJson(*told), PlainWriter(*told))
+        service = _Service(loaded, batcher, host, regions, account, surroundings, fail_over, plain)
+        self._add(service, loaded.instances)
         headers = (item.model.forward_headers for item in loaded.instances)
         self.forwarded_headers = next((each for each in headers if each is not None), None)
         given = batcher.expect, self.statistics.request_failed
         stages = (placement.in_sequence(*given) for placement in self._each)
-        self._sequences = next(filter(None, stages), None)
-        if not self.decoupled:
-            told = loaded.signature, self.model, self.name
-            self._plain = PlainJson(*told), PlainWriter(*told)
+        service.sequences = next(filter(None, stages), None)
         self.load_seconds = loaded.seconds
-        self.origin = loaded.origin
+        self._service = service
         self.state = State.READY
 
     @property
     def serving(self) -> Serving | None:
         """Origin, configuration and instances while it serves and is healthy; otherwise None."""
-        if not self.healthy or self.origin is None or self._config is None:
+        service = self._service
+        if service is None or not self.healthy:
             return None
-        if self._fail_over is not None and self._fail_over.incomplete:
+        if service.fail_over is not None and service.fail_over.incomplete:
             return None
+        loaded = service.loaded
         names = tuple(instance.name for instance in self.instances)
         inline = all(instance.kind is InstanceKind.INLINE for instance in self.instances)
-        return Serving(self.origin, self._config, names, inline, self._fail_over is None)
+        return Serving(loaded.origin, loaded.config, names, inline, service.fail_over is None)
 
     def change(self, change: Change) -> None:
         """Swap in a new configuration and instance set without draining the queue.
 
         Only while it is ready. Removed instances finish their batch.
         """
-        self.origin, self._config, self.reason = change.origin, change.config, ""
-        self._add(change.instances)
+        service = self._service
+        assert service is not None, "a change of what does not serve. This is a bug."
+        service.loaded = replace(service.loaded, origin=change.origin, config=change.config)
+        self.reason = ""
+        self._add(service, change.instances)
         for name in change.removed:
             self._memory.pop(name, None)
             self._gpu_memory.pop(name, None)
             for instances in self._each:
                 instances.remove(name)
 
-    def _add(self, loaded: Iterable[LoadedInstance]) -> None:
+    def _add(self, service: _Service, loaded: Iterable[LoadedInstance]) -> None:
         """Add loaded instances to the scheduler."""
         for item in loaded:
             self._memory[item.name] = item.memory
             if item.gpu is not None:
                 self._gpu_memory[item.name] = item.gpu
             if item.rank not in self._placements:
-                surroundings = self._surroundings[item.rank]
+                surroundings = service.surroundings[item.rank]
                 self._placements[item.rank] = item.model.placement(item.name, surroundings)
             self._placements[item.rank].add(item.name, item.model, item.kind, item.place)
 
@@ -355,29 +370,25 @@ class ModelVersion:
         """
         for instances in self._each:
             instances.leave(grace)
-        if self._batcher is None or self._leaves:
+        if (service := self._service) is None or self._leaves:
             return
         self._leaves = True
         self.state = State.UNLOADING
         drained = asyncio.Event()
-        self._batcher.when_drained(drained.set)
+        service.batcher.when_drained(drained.set)
         await drained.wait()
         for instances in self._each:
             instances.close()
-        if self._fail_over is not None:
-            self._fail_over.close()
-        self._batcher.close()
-        if self._account is not None:
-            self._account.leave()
-            self._account = None
+        if service.fail_over is not None:
+            service.fail_over.close()
+        service.batcher.close()
+        service.account.leave()
         await asyncio.gather(*(instances.closed() for instances in self._each))
-        self._placements, self._surroundings = {}, []
+        self._placements = {}
         self._memory.clear()
         self._gpu_memory.clear()
-        if self._host is not None:
-            self._host.close()
-        self._batcher = self._config = self._signature = self.upload = None
-        self._plain = None
+        service.host.close()
+        self._service = None
         self.state = State.UNAVAILABLE
         self.reason = "unloaded"
 
@@ -398,41 +409,41 @@ class ModelVersion:
         """
         self.direct = None
         self.submit = self._queue = self._refuse
-        batcher, signature = self._batcher, self._signature
-        if batcher is None or signature is None or self._host is None or self._given_up:
+        if (service := self._service) is None or self._given_up:
             return
-        bench = self._regions.admission.workbench
+        batcher, loaded = service.batcher, service.loaded
+        signature, bench = loaded.signature, service.regions.admission.workbench
         queue: Submit = batcher.submit
-        if self._fail_over is not None:
-            queue = self._fail_over.submit
+        if service.fail_over is not None:
+            queue = service.fail_over.submit
         if self.decoupled:
-            bounds = first_response_bounds(self.config)
+            bounds = first_response_bounds(loaded.config)
             queue = count_responses(self.statistics.responses, queue, bounds)
-        if self._sequences is not None:
-            queue = self._sequences.before(queue)
+        if service.sequences is not None:
+            queue = service.sequences.before(queue)
         if self.forwarded_headers is not None:
             queue = tell_servers(self.forwarded_headers, queue)
         direct = queue
         if signature.max_batch_size:
             queue = divide(signature.max_batch_size, queue, batcher, bench)
-        for stage in self._stages:
+        for stage in loaded.stages:
             direct = queue = stage(queue)
         self._queue = queue
-        special = classify(self._labels, signature.batches, bench, self._queue_checked)
-        special = share(self._regions, batcher, special)
+        special = classify(loaded.labels, signature.batches, bench, self._queue_checked)
+        special = share(service.regions, batcher, special)
         submit = self.submit = check(signature, queue, special)
-        if self._host.tracing is not None:
-            self.submit = self._host.tracing.traced(self.model, self.name, submit)
-        if self.ready and self._plain is not None and self.submit is submit:
+        if service.host.tracing is not None:
+            self.submit = service.host.tracing.traced(self.model, self.name, submit)
+        if self.ready and service.plain is not None and self.submit is submit:
             most = signature.max_batch_size or maxsize
-            self.direct = Direct(*self._plain, {}, most, direct)
+            self.direct = Direct(*service.plain, {}, most, direct)
 
     def _queue_checked(self, call: Call) -> None:
         """Queue a call that was checked earlier; raises `ServerError`."""
         self._queue(call)
 
     def _refuse(self, call: Call) -> None:
-        raise self.not_ready() if self._batcher is None else self._waiting_error()
+        raise self.not_ready() if self._service is None else self._waiting_error()
 
     def _waiting_error(self) -> ServerError:
         """The error of a request while no instance can run it."""
