@@ -73,10 +73,10 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("core, code lines", 18_000, 36_707, lambda w: w.core.lines),
-    Budget("core, files", 130, 209, lambda w: w.core.files),
-    Budget("core and plugins, code lines", 33_000, 46_936, lambda w: w.everything.lines),
-    Budget("core and plugins, files", 230, 274, lambda w: w.everything.files),
+    Budget("core, code lines", 18_000, 36_129, lambda w: w.core.lines),
+    Budget("core, files", 130, 203, lambda w: w.core.files),
+    Budget("core and plugins, code lines", 33_000, 46_931, lambda w: w.everything.lines),
+    Budget("core and plugins, files", 230, 271, lambda w: w.everything.files),
     Budget("tests, lines", 45_000, None, lambda w: w.test_lines),
     Budget("HTTP JSON, Python calls alone", 32, 27, lambda w: w.http.calls),
     Budget(f"HTTP JSON, of {TOGETHER} together", 18, 12.5, lambda w: w.http.calls_together),

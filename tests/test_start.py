@@ -33,7 +33,7 @@ OTHERS = {
         "placement.worker.loaded_worker", "placement.worker.worker_instance",
         "placement.worker.worker_process", "placement.worker.worker_set",
         "placement.upstream.model", "placement.upstream.options", "placement.upstream.grpc_client",
-        "placement.upstream.v2_rest", "protocol.http1", "plugins.frontends",
+        "placement.upstream.http_client", "protocol.http1", "plugins.frontends",
     )
 }  # fmt: skip
 # What front ends do without.

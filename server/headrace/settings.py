@@ -28,7 +28,7 @@ from headrace.protocol.http2.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
     from headrace.core.model_spec import EnvironmentOptions
-    from headrace.observability.series import MetricsOptions
+    from headrace.observability.statistics import MetricsOptions
 
 _CATEGORIES = ", ".join(f"`{category}`" for category in Category)
 _ALIKE = 0.7  # similarity above which a name is suggested
@@ -544,7 +544,7 @@ class Settings:
     @property
     def metrics(self) -> "MetricsOptions":
         """The latency metrics to keep; raises `ValueError`."""
-        from headrace.observability.series import MetricsOptions  # with numpy
+        from headrace.observability.statistics import MetricsOptions  # with numpy
 
         return MetricsOptions.of(self.metrics_config)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.observability.series import QUANTILES, MetricsOptions
+from headrace.observability.statistics import QUANTILES, MetricsOptions
 
 
 def test_what_is_there_without_it() -> None:

@@ -16,8 +16,8 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor
 from headrace.doors.grpc.call import Handlers
+from headrace.doors.grpc.inference import InferCall
 from headrace.doors.grpc.options import GrpcOptions
-from headrace.doors.grpc.service import InferCall
 from headrace.engine.admission import Admission
 from headrace.plugins.grpcio.server import GrpcioServer
 

@@ -10,7 +10,7 @@ from headrace.plugins.nvml import Nvml, NvmlError
 from tests.support.gpu_libraries import machine_with_gpus
 
 ASKED = """
-from headrace.observability.series import GpuReading
+from headrace.observability.statistics import GpuReading
 from headrace.plugins.nvml import Nvml, NvmlError
 
 nvml = Nvml()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.series import GpuReading
+from headrace.observability.statistics import GpuReading
 from headrace.plugins.nvml import Nvml
 
 _CUDA = r"""

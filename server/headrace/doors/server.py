@@ -18,7 +18,7 @@ from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer, bind, reserve
 from headrace.engine.engine import Engine
 from headrace.observability.machine import Machine
-from headrace.observability.series import GpuSeries
+from headrace.observability.statistics import GpuSeries
 from headrace.placement.local.instances import core_limit
 from headrace.settings import Settings
 

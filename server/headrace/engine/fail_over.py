@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.core.errors import ModelNotReady
 from headrace.engine.loading import Backends
-from headrace.observability.series import BackendSeries
-from headrace.observability.statistics import BackendCounts
+from headrace.observability.statistics import BackendCounts, BackendSeries
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.fail_over import Tiers

@@ -29,8 +29,7 @@ from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
-from headrace.observability.series import MemoryCounts
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import MemoryCounts, VersionStatistics
 from headrace.placement.backend import Backend
 from headrace.repository.layout import ModelSource
 from headrace.repository.model_files import Digests

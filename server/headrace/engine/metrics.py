@@ -30,26 +30,24 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
 from headrace.observability.machine import Machine
-from headrace.observability.series import (
+from headrace.observability.statistics import (
+    FIRST_RESPONSE,
+    LATENCY_KINDS,
     BackendSeries,
     Buckets,
+    Closed,
     EndpointSeries,
     Family,
     GpuReading,
     GpuSeries,
+    Histogram,
     MemoryCounts,
     MetricsOptions,
     Quantiles,
     Reading,
+    VersionStatistics,
     WorkerSeries,
     in_seconds,
-)
-from headrace.observability.statistics import (
-    FIRST_RESPONSE,
-    LATENCY_KINDS,
-    Closed,
-    Histogram,
-    VersionStatistics,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

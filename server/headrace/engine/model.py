@@ -22,8 +22,13 @@ from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
 from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
-from headrace.observability.series import BackendSeries, EndpointSeries, Sourced, WorkerSeries
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import (
+    BackendSeries,
+    EndpointSeries,
+    Sourced,
+    VersionStatistics,
+    WorkerSeries,
+)
 from headrace.placement.choice import InstanceKind
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
 from headrace.protocol.pb.model_config_pb2 import ModelConfig

@@ -33,7 +33,7 @@ from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
 from headrace.engine.model import Model, ModelVersion, State, parse_version
 from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
 from headrace.engine.workbench import LARGE, Deferred
-from headrace.observability.series import MemoryCounts
+from headrace.observability.statistics import MemoryCounts
 from headrace.protocol.elements import Charge, charge_objects, uncharged
 from headrace.protocol.generate import decode_generate
 from headrace.protocol.parameters import add_timing, wants_timing

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.engine.workbench import Threads, TookTooLong
 from headrace.observability.machine import memory_of
-from headrace.observability.series import GpuSeries
+from headrace.observability.statistics import GpuSeries
 from headrace.placement.local.gpus import Gpus
 
 log = logging.getLogger(__name__)

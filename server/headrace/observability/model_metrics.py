@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.core.errors import AlreadyExists, InvalidRequest, ServerError
-from headrace.observability.series import Buckets, Family, Reading, Sourced
+from headrace.observability.statistics import Buckets, Family, Reading, Sourced
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from headrace.core.errors import ServerError, Unavailable
 from headrace.core.limits import ExecutionLimits
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array
-from headrace.observability.series import EndpointSeries, WorkerSeries
-from headrace.observability.statistics import EndpointCounts
+from headrace.observability.statistics import EndpointCounts, EndpointSeries, WorkerSeries
 from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.scheduling.batch import Answer, Instance
 from headrace.scheduling.quarantine import Quarantine

@@ -7,7 +7,7 @@ milliseconds, and belong on a thread.
 from collections.abc import Callable
 from typing import Any
 
-from headrace.observability.series import GpuReading
+from headrace.observability.statistics import GpuReading
 
 
 class NvmlError(OSError):

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import ExecutionFailed, ServerError, ServerExiting
 from headrace.doors.grpc.call import Message, Session
-from headrace.doors.grpc.stream import stream_opener
+from headrace.doors.grpc.inference import stream_opener
 from headrace.engine.admission import Account
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.protocol.pb import grpc_service_pb2 as pb

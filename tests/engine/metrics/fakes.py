@@ -11,8 +11,7 @@ from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import ModelVersion, Traffic
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.series import GpuSeries, MetricsOptions
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
 from headrace.plugins.traffic.control import TrafficControl
 
 

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.core import Metric
 
 from headrace.engine.metrics import collected, version_families
-from headrace.observability.series import MetricsOptions
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
     LATENCY_KINDS,
     Histogram,
+    MetricsOptions,
     VersionStatistics,
     Window,
 )

@@ -20,14 +20,16 @@ from headrace.engine.metrics import (
 )
 from headrace.engine.metrics import scrape as scrape_in_turns
 from headrace.observability.machine import Machine, resident_bytes
-from headrace.observability.series import GpuReading, GpuSeries, WorkerSeries
 from headrace.observability.statistics import (
     LATENCY_BOUNDS,
     Closed,
     EndKind,
+    GpuReading,
+    GpuSeries,
     RecycleReason,
     VersionStatistics,
     WorkerCounters,
+    WorkerSeries,
 )
 from tests.engine.metrics.fakes import FakeEngine, FakeVersion, collector
 

@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.placement.upstream.connection import RemoteDescription
-from headrace.placement.upstream.drift import differences
+from headrace.placement.upstream.reconciler import differences
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 

@@ -10,8 +10,8 @@ import pytest
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.engine.admission import Admission
-from headrace.plugins.frontends.engine_session import EngineSession, RemoteEngine, RemoteTarget
 from headrace.plugins.frontends.link_infer import Flag, Kind, RequestWriter
+from headrace.plugins.frontends.process import EngineSession, RemoteEngine, RemoteTarget
 from headrace.plugins.frontends.session import FrontEndSession
 from headrace.protocol.v2_json import pass_raw
 from headrace.workers.frames import FrameReader, frame

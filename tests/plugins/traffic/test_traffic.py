@@ -21,8 +21,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.doors import FutureCall, Target
 from headrace.engine.metrics import collected
 from headrace.engine.model import Model, ModelVersion
-from headrace.plugins.traffic.control import TrafficControl, TrafficStage
-from headrace.plugins.traffic.model import ModelTraffic
+from headrace.plugins.traffic.control import ModelTraffic, TrafficControl, TrafficStage
 from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionRouter
 from headrace.plugins.traffic.rules import Shadow
 from headrace.repository.layout import ModelSource

@@ -1,8 +1,8 @@
 """Looking at how versions do."""
 
 from headrace.engine.model import ModelVersion
+from headrace.plugins.traffic.control import NOTHING, Samples, TrafficWatch, counts_of
 from headrace.plugins.traffic.decisions import Counts
-from headrace.plugins.traffic.model import NOTHING, Samples, TrafficWatch, counts_of
 from headrace.plugins.traffic.router import VersionLedger
 from headrace.plugins.traffic.rules import RollbackRule
 

@@ -2,7 +2,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import InvalidOption
-from headrace.placement.upstream.drift import agree, as_configured, described, groups_of
+from headrace.placement.upstream.reconciler import agree, as_configured, described, groups_of
 from headrace.placement.upstream.triton_options import Place
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 

@@ -26,8 +26,7 @@ from headrace.core.errors import InvalidRequest, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, Unary
-from headrace.doors.grpc.service import InferenceService
-from headrace.doors.grpc.stream import stream_opener
+from headrace.doors.grpc.inference import InferenceService, stream_opener
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance, Readiness
 from headrace.protocol.pb import POOL, health_pb2, reflection_pb2

@@ -28,7 +28,7 @@ import numpy as np
 from headrace.core import plugins
 from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
-from headrace.observability.series import GpuReading
+from headrace.observability.statistics import GpuReading
 
 log = logging.getLogger(__name__)
 

@@ -21,17 +21,18 @@ from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.placement.local.instances import LoadedModel
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, RemoteRequest
-from headrace.placement.upstream.drift import Difference, differences
 from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import (
     BlockingClients,
     DesiredState,
+    Difference,
     DriftWatch,
     OwnServers,
     RepositoryReconciler,
     UpstreamReconciler,
     asked_of,
+    differences,
     load_everywhere,
 )
 from headrace.placement.upstream.requests import Forwarding

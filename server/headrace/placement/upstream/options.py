@@ -51,7 +51,7 @@ def v2_protocol() -> UpstreamProtocol:
         V2,
         {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 443},
         grpc="headrace.placement.upstream.grpc_client:GrpcMessages",
-        rest="headrace.placement.upstream.v2_rest:V2Rest",
+        rest="headrace.placement.upstream.http_client:V2Rest",
     )
 
 

@@ -20,8 +20,7 @@ from time import monotonic_ns
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import Call, Parameter
 from headrace.core.errors import Cancelled, InvalidOption, LoadFailed, ModelNotReady
-from headrace.observability.series import EndpointSeries
-from headrace.observability.statistics import EndpointCounts
+from headrace.observability.statistics import EndpointCounts, EndpointSeries
 from headrace.placement.choice import InstanceKind
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.placement import Placement, Surroundings

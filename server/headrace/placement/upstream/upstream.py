@@ -12,8 +12,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from headrace.connections.endpoint import Endpoint
-from headrace.observability.series import EndpointSeries
-from headrace.observability.statistics import EndpointCounts
+from headrace.observability.statistics import EndpointCounts, EndpointSeries
 from headrace.placement.upstream.connection import (
     Call,
     CallFailed,

@@ -23,8 +23,7 @@ from typing import Any
 
 from headrace.core.errors import ModelNotReady, RepositoryError
 from headrace.core.limits import ABANDONED_SECS, LOOK_SECS
-from headrace.observability.series import WorkerSeries
-from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters
+from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters, WorkerSeries
 from headrace.placement.child_process import Backoff
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.placement import Placement, Surroundings

@@ -1,10 +1,13 @@
-"""The main program of a front end: its doors share their ports with other front ends.
+"""A front end: its doors, which share their ports with other front ends, and its end of the link.
 
 Start: the first frame is the configuration; the doors open. End, when the engine asks for it:
 announce the shutdown to clients, admit nothing new, finish admitted requests, close the doors, exit
 0. When the time is up, the rest is answered with the server's shutdown error. Without the engine
 nothing can be answered, so the process exits at once. Signals go to the engine's process, which
 then requests the end.
+
+A submitted request is in `_under_way` until its last response, its error, or its cancellation;
+frames for any other request were in transit when it was cancelled.
 """
 
 import asyncio
@@ -14,29 +17,412 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
+import orjson
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.operations import handed_on
+from headrace.core.blocks import BLOCKS
+from headrace.core.call import Call
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.tensors import Buffer
 from headrace.doors.clients import ClientDoors
+from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
+from headrace.doors.http.infer import Disconnected, Route
+from headrace.doors.http.protocol import OPERATION
 from headrace.doors.http.server import bind
-from headrace.engine.admission import Admission
-from headrace.observability.logs import Logs
-from headrace.plugins.frontends.channel import allow_many_files
-from headrace.plugins.frontends.config import FrontendConfig
-from headrace.plugins.frontends.engine_session import (
-    EngineSession,
-    RemoteEngine,
-    forwarding_app,
-    forwarding_handler,
+from headrace.engine.admission import Admission, Held
+from headrace.engine.doors import NOTHING_KNOWN, Readiness
+from headrace.observability.logs import Logs, LogSettings
+from headrace.observability.statistics import Grown
+from headrace.plugins.frontends.channel import Channel, allow_many_files
+from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
+from headrace.plugins.frontends.link_infer import (
+    Flag,
+    Kind,
+    RequestWriter,
+    ResponseReader,
+    numbers_rest,
+    read_error,
+    read_numbers,
 )
-from headrace.plugins.frontends.link_infer import Flag
+from headrace.protocol.status import INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.v2_json import error_body
 from headrace.workers.allocation import keep_memory
+from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
+
+_NUMBERS = 2**32
+# Yields the next piece of a request's body, and a flag for the last one.
+Pieces: TypeAlias = Callable[[], Awaitable[tuple[bytes, bool]]]
+# Receives a call's answer as meta and rest, an error, or None if the engine requests the next piece
+# of its body.
+_Waiting: TypeAlias = asyncio.Queue[tuple[bytes, bytes] | ServerError | None]
+
+
+class RemoteTarget:
+    """The target and owner of one call."""
+
+    direct = None
+
+    __slots__ = (
+        "_door", "_link", "call", "decoupled", "handed", "model", "name", "nbytes", "number",
+    )  # fmt: skip
+
+    signature = None
+
+    def __init__(self, link: "EngineSession", door: int, model: str, version: str) -> None:
+        self.model = model
+        self.name = version
+        self.decoupled = False  # set by the engine
+        self.number = 0
+        self.nbytes = 0
+        self.handed = False  # charged to the engine's account
+        self.call: Call | None = None
+        self._link = link
+        self._door = door
+
+    def submit(self, call: Call) -> None:
+        """Send the call to the engine, with the headers that it requires as parameters."""
+        self.call = call
+        call.owner = self
+        if self._link.headers is not None:
+            for name, parameter in self._link.headers.of(self.model, self.name):
+                if value := call.header(name):
+                    call.parameters[parameter] = value
+        flags = self._door
+        if call.raw is not None:
+            flags |= Flag.RAW
+        self._link.submit(self, call, flags)
+
+    def going(self) -> None:
+        """Hand the call's account over: the frame is about to be sent."""
+        self._link.hand_over(self)
+
+    def cancel(self, call: Call) -> None:
+        """Implements `Owner.cancel`."""
+        self.call = None
+        self._link.cancel(self.number)
+
+    def hold(self, call: Call, held: bool) -> None:
+        """Implements `Owner.hold`."""
+        if self.call is not None:
+            self._link.hold(self.number, held)
+
+
+class EngineSession:
+    """The front end's end of the link. `lost` is called when the engine is gone."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_setup: Callable[[dict[str, Any]], None],
+        on_drain: Callable[[float], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        """`on_setup` receives the configuration, `on_drain` the seconds left to end."""
+        self.headers: WantedHeaders | None = None  # headers that requests must carry
+        self._on_setup = on_setup
+        self._on_drain = on_drain
+        self.readiness = Readiness(lambda: self._serves)  # the server's readiness as last reported
+        self._serves = False
+        self.logs: LogSettings | None = None  # None until they change
+        self.on_logs: Callable[[LogSettings], object] | None = None
+        self._writer = RequestWriter()
+        self._reader = ResponseReader()
+        self._under_way: dict[int, RemoteTarget | _Waiting] = {}
+        self._number = 0
+        self._requests = self._bytes = 0  # of the requests in `_under_way`
+        self._held = Held()  # as last reported
+        self._admission = Admission(0, 0)  # replaced by `watch`
+        self._scheduled = False
+        self._spared = 0  # bytes of reusable blocks
+        self._loop = asyncio.get_running_loop()
+        self._channel = Channel(sock, self._take, lost, count=self._copying)
+
+    def ready(self) -> None:
+        """Report that the doors are open."""
+        self._channel.send(Kind.READY)
+
+    def unlogged(self, count: int) -> None:
+        """Report further log lines that could not be written."""
+        self._channel.send(Kind.UNLOGGED, count)
+
+    def answered(self, grown: Sequence[Grown]) -> None:
+        """Report the counts of answers since the last report."""
+        if grown:
+            self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
+
+    def submit(self, target: RemoteTarget, request: Call, flags: int) -> None:
+        """Send a request; its target receives the responses."""
+        meta, pieces = self._writer.parts(request)
+        target.number = number = self._next()
+        target.nbytes = request.nbytes
+        self._under_way[number] = target
+        self._channel.send_parts(Kind.INFER, flags, number, meta, pieces, target.going)
+
+    def hand_over(self, target: RemoteTarget) -> None:
+        """Charge a request to the engine from now on, instead of to this process."""
+        if self._under_way.get(target.number) is target:
+            target.handed = True
+            self._requests += 1
+            self._bytes += target.nbytes
+            if self._held.requests or self._held.bytes:
+                self._report()  # first, or the request would be counted twice
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request."""
+        if self._pop(number) is not None:
+            self._channel.send(Kind.CANCEL, number)
+
+    def hold(self, number: int, held: bool) -> None:
+        """Pause or resume the model of a request."""
+        self._channel.send(Kind.PAUSE if held else Kind.GO_ON, number)
+
+    async def call(
+        self, head: Mapping[str, object], body: Buffer = b"", pieces: Pieces | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Forward a call other than infer to the engine: its head, and its body as a whole or in
+        pieces, which are sent when the engine requests them.
+
+        Raises `ServerError`, and whatever `pieces` raises.
+        """
+        number = self._next()
+        waiting: _Waiting = asyncio.Queue()
+        self._under_way[number] = waiting
+        self._channel.send_parts(Kind.CALL, 0, number, orjson.dumps(head), [body])
+        try:
+            while (answer := await waiting.get()) is None:
+                piece, last = (b"", True) if pieces is None else await pieces()
+                flags = Flag.FINAL if last else 0
+                self._channel.send_parts(Kind.BODY, flags, number, b"", [piece])
+        finally:
+            self.cancel(number)  # its answer is no longer awaited
+        if isinstance(answer, ServerError):
+            raise answer
+        meta, rest = answer
+        document: dict[str, Any] = orjson.loads(meta)
+        return document, rest
+
+    def report_soon(self) -> None:
+        """Report what is held here at the end of this turn, if it has changed."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._report)
+
+    def watch(self, admission: Admission) -> None:
+        """Report the counters of `admission` beyond those that the engine has."""
+        self._admission = admission
+        admission.when_changed(self.report_soon)
+
+    def _report(self) -> None:
+        self._scheduled = False
+        admission = self._admission
+        held = admission.held(self._requests, self._bytes)
+        if held.requests >= 0 and held != self._held:
+            self._held = held
+            self._channel.send(Kind.HELD, 0, rest=numbers_rest(*held))
+        # Memory held by the engine must not be kept for reuse here as well.
+        if abs((spared := admission.unread + self._bytes) - self._spared) > INLINE:
+            self._spared = spared
+            BLOCKS.spare(spared)
+
+    def _copying(self, nbytes: int) -> None:
+        """Count bytes that exist twice while they are copied."""
+        self._admission.count(nbytes)
+
+    def _pop(self, number: int) -> "RemoteTarget | _Waiting | None":
+        found = self._under_way.pop(number, None)
+        if type(found) is RemoteTarget and found.handed:
+            self._requests -= 1
+            self._bytes -= found.nbytes
+            self.report_soon()
+        return found
+
+    def _next(self) -> int:
+        while True:
+            self._number = (self._number + 1) % _NUMBERS
+            if self._number not in self._under_way:
+                return self._number
+
+    def _taken(self, nbytes: int) -> None:
+        """Charge a received file here, as long as it exists."""
+        self._report()
+        self._channel.send(Kind.TAKEN, rest=numbers_rest(nbytes))
+
+    def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        if header.kind is Kind.RESPONSE:
+            self._respond(header, meta, rest)
+        elif header.kind is Kind.FAIL:
+            self._fail(header, meta, rest)
+        elif header.kind is Kind.ANSWER:
+            waiting = self._pop(header.number)
+            if isinstance(waiting, asyncio.Queue):
+                waiting.put_nowait((meta, bytes(rest)))
+        elif header.kind is Kind.MORE:
+            waiting = self._under_way.get(header.number)
+            if isinstance(waiting, asyncio.Queue):
+                waiting.put_nowait(None)
+        elif header.kind is Kind.DECOUPLED:
+            target = self._under_way.get(header.number)
+            if isinstance(target, RemoteTarget):
+                target.decoupled = True
+        elif header.kind is Kind.BACKEND:
+            target = self._under_way.get(header.number)
+            if isinstance(target, RemoteTarget) and target.call is not None:
+                target.call.answered_by(meta.decode())
+        elif header.kind is Kind.FINISH:
+            self._finish(header.number)
+        elif header.kind is Kind.HEADERS:
+            self.headers = WantedHeaders(**orjson.loads(meta)) or None
+        elif header.kind is Kind.SETUP:
+            self._on_setup(orjson.loads(meta))
+        elif header.kind is Kind.LOGS:
+            self.logs = LogSettings(**orjson.loads(meta))
+            if self.on_logs is not None:
+                self.on_logs(self.logs)
+        elif header.kind is Kind.READINESS:
+            self._serves = bool(header.number)
+            self.readiness.may_have_changed()
+        elif header.kind is Kind.ELSEWHERE:
+            self._admission.leave_to_others(*read_numbers(bytes(rest), 1))
+        elif header.kind is Kind.DRAIN:
+            self._on_drain(header.number / 1_000)
+        else:
+            raise BrokenFrame(f"unexpected frame of kind {header.kind}")
+        if header.flags & IN_FILE:
+            self._taken(header.data)
+
+    def _respond(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        final = bool(header.flags & 2)  # Flag.FINAL, without the cost of its operator
+        target = self._pop(header.number) if final else self._under_way.get(header.number)
+        if type(target) is not RemoteTarget or target.call is None:
+            return
+        try:
+            response = self._reader.read(meta, rest)
+        except InvalidRequest as error:
+            raise BrokenFrame(str(error)) from None
+        target.name = response.model_version
+        call = target.call
+        if final:
+            target.call = None
+        call.respond(response, final)
+
+    def _finish(self, number: int) -> None:
+        target = self._pop(number)
+        if isinstance(target, RemoteTarget) and target.call is not None:
+            call, target.call = target.call, None
+            call.finish()
+
+    def _fail(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
+        found, version = read_error(meta, bytes(rest))
+        error: ServerError = found or ExecutionFailed(INTERNAL_TEXT)
+        waiting = self._pop(header.number)
+        if isinstance(waiting, asyncio.Queue):
+            waiting.put_nowait(error)
+        elif waiting is not None and waiting.call is not None:
+            waiting.name = version or waiting.name
+            call, waiting.call = waiting.call, None
+            if header.flags & Flag.REFUSE:
+                call.refuse(error)
+            else:
+                call.fail(error)
+
+
+class RemoteEngine:
+    """The `Entrance` of one kind of door; `door` is its flag, 0 for streams."""
+
+    known = NOTHING_KNOWN
+
+    def __init__(self, link: EngineSession, admission: Admission, door: int) -> None:
+        self.admission = admission
+        self._link = link
+        self._door = door
+
+    @property
+    def exiting(self) -> bool:
+        """True once nothing new is admitted any more."""
+        return self.admission.exiting
+
+    def find(self, name: str, version: str = "") -> RemoteTarget:
+        """The target of a request; its existence is only known once it is submitted."""
+        return RemoteTarget(self._link, self._door, name, version)
+
+
+_NO_BODY = b"0"  # the length of an empty body
+
+
+def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
+    """An application that serves the routes, and forwards everything else to the engine."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        for route in routes:
+            if route.claims(scope["method"], scope["path"]):
+                await route.handle(scope, receive, send)
+                return
+        scope[OPERATION] = ""  # counted by the engine's process
+        try:
+            document, content = await link.call(_head(scope), pieces=_pieces(receive))
+        except Disconnected:
+            return
+        except ServerError as error:
+            content = error_body(str(error))
+            json = [("content-type", "application/json"), ("content-length", str(len(content)))]
+            if seconds := retry_after(error):
+                json.append(("retry-after", str(seconds)))
+            document = {"status": STATUS[type(error)].http, "headers": json}
+        headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in document["headers"]]
+        start: dict[str, Any] = {"type": "http.response.start", "status": document["status"]}
+        await send(start | {"headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    return app
+
+
+def _head(scope: Scope) -> dict[str, object]:
+    """A request without its body, as a JSON document."""
+    headers = scope["headers"]
+    return {
+        "method": scope["method"],
+        "path": scope["path"],
+        "raw_path": scope["raw_path"].decode("latin-1"),
+        "query": scope["query_string"].decode("latin-1"),
+        "headers": [(n.decode("latin-1"), v.decode("latin-1")) for n, v in headers],
+        "client": (scope.get("client") or ("",))[0],
+        "server": scope.get("server"),
+        "body": any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != _NO_BODY)
+            for name, value in headers
+        ),
+    }
+
+
+def _pieces(receive: Receive) -> Pieces:
+    async def next_piece() -> tuple[bytes, bool]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        return message.get("body", b""), not message.get("more_body", False)
+
+    return next_piece
+
+
+def forwarding_handler(link: EngineSession, path: str) -> Unary:
+    """A procedure that is forwarded to the engine's process."""
+
+    async def handler(data: Buffer, call: object) -> bytes:
+        _, message = await link.call({"grpc": path}, data)
+        return message
+
+    return handler
+
 
 log = logging.getLogger(__name__)
 

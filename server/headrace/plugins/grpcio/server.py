@@ -28,8 +28,8 @@ from headrace.doors.grpc.call import (
     retry_details,
     without_key,
 )
+from headrace.doors.grpc.inference import InferCall
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
-from headrace.doors.grpc.service import InferCall
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.protocol.grpc import CANCELLED
 from headrace.protocol.parameters import TIMING, exact_timing, time_of

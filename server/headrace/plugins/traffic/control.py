@@ -1,26 +1,337 @@
-"""The traffic between the versions of all models: whose the rules are, and what is told of them.
+"""The traffic between the versions of models: whose the rules are, and whether versions do well.
 
 The rules of a model come from its configuration, and from there again when what that says about
 traffic changes. Until then they stay as a call, a promotion or a roll-back has left them, also
-while the model is loaded again or is away for a while. What is told of them, gRPC sends as a
-message and HTTP as its JSON. Owned by the event-loop thread.
+while the model is loaded again or is away for a while. gRPC sends them as a message and HTTP as its
+JSON.
+
+How the versions do is looked at as often as the rules ask for. Judged are the differences between
+now and the oldest sample that is not older than the window: the counters themselves are those of
+the versions, so that requests cost nothing more. Owned by the event-loop thread.
 """
 
+import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from headrace.core.errors import InvalidOption, InvalidRequest, NotFound, Unavailable
 from headrace.engine.admission import Admission
 from headrace.engine.chain import StageModel, StagePlugin
-from headrace.engine.model import Model, Traffic, parse_version
-from headrace.observability.series import Sourced
-from headrace.observability.statistics import LATENCY_BOUNDS
-from headrace.plugins.traffic.decisions import Counts, quantile_ms
-from headrace.plugins.traffic.model import FAMILIES, ModelTraffic, counts_of
-from headrace.plugins.traffic.router import VersionLedger, VersionRouter
-from headrace.plugins.traffic.rules import InvalidRules, TrafficRules, parse_rules, read_rules
+from headrace.engine.model import Model, ModelVersion, Traffic, parse_version
+from headrace.observability.statistics import LATENCY_BOUNDS, Family, Sourced, in_seconds
+from headrace.plugins.traffic.decisions import Counts, quantile_ms, verdict
+from headrace.plugins.traffic.router import Ledgers, VersionLedger, VersionRouter
+from headrace.plugins.traffic.rules import (
+    InvalidRules,
+    RollbackRule,
+    TrafficRules,
+    parse_rules,
+    read_rules,
+)
 from headrace.protocol.pb import traffic_pb2 as pb
 from headrace.repository.validation import TRAFFIC
+
+log = logging.getLogger(__name__)
+
+NO_RULES = TrafficRules()
+_BY_CALL = "rolled back by a call"
+_SAMPLES = 20  # in a window
+_LEAST_SECS, _MOST_SECS = 0.1, 5.0  # between two of them
+NOTHING = Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1))
+
+
+def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
+    """Counts of a version's requests so far, whoever sent them there.
+
+    Only what no client can bring about by how it asks: failures are those of executing, latencies
+    those of execution, without the time in the queue and without what clients made slow by not
+    reading.
+    """
+    statistics = version.statistics
+    failures = statistics.faults + ledger.refused
+    latencies = zip(
+        statistics.compute_histogram.counts, statistics.paused_histogram.counts, strict=True
+    )
+    return Counts(
+        statistics.success_count + failures,
+        failures,
+        tuple([all_of_them - paused for all_of_them, paused in latencies]),
+    )
+
+
+class Samples:
+    """The counts of one version over a window."""
+
+    def __init__(self, window_secs: float) -> None:
+        self._window = window_secs
+        self._samples: deque[tuple[float, Counts]] = deque()
+
+    def add(self, now: float, counts: Counts) -> None:
+        """Take a sample; one that has less than before is of a version that begins anew."""
+        samples = self._samples
+        if samples and counts.requests < samples[-1][1].requests:
+            samples.clear()
+        while len(samples) > 1 and samples[1][0] <= now - self._window:
+            samples.popleft()
+        samples.append((now, counts))
+
+    @property
+    def recent(self) -> Counts:
+        """The counts within the window."""
+        if not self._samples:
+            return NOTHING
+        return self._samples[-1][1].since(self._samples[0][1])
+
+
+class TrafficWatch:
+    """Judges the versions in `judged` by a rule, against the `baseline`, until it is stopped.
+
+    `counts` gives those of the versions that are ready, `act` is told who is to lose, and why.
+    """
+
+    def __init__(
+        self,
+        rule: RollbackRule,
+        baseline: int,
+        judged: Callable[[], list[int]],
+        counts: Callable[[], Mapping[int, Counts]],
+        act: Callable[[int, str], None],
+    ) -> None:
+        self._rule = rule
+        self._baseline = baseline
+        self._judged = judged
+        self._counts = counts
+        self._act = act
+        self._samples: dict[int, Samples] = {}
+        self._interval = min(max(rule.window_secs / _SAMPLES, _LEAST_SECS), _MOST_SECS)
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def recent(self, number: int) -> Counts:
+        """Counts of a version's requests within the window."""
+        samples = self._samples.get(number)
+        return NOTHING if samples is None else samples.recent
+
+    def look(self) -> None:
+        """Take samples, judge, and look again later."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer = loop.call_later(self._interval, self.look)
+        counts = self._counts()
+        for number, version in counts.items():
+            samples = self._samples.get(number)
+            if samples is None:
+                samples = self._samples[number] = Samples(self._rule.window_secs)
+            samples.add(now, version)
+        for number in set(self._samples) - set(counts):
+            del self._samples[number]
+        if self._baseline not in counts:
+            return  # there is nothing better
+        for number in self._judged():
+            if not self._stopped and number in counts:
+                why = verdict(self._rule, self.recent(number), self.recent(self._baseline))
+                if why:
+                    self._act(number, why)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ModelTraffic:
+    """The rules of one model and what has come of them.
+
+    `declared` is what its configuration says, as text. `source` is whose the rules are. `promoted`
+    are the rules as they were before the last promotion, until they change in another way.
+    """
+
+    def __init__(
+        self, model: Model, admission: Admission, changed: Callable[[Model], None]
+    ) -> None:
+        self.model = model
+        self.rules = NO_RULES
+        self.declared = ""
+        self.source = "none"
+        self.since = ""
+        self.reason = ""
+        self.reasons: dict[int, str] = {}  # why versions were rolled back
+        self.ledgers = Ledgers()
+        self.watch: TrafficWatch | None = None
+        self.router: VersionRouter | None = None
+        self._promoted: TrafficRules | None = None
+        self._admission = admission
+        self._changed = changed
+
+    def declare(self, text: str) -> None:
+        """Take the rules that a configuration has."""
+        try:
+            rules = parse_rules(text) if text else NO_RULES
+        except InvalidRules as error:  # of a model that came past the check of configurations
+            log.error("model %s: parameters['%s']: %s", self.model.name, TRAFFIC, error)
+            return
+        self.declared = text
+        self.apply(rules, "config" if text else "none", "")
+
+    def apply(self, rules: TrafficRules, source: str, reason: str) -> None:
+        """Apply rules from the next request on."""
+        self.rules, self.source, self.reason = rules, source, reason
+        now = datetime.now(UTC).replace(tzinfo=None)
+        self.since = f"{now.isoformat(timespec='milliseconds')}Z"
+        self._promoted = None
+        self.reasons = {n: why for n, why in self.reasons.items() if not rules.split.get(n)}
+        self.attach(self.model, again=True)
+        what = ", ".join(f"version {n}: {weight:g}" for n, weight in rules.split.items())
+        log.info(
+            "traffic of model %s by %s: %s", self.model.name, source,
+            what or "the highest version", extra={"model": self.model.name},
+        )  # fmt: skip
+
+    def attach(self, model: Model, again: bool = False) -> None:
+        """Attach the rules to a model, which may be another one of its name."""
+        if self.model is model and not again:
+            return
+        if self.router is not None:
+            self.router.close()
+            self.router = None
+        if self.watch is not None:
+            self.watch.stop()
+            self.watch = None
+        self.model = model
+        rules = self.rules
+        if rules != NO_RULES:
+            self.router = VersionRouter(
+                model.name, rules, model.versions, self.ledgers, self._admission
+            )
+            self.router.refresh()
+        if rules.rollback is not None and rules.candidates:
+            self.watch = TrafficWatch(
+                rules.rollback, rules.baseline, lambda: self.rules.candidates, self.counts,
+                self._roll_back_bad,
+            )  # fmt: skip
+            self.watch.look()
+        self._changed(self.model)
+
+    def counts(self) -> dict[int, Counts]:
+        """Counts of the requests of the versions in the split that are ready."""
+        versions = self.model.versions
+        return {
+            number: counts_of(versions[number], self.ledgers.versions[number])
+            for number in self.rules.split
+            if number in versions and versions[number].ready
+        }
+
+    def promote(self, version: int, reason: str) -> None:
+        """Give a version all requests, 0 for the only candidate; raises `InvalidRequest`."""
+        rules = self.rules
+        number = version or self._only_candidate("promote")
+        self._check_ready(number, "promoted")
+        self.apply(rules.only(number), "promotion", reason)
+        self._promoted = rules
+
+    def roll_back(self, version: int, reason: str) -> None:
+        """Give the requests of a version to the baseline, 0 for those of all candidates.
+
+        If there is none, undo the last promotion. Raises `InvalidRequest`.
+        """
+        rules, candidates = self.rules, self.rules.candidates
+        if version and version not in candidates:
+            raise InvalidRequest(
+                f"model '{self.model.name}' version {version} gets no requests that could be rolled"
+                f" back; {self._candidates()}"
+            )
+        if not candidates:
+            if self._promoted is None:
+                raise InvalidRequest(
+                    f"model '{self.model.name}' has nothing to roll back: {self._candidates()}, and"
+                    " none was promoted"
+                )
+            self._check_ready(self._promoted.baseline, "given all requests again")
+            self.reasons[rules.baseline] = reason or _BY_CALL
+            rules = self._promoted.only(self._promoted.baseline)
+        self._check_ready(rules.baseline, "given more requests")
+        for number in [version] if version else candidates:
+            rules = rules.without(number)
+            self.reasons[number] = reason or _BY_CALL
+        self.apply(rules, "rollback", reason)
+
+    def _roll_back_bad(self, number: int, why: str) -> None:
+        """A version does not do well enough."""
+        name = self.model.name
+        self.ledgers.versions[number].rollbacks += 1
+        self.reasons[number] = f"rolled back: {why}"
+        reason = f"version {number}: {why}"
+        log.warning(
+            "traffic of model %s: version %d is rolled back: %s", name, number, why,
+            extra={"model": name, "version": str(number)},
+        )  # fmt: skip
+        self.apply(self.rules.without(number), "rollback", reason)
+
+    def _check_ready(self, number: int, what: str) -> None:
+        found = self.model.versions.get(number)
+        if found is None or not found.ready:
+            name = self.model.name
+            raise InvalidRequest(f"model '{name}' version {number} is not ready: it is not {what}")
+
+    def _only_candidate(self, what: str) -> int:
+        candidates = self.rules.candidates
+        if len(candidates) != 1:
+            raise InvalidRequest(
+                f"name the version of model '{self.model.name}' to {what}: {self._candidates()}"
+            )
+        return candidates[0]
+
+    def _candidates(self) -> str:
+        names = ", ".join(map(str, self.rules.candidates)) or "none"
+        return f"beside the baseline, these get requests: {names}"
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        """The share of the requests without a version that each version gets now."""
+        router = self.router
+        return router.shares if router is not None else {}
+
+    def reason_of(self, number: int) -> str:
+        """Why a version gets nothing, or no more; "" if there is no reason."""
+        router = self.router
+        given = router.arrangement.reasons if router and router.arrangement else {}
+        return self.reasons.get(number) or given.get(number, "")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The shares of all versions that the rules name, by their names."""
+        shares = self.shares
+        return {str(n): shares.get(n, 0.0) for n in sorted({*self.rules.split, *shares})}
+
+
+FAMILIES: tuple[Family[ModelTraffic], ...] = (
+    Family("headrace_traffic_weight", "gauge", lambda t: t.weights,
+           "Share of the requests without a version that a version gets by the rules, 0 to 1",
+           ("version",)),
+    Family("headrace_traffic_requests_total", "counter",
+           lambda t: {str(n): ledger.routed for n, ledger in t.ledgers.versions.items()},
+           "Requests that the rules have sent to a version", ("version",)),
+    Family("headrace_traffic_rollbacks_total", "counter",
+           lambda t: {str(n): ledger.rollbacks for n, ledger in t.ledgers.versions.items()},
+           "How often a version has lost its traffic", ("version",)),
+    Family("headrace_shadow_requests_total", "counter",
+           lambda t: {
+               (str(n), outcome): count
+               for n, shadow in t.ledgers.shadows.items() for outcome, count in (
+                   ("success", shadow.success), ("failure", shadow.failure),
+                   ("dropped", shadow.dropped),
+               )
+           },
+           "Copies for a shadow version by what became of them", ("version", "outcome")),
+    Family("headrace_shadow_duration_seconds", "histogram",
+           lambda t: {str(n): in_seconds(one.durations) for n, one in t.ledgers.shadows.items()},
+           "Seconds from submitting a copy to its answer", ("version",)),
+)  # fmt: skip
+
 
 TRAFFIC_DISABLED = (
     "changing the traffic between versions is not allowed; --allow-traffic-control allows it"

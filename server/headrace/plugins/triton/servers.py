@@ -31,13 +31,14 @@ from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import Reaping
 from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.upstream.connection import Visit
-from headrace.placement.upstream.drift import as_configured, groups_of
 from headrace.placement.upstream.options import RemoteOptions, Url, remote_parameters
 from headrace.placement.upstream.reconciler import (
     LOAD_SECS,
     BlockingClients,
     PlacedReconciler,
+    as_configured,
     each,
+    groups_of,
     loaded,
 )
 from headrace.placement.upstream.triton_options import (

@@ -15,8 +15,8 @@ from headrace.core.call import Computed
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Session
+from headrace.doors.grpc.inference import InferCall, InferenceService
 from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
-from headrace.doors.grpc.service import InferCall, InferenceService
 from headrace.engine.doors import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
