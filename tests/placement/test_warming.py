@@ -173,7 +173,7 @@ def answer(self, request):
         (
             "return [pb_utils.InferenceRequest(model_name='other', requested_output_names=['Y'],"
             " inputs=r.inputs()).exec() for r in requests]",
-            "there is no server to ask while the model is warmed up",
+            "services of the server are unavailable while the model is warmed up",
         ),
     ],
 )

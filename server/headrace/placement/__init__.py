@@ -1,7 +1,6 @@
-"""Where models run: what takes a batch and reports back on the event-loop thread.
+"""Placements: the places where models run, which take batches and return outcomes.
 
 A backend (`backend`) loads a model; its instances run in a placement (`placement`): in this process
-(`local`: ONNX Runtime, and Python models that are trusted with it), in worker processes (`worker`),
-or on other servers (`upstream`). The engine never asks which. Each process that is started is a
-`ChildProcess`.
+(`local`: ONNX Runtime, and trusted Python models), in worker processes (`worker`), or on upstreams
+(`upstream`). The engine does not distinguish them. Each started process is a `ChildProcess`.
 """

@@ -1,7 +1,7 @@
-"""The seam of backends: what turns a model's files into something that runs.
+"""The interface of backends, which load a model's files as something that runs.
 
-A backend is made once by a plugin (`headrace.core.plugins.BACKENDS`), on the event-loop thread; its
-models are loaded and used on threads, each by one at a time.
+A backend is created once by a plugin (`headrace.core.plugins.BACKENDS`), on the event-loop thread;
+its models are loaded and used on threads, each by one at a time.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """Options and devices of the server, for its backends.
+    """Options and devices of the server for its backends.
 
-    `gpus` are the `placement.local.gpus.Gpus` of this process, None for all that there are.
-    `trust_model_code` is whether files may run code of their authors without saying so. Answers of
-    other servers may have `largest_response` bytes, 0 for the usual. `tritons` are the
-    `TritonOptions` of processes of Triton, None if there are none.
+    `gpus` are the `placement.local.gpus.Gpus` of this process, None for all existing ones.
+    `trust_model_code` is true if all files may run their authors' code. Responses of upstreams may
+    have `largest_response` bytes, 0 for the default. `tritons` are the `TritonOptions` of managed
+    Triton processes, None if there are none.
     """
 
     gpus: Any = None
@@ -38,12 +38,12 @@ class BackendContext:
 class Backend:
     """The base class of backends; its attributes are constants of each class.
 
-    `filenames` are what a model's file may be called, the best first; a file with one of `suffixes`
-    under another name is taken for one, too. Models of an `isolated` backend run in processes of
-    their own unless their configuration says otherwise. `places_instances` is whether instance
-    groups, devices and cores are up to this server, and not to those that run the models, which may
-    be absent. `decoupled` is whether models may answer a call any number of times. `parameters` are
-    those of configurations that have a meaning for it, as far as they are known.
+    `filenames` are the possible names of a model's file, the preferred one first; a file with one
+    of `suffixes` under another name is accepted, too. Models of an `isolated` backend run in
+    processes of their own by default. `places_instances` is true if this server decides on instance
+    groups, devices and cores; otherwise upstreams do, which may be absent. `decoupled` is true if
+    models may be decoupled. `parameters` are the known configuration parameters that the backend
+    reads.
     """
 
     platform: str = ""
@@ -56,27 +56,27 @@ class Backend:
 
     @property
     def parameters(self) -> Set[str]:
-        """The names of parameters that have a meaning for it, to know misspelt ones by."""
+        """The names of the parameters that it reads, to detect misspelt ones."""
         return frozenset()
 
     def reads_parameter(self, name: str) -> bool:
-        """True if a parameter of the configuration has a meaning for this backend."""
+        """True if the backend reads this parameter of the configuration."""
         return name in self.parameters
 
     def reads_everything(self, parameters: Mapping[str, str]) -> bool:
-        """True if somebody else reads the whole configuration of a model with these parameters."""
+        """True if a model with these parameters passes its whole configuration on."""
         return False
 
     def version_without_files(self, parameters: Mapping[str, str]) -> int | None:
-        """The version of a model that has no version directory; None if it needs one."""
+        """The version of a model without version directories; None if it needs one."""
         return None
 
     def execution_problems(
         self, config: ModelConfig, wanted: str, in_process: bool
     ) -> Iterator[str]:
-        """Why a model cannot run where parameters['execution'] wants it.
+        """The reasons why a model cannot run as parameters['execution'] asks.
 
-        `in_process` is whether models' own code may run in the server's process.
+        `in_process` is true if models' own code may run in the server's process.
         """
         if wanted == InstanceKind.PROCESS and not self.isolated:
             yield (
@@ -88,41 +88,41 @@ class Backend:
             yield "'inline' is for the CPU; instances on a GPU run in threads"
 
     def idle_parameters(self, parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """The names of parameters that change nothing beside these others, and why."""
+        """Parameters without effect beside these others, with the reason."""
         return iter(())
 
     def load(self, spec: LoadSpec) -> LoadedModel:
-        """Load one instance; raises `RepositoryError`, for a setting `InvalidOption`."""
+        """Load one instance; raises `RepositoryError`, for an invalid option `InvalidOption`."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Import what `load` needs, before the memory that models take is measured."""
+        """Import the dependencies of `load`, before models' memory is measured."""
 
     def gpu_obstacle(self, count: int) -> str | None:
-        """Why it cannot use the `count` GPUs of this machine; "" if it can.
+        """The reason why it cannot use the `count` GPUs of this machine; "" if it can.
 
-        For 0, what would keep it from using any. None if its models are never on GPUs unless they
-        say so.
+        For 0, the reason why it could not use any. None if its models are only on GPUs when they
+        ask for it.
         """
         return None
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin: whatever it starts belongs to this event loop."""
+        """Start; anything started belongs to this event loop."""
 
     def stop(self) -> None:
-        """Load nothing more: the server is shutting down."""
+        """Start no more loads: the server is shutting down."""
 
     async def close(self) -> None:
-        """End all that it has started; nothing is loaded any more."""
+        """End everything that was started; no loads follow."""
 
 
 def load_backends(context: BackendContext | None = None) -> dict[str, Backend]:
-    """All backends by name, in the order in which a model's files are looked at."""
+    """All backends by name, in the order in which they examine a model's files."""
     return plugins.load(plugins.BACKENDS, lambda plugin: make_backend(plugin, context))
 
 
 def make_backend(plugin: Any, context: BackendContext | None = None) -> Backend:
-    """The backend that a plugin makes; raises `TypeError` if that is none."""
+    """The backend made by a plugin; raises `TypeError` if it makes something else."""
     made = plugin(context or BackendContext())
     if not isinstance(made, Backend):
         raise TypeError(f"expected a {Backend.__module__}.Backend, got {made!r}")
@@ -130,18 +130,18 @@ def make_backend(plugin: Any, context: BackendContext | None = None) -> Backend:
 
 
 def stop_backends(backends: Mapping[str, Backend]) -> None:
-    """Stop all backends; one that fails is logged, and keeps no other from being stopped."""
+    """Stop all backends; a failing one is logged and does not affect the others."""
     for name, backend in backends.items():
         try:
             backend.stop()
-        except Exception:  # a bug in somebody else's code: the server is to end in good order
+        except Exception:  # a bug in a plugin must not disturb the shutdown
             log.exception("bug while stopping the backend %s", name)
 
 
 async def close_backends(backends: Mapping[str, Backend]) -> None:
-    """Close all backends; one that fails is logged, and keeps no other from being closed."""
+    """Close all backends; a failing one is logged and does not affect the others."""
     for name, backend in backends.items():
         try:
             await backend.close()
-        except Exception:  # likewise: what the others have started would be left behind
+        except Exception:  # likewise: processes of the others would be left behind
             log.exception("bug while closing the backend %s", name)

@@ -1,11 +1,11 @@
-"""Processes that this server starts: workers, front ends, Tritons, and steps of builds.
+"""Child processes of the server: workers, front ends, Tritons, and build steps.
 
 Each is in a process group of its own, so that a signal from a terminal reaches only the server,
-which ends them in order; with a process end all those that it has started. Its output goes to the
-log line by line, and its end is known at once, by its process descriptor. One that would go on
-without the server, since it knows nothing of it, runs under a reaper (see `reaper`).
+which ends them in order; all descendants end with a process. Its output goes to the log line by
+line, and its end is noticed at once, by its process descriptor. A program that would outlive the
+server, since it does not know about it, runs under a reaper (see `reaper`).
 
-A process may be made on any thread. From `attach` on it is owned by an event loop, until `detach`.
+A process may be created on any thread. From `attach` to `detach` an event loop owns it.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from time import monotonic
 
 _printed = logging.getLogger("headrace.model")
 _REAPER = Path(__file__).with_name("reaper.py")
-_LAST_READS = 64  # of output that a process has left behind
-_LINE = 16 << 10  # bytes of output after which a line is cut
-_TEXT = 96 << 10  # characters of lines that belong together
-_OUTPUT = 16 << 10  # bytes of output that are read at once
-# Of one process, in so much time. A line takes its bytes in this server's log, too.
+_LAST_READS = 64  # reads of the remaining output of an ended process
+_LINE = 16 << 10  # bytes of output after which a line is split
+_TEXT = 96 << 10  # characters of a group of lines
+_OUTPUT = 16 << 10  # bytes of output per read
+# Limits per process and window. A line takes its bytes in this server's log, too.
 _MOST_LINES, _MOST_BYTES, _WINDOW_SECS = 2000, 1 << 20, 1.0
-_LOOP = 5  # early ends in a row, from which on a process is left alone for a while
+_LOOP = 5  # consecutive early ends after which restarts are paused
 
 
 class Backoff:
-    """Seconds between attempts that fail in a row: `first`, then twice as long, up to `longest`."""
+    """Exponential back-off in seconds: `first`, doubled with each failure, up to `longest`."""
 
     def __init__(self, first: float = 0.1, longest: float = 10.0) -> None:
         self.failures = 0
@@ -41,26 +41,26 @@ class Backoff:
 
     @property
     def delay(self) -> float:
-        """The wait after so many failures; 0 after none."""
+        """The delay after the failures so far; 0 after none."""
         if not self.failures:
             return 0.0
         return float(min(self._first * 2.0 ** min(self.failures - 1, 20), self._longest))
 
     def failed(self) -> float:
-        """Count a failure; the wait until the next attempt."""
+        """Count a failure; returns the delay until the next attempt."""
         self.failures += 1
         return self.delay
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Reset after a success."""
         self.failures = 0
 
 
 class RestartPolicy:
-    """When a process that has ended is started again.
+    """Delays between restarts of a process that has ended.
 
-    At once for the first time, then after delays that grow with each end that comes early, that is
-    before the process was `STEADY_SECS` old. After a loop of such ends it is left alone for `pause`
+    The first restart is immediate; delays grow with each early end, that is an end before the
+    process was `STEADY_SECS` old. After a loop of early ends restarts are paused for `pause`
     seconds.
     """
 
@@ -69,11 +69,11 @@ class RestartPolicy:
     def __init__(self, pause: float = 30.0) -> None:
         self._pause = pause
         self._backoff = Backoff()
-        self.early = 0  # ends in a row
+        self.early = 0  # consecutive early ends
 
     @property
     def looping(self) -> bool:
-        """True if it has ended so often that it is left alone for now."""
+        """True if restarts are paused after a loop of early ends."""
         return self.early >= _LOOP
 
     @property
@@ -85,30 +85,30 @@ class RestartPolicy:
         return self._backoff.delay
 
     def steady(self) -> None:
-        """Forget early ends: the process has run well."""
+        """Reset early ends: the process has run well."""
         self.early = 0
 
     def ended(self, to_blame: bool = True) -> None:
-        """Count an end; one that the process is not `to_blame` for never makes a loop."""
+        """Count an end; one without `to_blame` never counts towards a loop."""
         count = self.early + 1
         self.early = count if to_blame else min(count, _LOOP - 1)
 
 
 class ProcessOutput:
-    """The standard output and error of a process on its way to the log: in portions, bounded."""
+    """Forwards a process's standard output and error to the log, in bounded portions."""
 
     def __init__(self, name: str, fields: Mapping[str, object] | None = None) -> None:
-        """Lines in the log begin with `name` and have the `fields`."""
+        """`name` precedes each line, and `fields` are added to its record."""
         self.name = name
         self.fields = dict(fields or {})
-        self.ended = False  # nothing more will come
-        self.descriptor = -1  # must not block; it is for its process to close
+        self.ended = False  # no more output will follow
+        self.descriptor = -1  # non-blocking; closed by the process object
         self._text = b""
-        self._lines = self._bytes = self._dropped = 0  # within `_WINDOW_SECS`
+        self._lines = self._bytes = self._dropped = 0  # in the current `_WINDOW_SECS`
         self._window = 0.0
 
     def read(self) -> bool:
-        """Put some of what it has printed into the log; whether there may be more."""
+        """Log a portion of the output; returns True if there may be more."""
         try:
             data = os.read(self.descriptor, _OUTPUT)
         except BlockingIOError:
@@ -123,11 +123,11 @@ class ProcessOutput:
         return not self.ended
 
     def line(self, line: bytes) -> None:
-        """Put a line that the process has printed into the log."""
+        """Log a line of the process's output."""
         self.note(logging.INFO, line.decode(errors="replace").rstrip())
 
     def note(self, level: int, text: str, fields: dict[str, object] | None = None) -> None:
-        """A line in the log, and others below it, unless there are too many."""
+        """Log a line, and the lines below it, within the limits."""
         now = monotonic()
         if now - self._window >= _WINDOW_SECS:
             if self._dropped:
@@ -149,8 +149,8 @@ class ProcessOutput:
 
 @dataclass(frozen=True, slots=True)
 class Reaping:
-    """Traces that a reaper removes: shared memory whose names begin with `region` once the command
-    has ended, and `directory` if the server ends first; "" for none.
+    """Clean-up by a reaper: shared memory with the name prefix `region` after the command's end,
+    and `directory` if the server ends first; "" for none.
     """
 
     region: str = ""
@@ -158,7 +158,7 @@ class Reaping:
 
 
 class ChildProcess:
-    """One process, from its start to its end."""
+    """A process, from its start to its end."""
 
     def __init__(
         self,
@@ -170,13 +170,13 @@ class ChildProcess:
         folder: Path | None = None,
         reaping: Reaping | None = None,
     ) -> None:
-        """Start a process, under a reaper if there is `reaping`; raises `OSError`.
+        """Start a process, under a reaper if `reaping` is given; raises `OSError`.
 
-        It inherits `descriptors`, and the server's output if there is no `output`.
+        The process inherits `descriptors`, and the server's output unless `output` is given.
         """
         self.output = output
         self.ended = False
-        self.status = 0  # once it has ended; negative for the number of a signal
+        self.status = 0  # exit status once ended; negative for a signal number
         self._reaped = reaping is not None
         if reaping is not None:
             given = reaping.region, reaping.directory
@@ -205,7 +205,7 @@ class ChildProcess:
 
     @property
     def end(self) -> str:
-        """How it has ended, in words."""
+        """A description of how the process ended."""
         number = self.status - 128 if self._reaped and self.status > 128 else -self.status
         if number > 0:
             with suppress(ValueError):
@@ -213,14 +213,14 @@ class ChildProcess:
         return f"ended with status {self.status}"
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
-        """Belong to an event loop; `on_exit` is called there once the process has ended."""
+        """Attach to an event loop; `on_exit` is called there once the process has ended."""
         self._loop, self._on_exit = loop, on_exit
         if self.output is not None and not self.output.ended:
             loop.add_reader(self.output.descriptor, self._on_output)
         loop.add_reader(self._watch, self._reap)
 
     def detach(self) -> None:
-        """Belong to no event loop any more; to be called on the one that it belongs to."""
+        """Detach from the event loop; call it on that loop."""
         loop, self._loop, self._on_exit = self._loop, None, None
         if loop is not None:
             loop.remove_reader(self._watch)
@@ -234,14 +234,14 @@ class ChildProcess:
         self._tell(b"t")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill it if it has not ended by then; on its event loop."""
+        """Kill the process if it has not ended after `seconds`; on its event loop."""
         if self._loop is not None and not self.ended:
             self._kill_timer = self._loop.call_later(seconds, self.kill)
 
     def kill(self) -> bool:
-        """Kill it and all that it has started; without an event loop, wait for its end.
+        """Kill the process and its descendants; without an event loop, wait for the end.
 
-        Whether it has ended.
+        Returns True if it has ended.
         """
         if self.ended:
             return True
@@ -256,7 +256,7 @@ class ChildProcess:
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None
         if not self.ended:
-            with suppress(OSError):  # it has ended already
+            with suppress(OSError):  # already ended
                 os.write(self._process.stdin.fileno(), word)
 
     def _kill_group(self) -> None:
@@ -271,7 +271,7 @@ class ChildProcess:
 
     def _reap(self) -> None:
         if not self._reaped:
-            self._kill_group()  # what it has started, before its number is free again
+            self._kill_group()  # kill descendants before the process id can be reused
         self.status = self._process.wait()
         for _ in range(_LAST_READS):
             if self.output is None or not self.output.read():

@@ -1,8 +1,7 @@
-"""True if a model is cheap enough to run on the event-loop thread: measured costs, and a decision.
+"""Choice between event loop and thread for a model: measured cost, and a decision.
 
-A run on the loop costs no hop to another thread and back (about 50 microseconds), but while it
-lasts nothing else is read or answered. So a model runs inline while its runs stay within a budget
-that a tick can bear.
+A run on the loop saves the switch to a thread and back (about 50 microseconds), but blocks
+everything else. So a model runs inline while its runs stay within a budget that a tick can bear.
 """
 
 import logging
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class InstanceKind(StrEnum):
-    """Where an instance runs its model."""
+    """The place where an instance runs its model."""
 
     INLINE = "inline"
     THREAD = "thread"
@@ -33,44 +32,44 @@ IN_PROCESS = (InstanceKind.INLINE.value, InstanceKind.THREAD.value)  # of the se
 
 
 BUDGET_NS = 500_000
-_CAP = 4  # one slow run, preempted or at a page fault, counts as this many budgets at most
-_PATIENCE = 12  # budgets' worth of slow runs close together that make a model leave the loop
-_LIGHT_RUNS = 1_000  # in a row, that bring it back
+_CAP = 4  # maximum score of one slow run, possibly preempted or page-faulting
+_PATIENCE = 12  # score at which a model leaves the loop
+_LIGHT_RUNS = 1_000  # consecutive light runs that bring it back
 _LIGHT = 0.5  # share of the budget below which a run is light
 
 
 _WARM_RUNS = 3
-_HEAVY_NS = 100 * BUDGET_NS  # two runs as heavy as this need no third to be believed
-_HOPELESS_NS = 2000 * BUDGET_NS  # nor one that is as heavy as this a second
-# A configuration may allow batches that nobody will send, and that would take seconds or all of the
-# memory only to be measured.
+_HEAVY_NS = 100 * BUDGET_NS  # after two runs as heavy as this no third is needed
+_HOPELESS_NS = 2000 * BUDGET_NS  # after one run as heavy as this no second is needed
+# A configuration may allow batches that are never sent, and whose measurement would take seconds or
+# all of the memory.
 _MOST_ROWS = 4096
 _MOST_BYTES = 64 << 20
-_TEXT_SIZE = 64  # about what an element of text costs: a pointer, an object, its copy as `str`
+_TEXT_SIZE = 64  # bytes per text element: a pointer, an object, its copy as `str`
 
 
 class AutoChoice:
-    """Picks the kind by what runs cost.
+    """Chooses the kind by the cost of runs.
 
-    On the loop, a run over the budget adds its cost in budgets to a score, any other takes one
-    away: three heavy runs in a row move the model to a thread, and so does a mixture in which heavy
-    ones weigh more. A busy machine slows down single runs of any model; they fade. Coming back
-    takes a long row of light runs, so that a model does not go to and fro.
+    On the loop, a run over the budget adds its cost in budgets to a score, any other subtracts one:
+    three heavy runs in a row move the model to a thread, and so does a mixture dominated by heavy
+    ones. Single slow runs on a busy machine fade. Coming back takes a long series of light runs, so
+    that a model does not oscillate.
     """
 
     __slots__ = ("_budget", "_light", "_score", "calm_ns", "kind")
 
     def __init__(self, measured_ns: float, budget_ns: int = BUDGET_NS) -> None:
-        """`measured_ns` is what warm-up found for the largest batch."""
+        """`measured_ns` is the cost of the largest batch, measured at warm-up."""
         self._budget = budget_ns
         self._score = 0.0
         self._light = 0
         self.kind = InstanceKind.INLINE if measured_ns <= budget_ns else InstanceKind.THREAD
-        # Cost up to which a run changes nothing, so that it need not be observed; -1 if any may.
+        # Cost up to which a run has no effect, so that it need not be observed; -1 for none.
         self.calm_ns = -1
 
     def observe(self, cost_ns: int) -> bool:
-        """Take the cost of one run into account; whether the kind changed by it."""
+        """Update with the cost of one run; True if the kind changed."""
         self.calm_ns = -1
         if self.kind is InstanceKind.INLINE:
             if cost_ns <= self._budget:
@@ -92,21 +91,21 @@ class AutoChoice:
 
 
 def measure(infer: Callable[..., object], signature: Signature) -> float:
-    """Nanoseconds of the fastest of a few runs at the largest batch, with zeros for input.
+    """Nanoseconds of the fastest of a few runs with the largest batch of zeros.
 
-    A busy machine slows down single runs, and so does what a model does at its first: none but one
-    that takes a second is believed alone.
+    A busy machine slows down single runs, and so does a model's first run: only a run that takes a
+    second is conclusive alone.
 
-    The largest batch is `max_batch_size`, as long as its tensors are of a sane size; what larger
-    ones cost is seen when they come. A model that fails on zeros, or has a single row beyond that
-    size, is none that can be measured; it counts as too heavy for the event loop.
+    The largest batch is `max_batch_size`, as long as its tensors have a reasonable size; the cost
+    of larger ones is observed later. A model that fails on zeros, or whose single row exceeds that
+    size, cannot be measured; it counts as too heavy for the event loop.
     """
     cost = float("inf")
     names = [spec.name for spec in signature.outputs]
     largest = largest_batch(signature)
     for rows in sorted({1, largest} if largest else ()):
         if rows > 1 and cost > BUDGET_NS:
-            break  # too heavy already; a large batch would only take time and memory
+            break  # too heavy already; a large batch would only cost time and memory
         cost = float("inf")
         try:
             inputs = {spec.name: _zeros(spec, signature, rows) for spec in signature.inputs}
@@ -116,14 +115,14 @@ def measure(infer: Callable[..., object], signature: Signature) -> float:
                 cost = min(cost, perf_counter_ns() - begun)
                 if cost > (_HEAVY_NS if run else _HOPELESS_NS):
                     return cost
-        except Exception as error:  # any: the model says nothing about what it takes
+        except Exception as error:  # any error: zeros may be invalid for the model
             log.debug("model %s cannot be measured with zeros: %s", signature.model, error)
             return float("inf")
     return cost
 
 
 def largest_batch(signature: Signature) -> int:
-    """How many rows to measure at most; 0 if already the inputs of one are too large."""
+    """The number of rows to measure; 0 if the inputs of one are too large."""
     taken = sum(map(_row_bytes, signature.inputs))
     given = sum(map(_row_bytes, signature.outputs))
     if taken > _MOST_BYTES:
@@ -137,7 +136,7 @@ def _row_bytes(spec: TensorSpec) -> int:
 
 
 def _row_shape(spec: TensorSpec) -> Shape:
-    """A row's shape as the model sees it, with 1 for every variable dimension."""
+    """A row's shape for the model, with 1 for every variable dimension."""
     dims = spec.dims if spec.reshape is None else spec.reshape
     return tuple(1 if d == -1 else d for d in dims)
 
@@ -146,6 +145,6 @@ def _zeros(spec: TensorSpec, signature: Signature, rows: int) -> Array:
     shape = [*([rows] if signature.batches else []), *_row_shape(spec)]
     if spec.datatype is Datatype.BYTES:
         array = np.empty(shape, object)
-        array.fill(b"0")  # text that is a number too, for graphs that cast it
+        array.fill(b"0")  # valid as a number, too, for graphs that cast it
         return array
     return np.zeros(shape, NUMPY[spec.datatype])

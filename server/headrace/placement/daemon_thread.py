@@ -1,7 +1,6 @@
-"""Work that blocks, beside the event loop: on a thread of its own, for which no exit waits.
+"""Blocking work on a daemon thread, which no exit waits for.
 
-Not on a pool's thread: what takes for ever must neither keep other work waiting nor the server from
-ending.
+A pool would not do: work that hangs must delay neither other work nor the server's exit.
 """
 
 import asyncio
@@ -15,16 +14,16 @@ T = TypeVar("T")
 
 
 class NoResources(LoadFailed):
-    """The system has no process, thread or descriptor left, which says nothing of a model."""
+    """The system is out of processes, threads or descriptors; the model is not to blame."""
 
 
 def run_in_daemon_thread(
     work: Callable[[], T], name: str, unwanted: Callable[[T], object] = lambda result: None
 ) -> asyncio.Future[T]:
-    """The result of `work`, or what it raises; `NoResources` without a thread for it.
+    """The result of `work`, or its exception; `NoResources` if no thread can be started.
 
-    To cancel the future does not end the work. A result that nobody can take any more, because of
-    that or since the loop is closed, is given to `unwanted`. On the event loop.
+    Cancelling the future does not stop the work. `unwanted` receives a result that is no longer
+    wanted, due to cancellation or a closed loop. Call it on the event loop.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

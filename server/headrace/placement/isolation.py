@@ -1,9 +1,9 @@
-"""Isolation of this process from those that it starts: its environment variables, its memory.
+"""Isolation of the server from its child processes: environment variables, and memory.
 
-A process sees the variables that are no secrets and that it has a use for (`passed_variables`).
-Linux lets a process read another one's environment and memory, and trace it, if both are of the
-same user, unless that one is "not dumpable". Whoever has CAP_SYS_PTRACE may nevertheless, so this
-process gives that up for itself and for all that it starts: root's workers are held off, too.
+A child gets only variables that are not secret and that it needs (`passed_variables`). Linux lets a
+process read the environment and memory of another one of the same user, and trace it, unless that
+one is "not dumpable". Processes with CAP_SYS_PTRACE may do so nevertheless, so this process drops
+that capability for itself and its children: this restricts root's workers, too.
 """
 
 import ctypes
@@ -14,16 +14,16 @@ from fnmatch import fnmatchcase
 _COMMON = (
     "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LC_*",
 )  # fmt: skip
-# Of linux/prctl.h and linux/capability.h.
+# From linux/prctl.h and linux/capability.h.
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _VERSION_3 = 0x20080522
-# With each of these, /proc/PID/environ and more can be read of what is not dumpable.
+# Each of these permits reading /proc/PID/environ and more of processes that are not dumpable.
 _CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
 
 
 def passed_variables(environment: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Variables that any program may see, and those whose names fit one of `patterns`."""
+    """Variables for any program, and those whose names match one of `patterns`."""
     every = (*_COMMON, *patterns)
     return {
         name: value
@@ -45,20 +45,20 @@ class _Set(ctypes.Structure):
 
 
 def make_private() -> list[str]:
-    """Keep processes of the same user from reading and tracing this one; it dumps no core either.
+    """Prevent processes of the same user from reading and tracing this one; disables core dumps.
 
-    Gives what the kernel has refused, with the reasons. To be called before there are threads: what
-    they start keeps the capabilities otherwise. What this process starts can be read again once it
-    runs a program of its own.
+    Returns what the kernel refused, with the reasons. Call it before any thread starts: threads
+    keep their capabilities otherwise. Child processes become readable again when they execute a
+    program.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     problems = []
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         problems.append(f"cannot hide its memory from processes of its user: {_error()}")
-    # First the bound on what any program that is run later can gain, then what is there now.
+    # First the bounding set for programs executed later, then the current capabilities.
     for name, number in _CAPABILITIES.items():
         bound = libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1
-        # Who is not root gains it by no program that does not make him root as well.
+        # Other users gain it only by a program that makes them root.
         if bound and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) and os.geteuid() == 0:
             problems.append(f"cannot take {name} from what it starts: {_error()}")
     header, sets = _Header(_VERSION_3, 0), (_Set * 2)()
@@ -75,7 +75,7 @@ def make_private() -> list[str]:
 
 
 def is_private() -> bool:
-    """True if this process is kept from others."""
+    """True if this process is protected from reading."""
     return bool(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0)
 
 

@@ -1,8 +1,8 @@
-"""The places where the instances of a version run: in this process, in workers, on other servers.
+"""Placements: the instances of a version in this process, in workers, or on upstreams.
 
-Whoever serves a version puts its loaded instances into one placement for each backend and asks that
-for whatever differs from place to place; see `LoadedModel.placement` in
-`headrace.placement.local.instances`. Owned by the event-loop thread.
+A version has one placement for each backend with its loaded instances, which handles everything
+that depends on the place; see `LoadedModel.placement` in `headrace.placement.local.instances`.
+Owned by the event-loop thread.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from headrace.scheduling.sequences import SequenceQueue
 
 
 class ModelServices(Protocol):
-    """The server, as far as models may ask something of it."""
+    """The server's services for models."""
 
     def submit(self, call: Call, inside: bool) -> None:
         """Run a model; raises `ServerError`.
 
-        `inside` means that the model that asks does nothing else until it is answered.
+        `inside` means that the calling model is blocked until the answer.
         """
 
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
-        """Execute another request of a model, and answer once, with its result or error."""
+        """Execute a control operation of a model, and answer once, with its result or error."""
 
     def metric(self, document: Mapping[str, Any]) -> None:
-        """Change one of the model's own metrics; raises what nonsense raises."""
+        """Update one of the model's own metrics; invalid documents raise any exception."""
 
 
 class NoServices:
-    """Nobody to ask: every question is answered with `text`."""
+    """Services that are unavailable: every call fails with `text`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -55,47 +55,47 @@ class NoServices:
     def control(
         self, document: Mapping[str, Any], answer: Callable[[object, ServerError | None], None]
     ) -> None:
-        """Answer with the error."""
+        """Answer with an error."""
         answer(None, Unavailable(self._text))
 
     def metric(self, document: Mapping[str, Any]) -> None:
-        """Nothing: changes of metrics are kept until the model serves."""
+        """Do nothing: metric updates are kept until the model serves."""
 
 
 class Scheduler(Protocol):
-    """A `Batcher`, or the `Tier` of one of several backends: what instances get batches from."""
+    """A `Batcher`, or the `Tier` of one of several backends: gives batches to instances."""
 
     @property
     def quarantine(self) -> Quarantine:
         """Inputs that workers have died of."""
 
     def add_instance(self, instance: Instance) -> None:
-        """Give an instance batches from now on."""
+        """Add an instance, which receives batches from now on."""
 
     def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """Give an instance nothing more; `removed` is called once it is idle."""
+        """Remove an instance; `removed` is called once it is idle."""
 
     def suspend(self, instance: Instance) -> None:
-        """Give an instance nothing for now."""
+        """Give an instance no batches for now."""
 
     def resume(self, instance: Instance) -> None:
         """Give a suspended instance batches again."""
 
     def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Take a response to one call, outside of its batch; None is the end alone."""
+        """Receive an individual response to a call, outside of its batch; None is the end alone."""
 
     def fail_waiting(self, error: ServerError) -> bool:
-        """End all that waits, unless something else may run it; whether it has ended."""
+        """End all waiting calls, unless something else may run them; True if they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """A version as its placements see it.
+    """The context of a version for its placements.
 
-    `changed` is called when `healthy` or `given_up` of a placement may have changed. `host` is
-    what models may ask for something. `endpoints` are the counters of other servers by their names,
-    `limits` those of executions, `ended_runs` counts runs that were ended, by reason. `traces` are
-    the `headrace.placement.upstream.connection.CallTraces`, if there are any.
+    `changed` is called when `healthy` or `given_up` of a placement may have changed. `host`
+    provides services to models. `endpoints` are the counters of upstreams by name, `limits` those
+    of executions, `ended_runs` counts terminated runs, by reason. `traces` are the
+    `headrace.placement.upstream.connection.CallTraces`, if any.
     """
 
     signature: Signature
@@ -110,9 +110,9 @@ class Surroundings:
 
 
 class PlacedInstance(Protocol):
-    """One instance; other servers are one together.
+    """One instance; a model's upstreams count as one.
 
-    `concurrency` is how many batches may be under way at a time, 0 for one after the other.
+    `concurrency` is the number of concurrent batches, 0 for one after the other.
     """
 
     @property
@@ -121,15 +121,15 @@ class PlacedInstance(Protocol):
 
     @property
     def kind(self) -> InstanceKind:
-        """Where its next batch runs."""
+        """The place where its next batch runs."""
 
     @property
     def concurrency(self) -> int:
-        """How many batches it runs at a time, 0 for one after the other."""
+        """The number of concurrent batches, 0 for one after the other."""
 
 
 class StallingInstance(PlacedInstance, Protocol):
-    """An instance whose batches are watched; `silent` is for how many seconds one got nowhere."""
+    """An instance whose batches are watched for progress."""
 
     @property
     def silent(self) -> float:
@@ -141,7 +141,7 @@ class Placement(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[PlacedInstance]:
-        """Instances that serve; those that finish what they have are none."""
+        """The serving instances, without those that only finish their requests."""
 
     @abstractmethod
     def add(
@@ -151,42 +151,42 @@ class Placement(ABC):
         kind: InstanceKind | AutoChoice,
         place: Callable[[int], Array | None] | None = None,
     ) -> None:
-        """Put a loaded instance behind the scheduler: `model` is what its backend has loaded.
+        """Add a loaded instance to the scheduler; `model` is what its backend has loaded.
 
-        In this process, batches are put together in memory that `place` gives, where it gives some.
+        In this process, `place` may allocate the memory in which batches are gathered.
         """
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Give an instance nothing more, and close it once it has finished what it has."""
+        """Remove an instance, and close it once it has finished its requests."""
 
     @property
     @abstractmethod
     def healthy(self) -> bool:
-        """True if any instance executes what it is given."""
+        """True if any instance executes batches."""
 
     @property
     def obstacle(self) -> str:
-        """Why nothing executes what it is given, where `healthy` is False."""
+        """The reason why no instance executes batches, if `healthy` is False."""
         texts = [f"{i.name} has made no progress for {i.silent:.0f} s" for i in self.stalled]
         return f"stalled: {', '.join(texts)}" if texts else "it has no instances"
 
     @property
     @abstractmethod
     def given_up(self) -> bool:
-        """True if no instance is there, and none is expected to come back soon."""
+        """True if there is no instance, and none is expected back soon."""
 
     @abstractmethod
     def waiting_error(self) -> ServerError:
-        """The error of calls that wait while everything is given up."""
+        """The error of calls that wait while `given_up`."""
 
     @abstractmethod
     def leave(self, grace: float) -> None:
-        """End after `grace` seconds what no client waits for: the version is being unloaded."""
+        """Start draining: abandoned executions are ended after `grace` seconds."""
 
     @abstractmethod
     def close(self) -> None:
-        """Watch instances no more; the scheduler closes them."""
+        """Stop watching instances; the scheduler closes them."""
 
     @abstractmethod
     async def closed(self) -> None:
@@ -194,26 +194,26 @@ class Placement(ABC):
 
     @property
     def stalled(self) -> Sequence[StallingInstance]:
-        """Instances whose batch has made no progress for too long."""
+        """Instances whose batch makes no progress."""
         return ()
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Processes of instances that have their own, by name; 0 for one that does not run."""
+        """The processes of instances, by name; 0 for one that is not running."""
         return {}
 
     def in_sequence(
         self, expect: Callable[[int], None], failed: Callable[[str, int], None]
     ) -> SequenceQueue | None:
-        """A stage that keeps each sequence on one server; the rest is for `SequenceQueue`."""
+        """The stage that keeps each sequence on one upstream; arguments of `SequenceQueue`."""
         return None
 
     @property
     def workers(self) -> WorkerSeries | None:
-        """The worker processes for a scrape; None if it has none."""
+        """The worker processes, for a scrape; None if there are none."""
         return None
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
-        """The other servers for a scrape."""
+        """The upstreams, for a scrape."""
         return ()

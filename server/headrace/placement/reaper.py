@@ -1,11 +1,11 @@
-"""Runs a command, and leaves nothing of it behind, however it or the server ends.
+"""Runs a command, and cleans up after it, however it or the server ends.
 
-A program of its own: `python reaper.py REGION DIRECTORY COMMAND ...`. Its standard input is a pipe
-from the server. By that it is told to have the command end ("t") or to kill it ("k"); when the pipe
-ends, the server has, and the command is killed at once. With it end the processes that it has
-started, and shared memory under names that begin with REGION goes, if that is not empty. If the
-server has ended, DIRECTORY goes, too. The exit status is the command's, 128 and the signal's number
-if it was killed. A lock that this program inherits is held until nothing of the command is left.
+A separate program: `python reaper.py REGION DIRECTORY COMMAND ...`. Its standard input is a pipe
+from the server, which sends "t" to terminate the command or "k" to kill it; at the end of the pipe
+the server has ended, and the command is killed at once. The command's descendants are killed with
+it, and shared memory with the name prefix REGION is removed, if not empty. If the server has ended,
+DIRECTORY is removed, too. The exit status is the command's, 128 plus the signal number if it was
+killed. An inherited lock is held until the command and its descendants are gone.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Run the command until it ends; its exit status."""
+    """Run the command until it ends; returns its exit status."""
     region, directory, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The server decides when the command ends, also where a terminal or a supervisor signals
-        # all. Not by ignoring them, which the command would take over.
+        # The server decides when the command ends, even if a terminal or a supervisor signals the
+        # whole group. Not by ignoring signals, which the command would inherit.
         signal.signal(number, lambda *_: None)
     try:
         child = subprocess.Popen(
@@ -37,7 +37,7 @@ def main() -> int:
         return 127
     server_ended = _wait(child.pid, os.pidfd_open(child.pid))
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # before its number is free again
+        os.killpg(child.pid, signal.SIGKILL)  # before the process id can be reused
     status = child.wait()
     if region:
         _clean(region)
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _wait(pid: int, watch: int) -> bool:
-    """Obey the server until the command has ended or is to be killed; whether the server ended."""
+    """Follow the server's orders until the command has ended; True if the server has ended."""
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     poll.register(watch, select.POLLIN)
@@ -57,13 +57,13 @@ def _wait(pid: int, watch: int) -> bool:
             word = os.read(0, 1)
             if word != b"t":
                 return not word
-            os.kill(pid, signal.SIGTERM)  # it is not waited for yet, so that the number is its own
+            os.kill(pid, signal.SIGTERM)  # not yet waited for, so the process id is still valid
         if watch in ready:
             return False
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to kill the command if this process is killed."""
+    """Make the kernel kill the command if this process is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

@@ -1,8 +1,8 @@
-"""Running a configuration's samples through a freshly loaded instance, before it takes requests.
+"""Warm-up: runs a configuration's samples through a newly loaded instance before it serves.
 
-A sample goes the way of any request: through a scheduler of its own into the instance, and its
-answers are held against the signature. Nobody counts it. All of it happens on the thread that loads
-the instance, on an event loop that is there for as long.
+A sample takes the path of any request: through a scheduler of its own to the instance, and its
+responses are checked against the signature. It is not counted. Everything runs on the thread that
+loads the instance, on a temporary event loop.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.policy import BatchPolicy, SchedulingPolicy
 
 LIMIT_SECS = 600.0  # for all samples of an instance
-_DIGITS = 8  # of a random text
-_LARGEST = 128  # random whole numbers are below it: every datatype has them
+_DIGITS = 8  # characters of a random text
+_LARGEST = 128  # bound of random integers, valid for every datatype
 
 
 class Synthetic(Enum):
-    """Content of an input that is made up."""
+    """Synthetic content of an input."""
 
     ZEROS = "zeros, false, or empty text"
     RANDOM = "from 0 to 1, whole numbers below 128, or digits; the same at every load"
@@ -38,8 +38,8 @@ class Synthetic(Enum):
 class SampleInput:
     """One input of a sample.
 
-    `shape` is that of one request, with 1 row where the model batches. `content` is made up, or
-    the arrays of the requests; one array is for all of them.
+    `shape` is that of one request, with 1 row if the model batches. `content` is synthetic, or the
+    arrays of the requests; a single array is for all of them.
     """
 
     datatype: Datatype
@@ -47,7 +47,7 @@ class SampleInput:
     content: Synthetic | tuple[Array, ...]
 
     def array(self, index: int) -> Array:
-        """The input of the sample's request of this index."""
+        """The input for the request with this index."""
         if self.content is Synthetic.ZEROS:
             return _zeros(self.datatype, self.shape)
         if self.content is Synthetic.RANDOM:
@@ -65,7 +65,7 @@ class Sample:
     inputs: Mapping[str, SampleInput]
 
     def requests(self, model: str, version: str) -> list[Call]:
-        """The requests of one batch."""
+        """Create the requests of one batch."""
         return [
             Call(
                 model,
@@ -102,7 +102,7 @@ def _random(datatype: Datatype, shape: tuple[int, ...], seed: int) -> Array:
 
 
 class Here(Instance):
-    """An instance on this thread."""
+    """An instance on the current thread."""
 
     load = 0
 
@@ -114,13 +114,13 @@ class Here(Instance):
         done(self, batch, self._run(batch))
 
     def close(self) -> None:
-        """Nothing: the instance belongs to whoever has loaded it."""
+        """Do nothing: the instance belongs to its loader."""
 
 
 def warm_up(
     run: Callable[[Batch], Outcome], signature: Signature, version: str, samples: Sequence[Sample]
 ) -> None:
-    """Run all samples in this process; raises `LoadFailed` naming the one that fails."""
+    """Run all samples in this process; raises `LoadFailed` naming the failing one."""
 
     async def work() -> None:
         await Warming(signature, version).work(Here(run), samples)
@@ -130,18 +130,19 @@ def warm_up(
 
 
 class Warming:
-    """A scheduler for samples. Owned by the event loop that is running when it is made."""
+    """A scheduler for samples. Owned by the event loop on which it is created."""
 
     def __init__(self, signature: Signature, version: str) -> None:
         self._signature = signature
         self._version = version
-        self._raised: Exception | None = None  # by the backend, in words that clients do not get
+        # The backend's exception, with text that clients must not see.
+        self._raised: Exception | None = None
         policy = SchedulingPolicy(BatchPolicy(signature.max_batch_size))
         clock = LoopClock(asyncio.get_running_loop())
         self.batcher = Batcher(signature, version, policy, clock, VersionStatistics(), self._report)
 
     async def work(self, instance: Instance, samples: Sequence[Sample]) -> None:
-        """Run all samples; raises `LoadFailed` naming the one that fails, or takes too long."""
+        """Run all samples; raises `LoadFailed` naming a sample that fails, or takes too long."""
         self.batcher.add_instance(instance)
         deadline = asyncio.get_running_loop().time() + LIMIT_SECS
         for sample in samples:
@@ -176,7 +177,7 @@ def _failed(sample: Sample, text: str, public: str = "") -> LoadFailed:
 
 
 class _SampleCall(Call):
-    """A sample's request: all that counts is that it ends well."""
+    """A sample's request, which only needs to end successfully."""
 
     def __init__(self, asked: Call) -> None:
         super().__init__("", "", "", {})

@@ -1,14 +1,12 @@
-"""The GPUs of this process and their memory, through the CUDA driver's own library.
+"""The GPUs of this process and their memory, through the CUDA driver library.
 
-GPUs have the numbers that CUDA gives them: `CUDA_VISIBLE_DEVICES` says which there are, and in
-which order. They are found when somebody first asks for them: looking takes a moment, as the driver
-has to start, and memory of nobody's, so that a server whose models run on the CPU never looks. The
-driver's library is called directly, and no package has to be there.
+GPUs have CUDA's numbers: `CUDA_VISIBLE_DEVICES` selects and orders them. They are detected on first
+use: that takes a moment, as the driver has to start, and some memory, so a server with CPU models
+never does it. The driver library is called directly, without further packages.
 
-`PinnedPool` is page-locked memory of the host, which a GPU copies from and to without the
-processor's help. Getting it from the driver takes long, so blocks are kept: one goes back when the
-array made of it is gone, by itself. Blocks have sizes that are powers of two. All of it is for any
-thread.
+`PinnedPool` is page-locked host memory, which a GPU accesses without the CPU's help. Allocating it
+is slow, so blocks are kept and returned to the pool when their array is collected. Block sizes are
+powers of two. Everything here is thread-safe.
 """
 
 import ctypes
@@ -38,7 +36,7 @@ _PORTABLE = 1  # page-locked for every GPU
 
 
 class CudaError(OSError):
-    """A call of the driver that did not succeed."""
+    """A failed call of the driver."""
 
 
 class _Handle(ctypes.Structure):
@@ -50,14 +48,14 @@ class _Uuid(ctypes.Structure):
 
 
 class CudaDriver:
-    """The GPUs of this machine, through the driver's library.
+    """The GPUs of this machine, through the driver library.
 
-    `devices` is how many there are, `uuids` tell each of them from all others, in the order of
-    their numbers. Every method blocks, may be called on any thread, and raises `CudaError`.
+    `devices` is the number of GPUs, `uuids` identifies them in order. Every method blocks, may be
+    called on any thread, and raises `CudaError`.
     """
 
     def __init__(self, library: str = _LIBRARY) -> None:
-        """Raises `OSError` where there is no driver, or no GPU."""
+        """Raises `OSError` without a driver or GPU."""
         self._library = ctypes.CDLL(library)
         for name, arguments in (
             ("cuInit", (c_uint,)),
@@ -92,7 +90,7 @@ class CudaDriver:
         return str(UUID(bytes=bytes(found.bytes)))
 
     def open(self, device: int, handle: bytes, byte_size: int) -> int:
-        """Open memory by its handle, at least `byte_size` bytes of it; its address."""
+        """Open at least `byte_size` bytes of memory by handle; returns the address."""
         self._enter(device)
         address, base, size = c_uint64(), c_uint64(), c_size_t()
         given = _Handle.from_buffer_copy(handle)
@@ -107,7 +105,7 @@ class CudaDriver:
         return address.value
 
     def close(self, device: int, address: int) -> None:
-        """Close memory that was opened."""
+        """Close opened memory."""
         self._enter(device)
         self._call("cuIpcCloseMemHandle", address)
 
@@ -122,7 +120,7 @@ class CudaDriver:
         self._call("cuMemcpyHtoD_v2", address, _pointer(data), len(data))
 
     def pin(self, byte_size: int) -> int:
-        """The address of page-locked memory of the host, which every GPU reads and writes."""
+        """Allocate page-locked host memory, accessible to every GPU; returns the address."""
         self._enter(0)
         address = c_void_p()
         self._call("cuMemHostAlloc", byref(address), byte_size, _PORTABLE)
@@ -148,29 +146,29 @@ class CudaDriver:
 
 
 def _pointer(data: memoryview) -> int:
-    """Where bytes lie, which must stay as long as they are copied."""
+    """The address of a buffer, which must stay alive during the copy."""
     return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
 
-# What is smaller, the driver copies by way of memory of its own, as quickly.
+# The driver copies anything smaller through its own buffer, equally fast.
 LEAST = 64 << 10
 
 
 class PinnedPool:
-    """Blocks of up to `limit` bytes in all."""
+    """Blocks of up to `limit` bytes in total."""
 
     def __init__(self, pin: Callable[[int], int], limit: int) -> None:
-        """`pin` gives the address of so many bytes, which are never given back; it may raise."""
+        """`pin` allocates bytes permanently and returns the address; it may raise."""
         self.limit = limit
         self.allocated = 0  # bytes
         self._pin = pin
         self._lock = Lock()
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        # A block may come back while this thread holds the lock: by the garbage collector.
+        # The garbage collector may return a block while this thread holds the lock.
         self._returned: deque[tuple[int, int]] = deque()
 
     def take(self, nbytes: int) -> Array | None:
-        """An array of bytes; None for a small one, or if there is no room: use any other memory."""
+        """An array of bytes; None for small sizes, or if the pool is exhausted."""
         if not LEAST <= nbytes <= self.limit:
             return None
         size = 1 << (nbytes - 1).bit_length()
@@ -193,7 +191,7 @@ class PinnedPool:
 
     @property
     def used(self) -> int:
-        """Bytes of blocks that arrays are made of."""
+        """Bytes of blocks in use."""
         with self._lock:
             self._take_back()
             return self.allocated - sum(size * len(free) for size, free in self._free.items())
@@ -211,7 +209,7 @@ class GpuReader(Protocol):
         """The name of a GPU, or of a part of one, by its UUID."""
 
     def memory(self, name: str) -> tuple[int, int]:
-        """Bytes in all, and in use by whatever process."""
+        """Total bytes, and bytes used by all processes."""
 
     def read(self, name: str) -> GpuReading:
         """Read the state of a GPU."""
@@ -226,7 +224,7 @@ class Gpus:
         driver: Callable[[], CudaDriver] = CudaDriver,
         management: Callable[[], GpuReader] | None = None,
     ) -> None:
-        """`pinned_bytes` of page-locked memory may be used, as soon as there is a GPU."""
+        """`pinned_bytes` of page-locked memory may be used, once a GPU is found."""
         self._pinned_bytes = pinned_bytes
         self._driver = driver
         self._management = management or plugins.find(plugins.GPUS, "nvml").load()
@@ -241,13 +239,13 @@ class Gpus:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of GPUs."""
         cuda = self.cuda()
         return 0 if cuda is None else cuda.devices
 
     @property
     def problem(self) -> str:
-        """Why there are none; empty if there are some."""
+        """The reason why there are no GPUs; "" if there are some."""
         self.cuda()
         return self._problem
 
@@ -260,21 +258,21 @@ class Gpus:
             return self._cuda
 
     def pinned(self, nbytes: int) -> Array | None:
-        """Page-locked bytes; None if other memory is as good, or there is none of it left."""
+        """Page-locked bytes; None if ordinary memory is as good, or the pool is exhausted."""
         return None if self.cuda() is None or self._pool is None else self._pool.take(nbytes)
 
     def uuid(self, device: int) -> str:
-        """The unique name of a GPU; empty if it is not known."""
+        """The UUID of a GPU; "" if unknown."""
         self.cuda()
         return self._names[device] if device < len(self._names) else ""
 
     def meter(self, device: int) -> GrowthMeter | None:
-        """Measures what is allocated on a GPU; None where nothing tells."""
+        """A meter for allocations on a GPU; None if it reports nothing."""
         self.cuda()
         return self._meters[device] if device < len(self._meters) else None
 
     def readings(self) -> Sequence[GpuReading]:
-        """How each of them is now, of those that tell; in the order of their numbers."""
+        """The current readings of the GPUs that provide them, in order of their numbers."""
         self.cuda()
         found = []
         if self._nvml is not None:
@@ -285,7 +283,7 @@ class Gpus:
 
     @property
     def pool(self) -> PinnedPool | None:
-        """The page-locked memory, once a GPU was found; does not look for one."""
+        """The page-locked memory, once a GPU was found; does not detect GPUs."""
         return self._pool
 
     def _look(self) -> None:
@@ -309,7 +307,7 @@ class Gpus:
 
 
 def _explained(error: Exception) -> str:
-    """Why there are no GPUs, and what may be done about it."""
+    """The reason why there are no GPUs, with a hint."""
     if not isinstance(error, CudaError):
         driver = "it is part of NVIDIA's driver, which a container has to be given"
         return f"{error}; {driver}"

@@ -1,17 +1,15 @@
-"""Python models in the server's own process, for those who trust them with it.
+"""Python models in the server's own process, for operators who trust them.
 
-A request's tensors are the model's inputs as they are, read-only, and its answer becomes a part of
-the batch's outcome: there is no frame, and nothing is put together or taken apart. What a worker
-would have kept away from the server is not kept away from it here: a model that hangs, crashes or
-fills the memory takes the server with it. Loaded on a loading thread; then used by one thread at a
-time, as any model.
+A request's tensors are passed to the model directly, read-only, and its response becomes a part of
+the batch's outcome, without frames and without gathering. The isolation of a worker is missing
+here: a model that hangs, crashes or fills the memory affects the server. A model is loaded on a
+loading thread, then used by one thread at a time, like any model.
 
-`sys.modules` belongs to the whole process, and models have files of the same names: two of them may
-both have a `preprocess.py`. So what lies beside a model can be imported only while `lent` is in
-force, by the one thread that it holds for, and is taken out of `sys.modules` afterwards; the model
-itself goes on using what it has imported. Nothing is added to `sys.path`. A module that the server
-or another library has imported before is not imported again, and wins over a file of its name. Any
-thread may load a model; they do so one after another.
+`sys.modules` is shared by the whole process, and models have files of the same names, such as
+`preprocess.py`. So modules beside a model can only be imported while `lent` is active, by the
+thread holding it, and are removed from `sys.modules` afterwards; the model itself keeps using them.
+Nothing is added to `sys.path`. A module that the server or a library has already imported takes
+precedence over a file of the same name. Any thread may load a model; loads are serialised.
 """
 
 import importlib
@@ -69,21 +67,21 @@ from headrace.workers.triton_requests import received as received_request
 
 log = logging.getLogger(__name__)
 
-_lending = threading.RLock()  # the import system is the process's, and so is what guards it
+_lending = threading.RLock()  # process-wide, like the import system that it protects
 
 
 class ModelImports:
-    """The modules of one model; `name` is that of the one which is the model itself."""
+    """The modules of one model; `name` is the model's own module."""
 
     def __init__(self, name: str, paths: Sequence[str]) -> None:
-        """`paths` are the directories in which the model's files lie."""
+        """`paths` are the directories of the model's files."""
         self.name = name
         self._paths = [str(Path(path).resolve()) for path in paths]
         self._modules: dict[str, ModuleType] = {}
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let this thread import what lies beside the model."""
+        """Let this thread import modules beside the model."""
         with _lending:
             importlib.invalidate_caches()
             finder = _Beside(self._paths)
@@ -98,7 +96,7 @@ class ModelImports:
                 sys.modules.update(hidden)
 
     def forget(self) -> None:
-        """Forget the model's modules; `lent` is not to be called again."""
+        """Drop the model's modules; `lent` must not be used afterwards."""
         self._modules.clear()
         sys.modules.pop(self.name, None)
 
@@ -111,13 +109,13 @@ class ModelImports:
         spec = getattr(module, "__spec__", None)
         if spec is None:
             return False
-        # A package without __init__.py has no origin, only places.
+        # A package without __init__.py has no origin, only search locations.
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
         return any(Path(place).is_relative_to(path) for place in places[:1] for path in self._paths)
 
 
 class _Beside:
-    """Finds modules in some directories before `sys.path`, for the thread that has made it."""
+    """Finds modules in the given directories before `sys.path`, for the creating thread."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -128,24 +126,24 @@ class _Beside:
     ) -> ModuleSpec | None:
         if path is not None or threading.get_ident() != self._thread:
             return None
-        # All of it: a directory counts as a package only where nothing further on is one.
+        # Keep the search path behind them: a plain directory is a package only as a last resort.
         return PathFinder.find_spec(name, [*self._paths, *sys.path], target)
 
 
 def _place() -> int:
-    """Where a finder for files belongs: after what is built in, before what looks at `sys.path`."""
+    """The position for a file finder: after built-in finders, before those for `sys.path`."""
     finders: list[object] = list(sys.meta_path)
     return finders.index(PathFinder) if PathFinder in finders else len(finders)
 
 
-_TEXT = 4096  # characters of what clients are told of an exception
+_TEXT = 4096  # characters of an exception's text for clients
 
 
 class LoadedInProcess(LoadedModel):
-    """A model that has been imported here, which `begin` starts.
+    """A model imported into this process, which `begin` starts.
 
-    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration. It gets
-    whole batches, and no calls of `infer`.
+    `inputs` and `outputs` are empty: they are declared in its configuration. It receives whole
+    batches, and no calls of `infer`.
     """
 
     told_by_code = True
@@ -199,7 +197,7 @@ class LoadedInProcess(LoadedModel):
     def kind(
         self, wanted: str, signature: Signature, device: int | None
     ) -> InstanceKind | AutoChoice:
-        """As the configuration says: nobody can tell what a run costs."""
+        """The configured kind: the cost of a run cannot be known."""
         return InstanceKind(wanted)
 
     def begin(
@@ -209,7 +207,7 @@ class LoadedInProcess(LoadedModel):
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """Start the model with its whole configuration; raises `LoadFailed`."""
+        """Start the model with its complete configuration; raises `LoadFailed`."""
         if config.model_transaction_policy.decoupled:
             raise LoadFailed(self._only_in_worker("a decoupled model"))
         args = start_arguments(self._spec, json.dumps(to_json(config)))
@@ -221,7 +219,7 @@ class LoadedInProcess(LoadedModel):
             raise self._load_failed(error) from error
 
     def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
-        """Run a batch. Never raises: a failure is an outcome too."""
+        """Run a batch. Never raises: a failure is an outcome, too."""
         started = gathered = ended = monotonic_ns()
         try:
             requests = _requests(batch)
@@ -233,14 +231,14 @@ class LoadedInProcess(LoadedModel):
                 failed = self._failed(batch, wrong, "")
                 return Outcome((), failed, started, gathered, ended)
             parts = [_part(*each) for each in zip(requests, responses, wanted, strict=True)]
-        except (Exception, SystemExit) as error:  # what it gave may be what raises, too
+        except (Exception, SystemExit) as error:  # the conversion of its outputs may raise, too
             text = model_class.one_line(error)
             failed = self._failed(batch, text, model_class.its_traceback(error))
             return Outcome((), failed, started, gathered, monotonic_ns())
         return Outcome((), None, started, gathered, ended, parts)
 
     def close(self) -> None:
-        """Finalize the model, and forget it."""
+        """Finalize the model, and drop it."""
         model, self._model = self._model, None
         if model is not None and hasattr(model, "finalize"):
             try:
@@ -264,7 +262,7 @@ class LoadedInProcess(LoadedModel):
         )
 
     def _failed(self, batch: Batch, text: str, lines: str) -> ExecutionFailed:
-        """The error of a batch, which is in the log unless it is run again in halves."""
+        """The error of a batch, which is logged unless it is run again in halves."""
         if len(batch.calls) > 1:
             log.debug("%s; its %d requests are run again in halves", text, len(batch.calls),
                       extra=self._fields())  # fmt: skip
@@ -278,11 +276,11 @@ class LoadedInProcess(LoadedModel):
 
 
 def _nothing(found: object, config: object) -> None:
-    """The completion of a model that may not complete its configuration."""
+    """The completion of a model that must not complete its configuration."""
 
 
 def _requests(batch: Batch) -> list[pb.InferenceRequest]:
-    """The requests of a batch as the model sees them."""
+    """The requests of a batch in the model's form."""
     signature = batch.signature
     declared = [(spec.name, spec.datatype.value, spec) for spec in signature.inputs]
     outputs = [spec.name for spec in batch.outputs]
@@ -303,10 +301,10 @@ def _requests(batch: Batch) -> list[pb.InferenceRequest]:
 
 
 def _given(array: TensorArray, spec: TensorSpec, signature: Signature) -> Array:
-    """An input as the model sees it: read-only, aligned, in its own shape."""
+    """An input in the model's form: read-only, aligned, in its own shape."""
     given: Array = np.asarray(reshaped(array, spec, signature.batches, to_model=True))
     if spec.datatype is Datatype.BF16:
-        given = given.view(np.uint16)  # its bits, since numpy has no such type
+        given = given.view(np.uint16)  # the raw bits, since numpy has no such type
     if not given.flags.aligned:
         given = given.copy()
     given.setflags(write=False)
@@ -314,7 +312,7 @@ def _given(array: TensorArray, spec: TensorSpec, signature: Signature) -> Array:
 
 
 class _NoSenders:
-    """Stand-in for a worker: here answers are what `execute` gives back, and nothing is sent."""
+    """Stand-in for response senders: answers are the return value of `execute` only."""
 
     def respond(
         self,
@@ -326,7 +324,7 @@ class _NoSenders:
         raise pb.TritonModelException(_NO_SENDERS)
 
     def drop(self, number: int, error: pb.TritonError) -> None:
-        """Nothing: that nothing was given back for it is an error already."""
+        """Do nothing: a missing response is an error already."""
 
     def wait_for_room(self, number: int) -> None:
         raise pb.TritonModelException(_NO_SENDERS)
@@ -335,7 +333,7 @@ class _NoSenders:
         raise pb.TritonModelException(_NO_SENDERS)
 
     def is_cancelled(self, number: int) -> bool:
-        """Always False: cancellations are not known here."""
+        """Always False: cancellation is not supported here."""
         return False
 
 
@@ -346,8 +344,8 @@ _no_senders = _NoSenders()
 def _part(
     request: pb.InferenceRequest, response: pb.InferenceResponse | None, wanted: Sequence[str]
 ) -> Part | ServerError | Deferral:
-    """The part of an outcome for one request, from its response."""
-    if response is None:  # which is for those that are given back, or answered by a sender
+    """A request's part of the outcome, from its response."""
+    if response is None:  # None is for rescheduled requests, or those answered by a sender
         return Deferral.AGAIN if is_given_back(request) else ExecutionFailed(_NO_SENDERS)
     if (error := response.error()) is not None:
         return model_error(error.code(), error.message())
@@ -357,13 +355,13 @@ def _part(
     arrays = {
         tensor.name(): _taken(tensor)
         for tensor in response.output_tensors()
-        if tensor.name() in wanted  # what nobody has asked for is left out
+        if tensor.name() in wanted  # outputs that were not requested are left out
     }
     return Part(arrays, parameters)
 
 
 def _taken(tensor: pb.Tensor) -> Array:
-    """An output that stays as it is until it is sent, whatever the model does with its arrays."""
+    """An output that stays unchanged until it is sent, whatever the model does with its arrays."""
     array = tensor._array
     if tensor._datatype == "BYTES":
         return bytes_array(array)

@@ -1,13 +1,12 @@
-"""Placement in this process: instances on the event-loop thread, or on a thread of their own.
+"""Placement in this process: instances on the event loop, or on a thread each.
 
-The scheduler's thread is the event-loop thread; an instance on a thread of its own takes batches
-from a queue and reports back through the loop, in one wake-up a batch. ONNX Runtime releases the
-GIL while it computes.
+The scheduler runs on the event loop; an instance on a thread takes batches from a queue and reports
+through the loop, with one wake-up per batch. ONNX Runtime releases the GIL while it computes.
 
-Once a second, while it is in use, an instance is looked at: one whose thread has had a batch for
-too long is stalled, and a run that takes longer than its model may, or that nobody waits for any
-more, is ended. A thread cannot be: only what the model's backend can end is, so ONNX Runtime's
-runs between two nodes of the graph, and Python's not at all.
+An instance in use is checked once a second: one whose batch takes too long is stalled, and a run
+that exceeds the model's limit, or that is abandoned, is terminated. A thread cannot be: only what
+the backend can terminate is, so ONNX Runtime's runs between two nodes of the graph, and Python's
+not at all.
 """
 
 import asyncio
@@ -40,11 +39,11 @@ log = logging.getLogger(__name__)
 
 
 def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if that is less.
+    """Whole cores by the cgroup's CPU limit (version 2 or 1) or the affinity mask, if lower.
 
     At least 1. A container's limit is a share of time, not a set of cores: `os.cpu_count()` still
-    shows the whole host, and threads planned by it get throttled. `own` says in which cgroup below
-    `root` this process is; inside a container that is `root` itself.
+    shows the whole host, and threads planned by it get throttled. `own` is the file that names the
+    cgroup of this process below `root`; inside a container that is `root` itself.
     """
     available = len(os.sched_getaffinity(0))
     limits = [_quota_v2(group / "cpu.max") for group in groups(root, own)]
@@ -53,7 +52,7 @@ def core_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 
 
 def threads_for(instances: int, cores: int) -> int:
-    """How many threads each of a model's instances may compute with."""
+    """The number of threads for each instance of a model."""
     return max(1, cores // max(instances, 1))
 
 
@@ -74,29 +73,27 @@ def _quota_v1(directory: Path) -> float:
     return max(quota, 0) / period
 
 
-_REST_SECS = 10.0  # without a batch, after which memory that is kept for further ones is given back
+_REST_SECS = 10.0  # without a batch after which cached memory is released
 _LEAST_PACE_SECS = 0.05
 DEFAULT_ROWS = "--default-max-batch-size, since its configuration sets no max_batch_size"
 Done = Callable[[Instance, Batch, Outcome], None]
-# BYTES elements of a batch, and bytes of them, up to which they become objects on the event loop:
-# that takes about half a microsecond each, and the hop to a thread a hundred times that.
+# Limits of BYTES elements, and of their bytes, that become objects on the event loop: each takes
+# about half a microsecond, and the switch to a thread a hundred times that.
 _MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
 
 
 class LoadedModel:
-    """A model in memory; what the engine asks of it has the answers of one that runs here.
+    """A loaded model; defaults are those of a model in this process.
 
-    Backends derive their models from this. Used by one thread at a time. `inputs` and `outputs` are
-    what it takes and can give, unless the model's code says so (`told_by_code`). `file_bytes` is
-    the size of the files whose content is in this process now, 0 if that is not known, `pid` the
-    process that it has for itself. `reads_parameters` is whether it may read parameters of
-    requests, and `loops` whether values of its inputs may say for how long it runs. `pins_inputs`
-    is whether it takes inputs best from page-locked memory, `exact_shapes` whether an empty shape
-    is one of a scalar. `row_limit` says what limits the rows of a batch where the configuration
-    does not, "" for the model itself; `quarantine_deaths` is how many workers an input may cost,
-    None for none.
-    Of a model that other servers run, `forward_headers` are the headers of clients that they are
-    told, and `alike` is what calls of one batch have in common.
+    Base class of backends' models. Used by one thread at a time. `inputs` and `outputs` are its
+    declared tensors, unless its code declares them (`told_by_code`). `file_bytes` is the size of
+    the files loaded into this process, 0 if unknown, `pid` its own process. `reads_parameters` is
+    true if it may read request parameters, and `loops` if values of its inputs may determine the
+    duration of a run. `pins_inputs` is true if inputs are best in page-locked memory,
+    `exact_shapes` if an empty shape means a scalar. `row_limit` names the limit of a batch's rows
+    if the configuration sets none, "" for the model itself; `quarantine_deaths` is the number of
+    workers an input may kill, None if not applicable. For an upstream model, `forward_headers` are
+    the client headers to forward, and `alike` is the key that calls of one batch share.
     """
 
     inputs: Sequence[TensorInfo] = ()
@@ -113,47 +110,47 @@ class LoadedModel:
     forward_headers: Sequence[str] | None = None
     alike: Callable[[Call], object] | None = None
 
-    # --- for a backend to define
+    # --- for backends to implement
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[TensorArray]:
-        """Run the model once; arrays in the order of `outputs`. May raise anything.
+        """Run the model; returns arrays in the order of `outputs`. May raise anything.
 
         `inputs` are arrays; those of BYTES may be undecoded.
         """
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Give back what is kept for further batches, after a while without any."""
+        """Release memory cached for further batches, after a while without any."""
 
     def terminate(self) -> bool:
-        """End the run under way soon with whatever error; any thread may call this.
+        """Terminate the current run soon, with any error; thread-safe.
 
-        False if it cannot be ended. Where no run is under way, the next one is not ended by it.
+        Returns False if that is impossible. Without a current run, the next one is not affected.
         """
         return False
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the model's memory."""
 
-    # --- while it is being loaded
+    # --- during the load
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        """A copy of `config` with what the model says of itself besides its tensors.
+        """A copy of `config` completed with the model's own settings besides its tensors.
 
-        Raises `Contradiction` for what has to be said and is not, or `InvalidConfig`.
+        Raises `Contradiction` for missing required settings, or `InvalidConfig`.
         """
         return config
 
     def rows(self, default: int) -> int:
-        """The most rows of a batch if the configuration does not say."""
+        """The maximum number of rows of a batch if the configuration sets none."""
         return default
 
     def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
-        """The inputs and outputs that a complete configuration has to agree with."""
+        """The inputs and outputs that a complete configuration must match."""
         return self.inputs, self.outputs
 
     def warnings(self) -> Sequence[str]:
-        """Differences from its configuration that are served nevertheless."""
+        """Tolerated differences from the configuration."""
         return ()
 
     def begin(
@@ -163,35 +160,35 @@ class LoadedModel:
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """Start with the complete configuration; `batches` is whether calls run together.
+        """Start with the complete configuration; `batches` is true if calls share batches.
 
-        `host` is whom the model may ask meanwhile, None for nobody. Raises `LoadFailed` or
+        `host` provides services to the model, None for none. Raises `LoadFailed` or
         `Contradiction`.
         """
 
     def kind(
         self, wanted: str, signature: Signature, device: int | None
     ) -> InstanceKind | AutoChoice:
-        """Where an instance runs, by parameters['execution'] and what a run costs."""
+        """The kind of an instance, by parameters['execution'] and the cost of a run."""
         if wanted != "auto":
             return InstanceKind(wanted)
         cost = measure(self.infer, signature)
-        # Whoever waits for a GPU must not hold up the event loop, nor may a request that has a
-        # graph run for as long as it says.
+        # Waiting for a GPU must not block the event loop, nor may a request that determines the
+        # duration of a run.
         return InstanceKind.THREAD if device is not None or self.loops else AutoChoice(cost)
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
         """Run the configuration's samples; raises `LoadFailed`."""
         warm_up(self.run, signature, str(version), samples)
 
-    # --- while it serves
+    # --- while serving
 
     def placement(self, name: str, version: Surroundings) -> Placement:
-        """The placement for instances like this one, which is called `name`."""
+        """The placement for instances like this one, which is named `name`."""
         return LocalPlacement(version)
 
     def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
-        """Gather the inputs of a batch and run them. Never raises: a failure is an outcome too."""
+        """Gather the inputs of a batch and run it. Never raises: a failure is an outcome, too."""
         started = gathered = monotonic_ns()
         arrays: Sequence[TensorArray] = ()
         error: Exception | None = None
@@ -199,7 +196,7 @@ class LoadedModel:
             inputs = batch.gather(buffer)
             gathered = monotonic_ns()
             arrays = self.infer(inputs, batch.names)
-        except Exception as raised:  # whatever a backend raises belongs to this batch alone
+        except Exception as raised:  # any error concerns this batch alone
             error = raised
         return Outcome(arrays, error, started, gathered, monotonic_ns())
 
@@ -209,8 +206,8 @@ class LocalInstance:
 
     Batches with many BYTES elements run on the thread in any case.
 
-    The scheduler gives it one batch at a time, so the model is never run by two threads at once,
-    also not when `auto` moves it from one kind to the other.
+    The scheduler gives it one batch at a time, so two threads never run the model at once, not even
+    when `auto` changes the kind.
     """
 
     load = 0
@@ -228,11 +225,11 @@ class LocalInstance:
         changed: Callable[[], None] = lambda: None,
         ended: Counter[str] | None = None,
     ) -> None:
-        """`place` gives memory that large batches are best put together in, or None.
+        """`place` allocates preferred memory for large batches, or returns None.
 
-        `rest_secs` without a batch, memory that is kept for further ones is given back. By default
-        there are no `limits`. `changed` is called when it stalls, or does not any more; `ended`
-        counts runs that were ended, by why.
+        Cached memory is released after `rest_secs` without a batch. By default there are no
+        `limits`. `changed` is called when the instance stalls or recovers; `ended` counts
+        terminated runs, by reason.
         """
         self.name = name
         self._model = model
@@ -243,10 +240,10 @@ class LocalInstance:
         self._run_batch = partial(model.run, buffer=self._buffer)
         self._work: SimpleQueue[tuple[Batch, Done] | Literal["rest"] | None] = SimpleQueue()
         self._rest_secs = rest_secs
-        self._ran = False  # since the last look
+        self._ran = False  # ran since the last look
         self._rested = 0.0  # seconds without a batch
         self._looking: asyncio.TimerHandle | None = None
-        self._looked = 0.0  # when it last was, by the loop's clock
+        self._looked = 0.0  # time of the last look, by the loop's clock
         self._limits = limits or ExecutionLimits()
         self._changed = changed
         self._ended = Counter() if ended is None else ended
@@ -255,18 +252,19 @@ class LocalInstance:
             *(s / 2 for s in (self._limits.execution_secs, self._limits.stall_secs) if s),
         )  # fmt: skip
         self._grace = ABANDONED_SECS
-        self._batch: Batch | None = None  # that the thread has
-        self._number = 0  # of it
+        self._batch: Batch | None = None  # the thread's current batch
+        self._number = 0  # the batch's number
         self._pulse, self._abandoned = Pulse(), Pulse()
-        self._verdict: Exception | None = None  # what has ended its run, instead of what it says
-        self.silent = 0.0  # for how long the thread has had its batch, as of the last look
+        # The reason for termination, instead of the run's error.
+        self._verdict: Exception | None = None
+        self.silent = 0.0  # seconds that the batch has taken, as of the last look
         self.stalled = False
         self._thread: Thread | None = None
         self._closed = asyncio.Event()
 
     @property
     def kind(self) -> InstanceKind:
-        """Where the next batch will run."""
+        """The kind of the next batch."""
         return self._kind
 
     def execute(self, batch: Batch, done: Done) -> None:
@@ -296,7 +294,7 @@ class LocalInstance:
         self._work.put((batch, done))
 
     def leave(self, grace: float) -> None:
-        """End runs that nobody waits for after `grace` seconds from now on."""
+        """Terminate runs that are still abandoned after `grace` seconds."""
         self._grace = min(self._grace, grace)
         self._pace = min(self._pace, max(self._grace / 2, _LEAST_PACE_SECS))
         if self._looking is not None:
@@ -304,11 +302,11 @@ class LocalInstance:
             self._look()
 
     def close(self) -> None:
-        """Release the model; on its thread, if it has one, so that nothing waits here."""
+        """Release the model; on its thread, if any, without waiting."""
         if self._looking is not None:
             self._looking.cancel()
             if self._batch is None:
-                self._looking = None  # or `leave` would look on, and keep the model
+                self._looking = None  # otherwise `leave` would keep a reference to the model
         if self._thread is None:
             self._model.close()
             self._closed.set()
@@ -342,7 +340,7 @@ class LocalInstance:
             self._rest()
 
     def _feel(self, elapsed: float) -> None:
-        """Find out whether the thread's batch takes too long, or nobody waits for it."""
+        """Detect a batch that takes too long, or is abandoned."""
         batch, limits = self._batch, self._limits
         number = self._number if batch is not None else None
         self.silent = self._pulse.look(number, elapsed)
@@ -362,9 +360,9 @@ class LocalInstance:
             self._end(NotStarted(), "abandoned")
 
     def _end(self, verdict: Exception, why: str) -> None:
-        """Terminate the run under way, if it can be; again and again until it has ended."""
+        """Terminate the current run, if possible; repeated until it has ended."""
         if self._model.terminate() and self._verdict is None:
-            told = "it takes too long" if why == "limit" else "nobody waits for it any more"
+            told = "it takes too long" if why == "limit" else "no client waits for it any more"
             log.error("the run of %s is ended after %.0f s: %s", self.name, self.silent, told)
             self._ended[why] += 1
             self._verdict = verdict
@@ -385,7 +383,7 @@ class LocalInstance:
                 self._run(*item)
             except RuntimeError:
                 return  # the loop is closed: the process is ending and nobody waits
-            del item  # its tensors must not stay in memory until the next batch comes
+            del item  # its tensors must not stay in memory until the next batch
         self._model.close()
         with suppress(RuntimeError):  # as above
             self._loop.call_soon_threadsafe(self._closed.set)
@@ -395,13 +393,13 @@ class LocalInstance:
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
-        """Hand over what came of a batch; on the event loop."""
+        """Report the outcome of a batch; on the event loop."""
         self._batch = None
         if self._verdict is not None:
-            if outcome.error is not None:  # or it has come to its end at the last moment
+            if outcome.error is not None:  # the run may have succeeded at the last moment
                 outcome.error = self._verdict
             self._verdict = None
-        # A run that failed may have ended early: it must not bring a heavy model back inline.
+        # A failed run may have been short: it must not bring a heavy model back inline.
         auto, cost = self._auto, outcome.computed - outcome.started
         if (
             auto is not None
@@ -415,7 +413,7 @@ class LocalInstance:
 
 
 def _is_heavy(texts: Sequence[str], batch: Batch) -> bool:
-    """True if the BYTES inputs of these names are too much for the event loop."""
+    """True if the BYTES inputs of these names are too large for the event loop."""
     elements = nbytes = 0
     for call in batch.calls:
         inputs = call.inputs
@@ -484,7 +482,7 @@ class LocalPlacement(Placement):
             instance.leave(grace)
 
     def close(self) -> None:
-        """Nothing to close besides the instances."""
+        """Do nothing: only the instances need closing."""
 
     async def closed(self) -> None:
         await asyncio.gather(*(i.closed() for i in (*self._instances, *self._removed)))

@@ -38,9 +38,9 @@ from headrace.workers.elements import FEW, join, object_array
 
 log = logging.getLogger(__name__)
 
-# Copies bytes of device memory, by their address, into memory of the host.
+# Copies bytes at a device address to host memory.
 CopyToHost = Callable[[int, memoryview], None]
-# Gives an array of so many bytes, or None where any other memory does.
+# Allocates an array of bytes, or returns None if ordinary memory will do.
 Allocate = Callable[[int], Array | None]
 
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
@@ -49,10 +49,10 @@ _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 class BoundRun:
     """Runs a session with inputs and outputs of fixed-size datatypes. Used by one thread at a time.
 
-    Outputs stay where they are computed until they are copied once, into memory that is given to
-    whoever wants them; inputs are copied to the device when they are bound, from page-locked memory
-    without a copy in between. Without binding, ONNX Runtime copies outputs into memory of its own
-    first. `device` is a name that ONNX Runtime has for one, `number` is which of them.
+    Outputs stay on the device until they are copied once, to their final memory; inputs are copied
+    to the device when they are bound, without an intermediate copy if they are page-locked. Without
+    binding, ONNX Runtime first copies outputs to memory of its own. `device` is ONNX Runtime's name
+    of the device, `number` its number.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BoundRun:
         options: ort.RunOptions,
     ) -> list[Array]:
         """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
-        # One for each run: it holds what is bound for as long as it is there.
+        # One binding per run: it keeps bound memory alive.
         binding = self._session.io_binding()
         for name, array in inputs.items():
             _bind_input(binding, name, np.ascontiguousarray(array))
@@ -101,7 +101,7 @@ class BoundRun:
 
 
 def _bind_input(binding: ort.IOBinding, name: str, array: Array) -> None:
-    if array.dtype == NUMPY[Datatype.BF16]:  # of which ONNX Runtime has no numpy form
+    if array.dtype == NUMPY[Datatype.BF16]:  # not supported by ONNX Runtime in numpy form
         bits = array.view(np.uint16)
         value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
         binding.bind_ortvalue_input(name, value)
@@ -125,11 +125,11 @@ _TYPES: dict[str, Datatype] = {
     "tensor(string)": Datatype.BYTES,
     "tensor(bfloat16)": Datatype.BF16,
 }
-_PIECE = 1 << 14  # texts at a time: what is done with them holds up all other threads
-# Elements of BYTES in a run. Each becomes an object of some sixty bytes, and ONNX Runtime holds the
-# interpreter while it takes them over: this many for about as long as nobody notices.
+_PIECE = 1 << 14  # texts per step: processing them blocks all other threads
+# Maximum BYTES elements of a run. Each becomes an object of some sixty bytes, and ONNX Runtime
+# holds the interpreter lock while it converts them: this many for an unnoticeable time.
 MAX_TEXTS = 1_000_000
-# What makes runs of a session, whose outputs have these datatypes.
+# Makes the runs of a session with outputs of these datatypes.
 Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
 
@@ -146,15 +146,15 @@ class OnnxModel(LoadedModel):
     ) -> None:
         """`make_options` makes the options of runs.
 
-        Raises `LoadFailed` for a combination of datatypes that cannot be run.
+        Raises `LoadFailed` for an unsupported combination of datatypes.
         """
         self._session: ort.InferenceSession | None = session
-        # What `run` calls after it has looked through inputs that are checked before they come
-        # here; where a version of ONNX Runtime has it under another name, `run` itself.
+        # The method behind `run`, without the checks of inputs that were checked before; `run`
+        # itself if a version of ONNX Runtime names it differently.
         self._run: Callable[..., list[Any]] | None = getattr(session, "_sess", session).run
         self.file_bytes = file_bytes
         self._make_options = make_options
-        self._options = make_options()  # of the run under way, or the next one
+        self._options = make_options()  # of the current run, or the next one
         self.inputs = [_info(node) for node in session.get_inputs()]
         self.inputs += [_info(node, True) for node in session.get_overridable_initializers()]
         self.outputs = [_info(node) for node in session.get_outputs()]
@@ -247,7 +247,7 @@ class OnnxModel(LoadedModel):
 
 
 class BoundOnnxModel(OnnxModel):
-    """One whose inputs and outputs are bound to a device, as long as none of them is text."""
+    """A model whose inputs and outputs are bound to a device, if none of them is text."""
 
     def __init__(
         self,
@@ -265,13 +265,13 @@ class BoundOnnxModel(OnnxModel):
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
-        """`OnnxModel.infer`."""
+        """Implements `OnnxModel.infer`."""
         if self._bound is None:
             return super().infer(inputs, outputs)
         return self._bound.infer(inputs, outputs, self._options)
 
     def close(self) -> None:
-        """`OnnxModel.close`."""
+        """Implements `OnnxModel.close`."""
         self._bound = None
         super().close()
 
@@ -285,10 +285,10 @@ class OnnxBackend(Backend):
     suffixes: tuple[str, ...] = (".onnx",)
 
     def __init__(self, gpus: Gpus | None = None) -> None:
-        """`gpus` are those that models may be on, by default all of this process."""
+        """`gpus` are the usable GPUs, by default all of this process."""
         self._gpus = gpus or Gpus()
         self._lock = Lock()
-        self._obstacle: str | None = None  # once it was looked for
+        self._obstacle: str | None = None  # None until determined
 
     @classmethod
     def of(cls, context: BackendContext) -> "OnnxBackend":
@@ -296,7 +296,7 @@ class OnnxBackend(Backend):
         return cls(context.gpus)
 
     def gpu_obstacle(self, count: int) -> str:
-        """Why ONNX Runtime cannot use the `count` GPUs there are; empty if it can."""
+        """The reason why ONNX Runtime cannot use the `count` GPUs; "" if it can."""
         missing = missing_build()
         if missing or not count:
             return missing
@@ -308,7 +308,7 @@ class OnnxBackend(Backend):
             return self._obstacle
 
     def reads_parameter(self, name: str) -> bool:
-        """True if a parameter of this name in a model's configuration has a meaning here."""
+        """True if the backend reads this parameter."""
         return reads_parameter(name)
 
     def load(self, spec: LoadSpec) -> OnnxModel:
@@ -335,7 +335,7 @@ class OnnxBackend(Backend):
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
 
     def _bind(self, spec: LoadSpec) -> Bind | None:
-        """How an instance runs on its GPU; None for the CPU."""
+        """The binding for an instance's GPU; None for the CPU."""
         device, cuda = spec.device, self._gpus.cuda() if spec.device is not None else None
         if device is None or cuda is None:
             return None
@@ -368,7 +368,7 @@ def _session(
             raise InvalidOption(provider.path, why_not_started(provider.name)) from error
         text = f"ONNX Runtime cannot load {_shown(file, spec)}"
         raise LoadFailed(f"{text}: {error}", f"{text}; the server's log says why") from error
-    # A provider that cannot start is left out without an error.
+    # ONNX Runtime silently omits a provider that cannot start.
     started = session.get_providers()
     for provider in providers:
         if provider.name not in started:
@@ -377,7 +377,7 @@ def _session(
 
 
 def _model_file(path: Path) -> Path:
-    """The file itself, also where the configuration or the default name means a directory."""
+    """The model file, even if the configuration or the default names its directory."""
     if path.is_dir():
         inner = path / OnnxBackend.default_filename
         if not inner.is_file():
@@ -389,7 +389,7 @@ def _model_file(path: Path) -> Path:
 
 
 def _size(files: Sequence[Path]) -> int:
-    """The bytes of those files that are there."""
+    """The total bytes of the existing files."""
     total = 0
     for file in files:
         with suppress(OSError):
@@ -409,14 +409,14 @@ def _info(node: ort.NodeArg, optional: bool = False) -> TensorInfo:
 
 
 def _least(info: TensorInfo) -> Array:
-    """An input of the smallest shape that a session takes."""
+    """An input of the smallest valid shape of a session."""
     assert info.datatype is not None
     empty = "" if info.datatype is Datatype.BYTES else 0
     return np.full([max(size, 1) for size in info.shape], empty, NUMPY[info.datatype])
 
 
 def _to_str(name: str, array: TensorArray) -> Array:
-    """ONNX Runtime's strings are text; it would take `bytes` for what Python prints of them."""
+    """Convert BYTES to text: ONNX Runtime would use Python's `repr` of `bytes`."""
     found = array.pieces() if isinstance(array, BytesArray) else [array.ravel().tolist()]
     try:
         return object_array((list(map(bytes.decode, piece)) for piece in found), array.shape)

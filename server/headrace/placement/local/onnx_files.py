@@ -1,12 +1,12 @@
-"""Which files an ONNX model refers to, read from the model file without loading its weights.
+"""The files an ONNX model refers to, read from the model file without its weights.
 
-ONNX keeps large tensors in files beside the model and names them in the model file. A crafted model
-can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
-outside the directory of the model file, which is as far as recent versions of ONNX Runtime go. Of
-the file's protobuf encoding only the fields on the way to the names are read: graphs, nodes and
-their operators, attributes and functions down to `TensorProto.external_data`. What another protobuf
-parser could read differently is refused. The file is not mapped: somebody may cut it short
-meanwhile, which would end the process.
+ONNX stores large tensors in files beside the model and names them in the model file. A malicious
+model can name any path, so the names are read here, before ONNX Runtime opens anything, and refused
+outside the directory of the model file, the limit of recent versions of ONNX Runtime. Of the file's
+protobuf encoding only the fields leading to the names are parsed: graphs, nodes and their
+operators, attributes and functions down to `TensorProto.external_data`. Encodings that other
+parsers could interpret differently are refused. The file is not mapped: if it were truncated
+meanwhile, the process would crash.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.core.errors import LoadFailed
 
-# Field numbers that lead from each message of onnx.proto to the next, and what they lead to.
+# The fields of each message of onnx.proto that lead to external data, and their message types.
 _PATHS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "Training", 25: "Function"},
     "Training": {1: "Graph", 2: "Graph"},
@@ -28,14 +28,14 @@ _PATHS: dict[str, dict[int, str]] = {
     },
     "Tensor": {13: "Entry"},
 }  # fmt: skip
-_LOOPS = (b"Loop", b"Scan")  # operators whose inputs say how often their graphs run
+_LOOPS = (b"Loop", b"Scan")  # operators whose inputs determine the number of iterations
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 64  # of graphs within attributes within graphs
-# ONNX Runtime's own mark for "at this address in memory"; not every version refuses it in a file.
+# ONNX Runtime's mark for "at this address in memory", which not every version refuses in a file.
 _IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
 
 
-_CHUNK = 4096  # bytes to read at once: weights, which are passed over, are mostly longer
+_CHUNK = 4096  # bytes per read: skipped weights are mostly longer
 _LFS = b"version https://git-lfs"
 
 
@@ -44,12 +44,12 @@ class _Damaged(Exception):
 
 
 class _FileView:
-    """The bytes of an open file, read where they are looked at."""
+    """The bytes of an open file, read on access."""
 
     def __init__(self, descriptor: int) -> None:
         self.size = os.fstat(descriptor).st_size
         self._descriptor = descriptor
-        self._start = self._stop = 0  # what of the file is here
+        self._start = self._stop = 0  # the part of the file in the buffer
         self._here = b""
 
     def __getitem__(self, position: int) -> int:
@@ -73,22 +73,22 @@ class _FileView:
 
 
 def external_files(model_file: Path) -> set[str]:
-    """The locations that the tensors of `model_file` name.
+    """The file locations named by the tensors of `model_file`.
 
-    Raises `LoadFailed` if it is no ONNX model.
+    Raises `LoadFailed` if it is not an ONNX model.
     """
     locations, _ = _read(model_file)
     return locations
 
 
 def has_loops(model_file: Path) -> bool:
-    """True if the values of inputs may say for how long the graph runs; raises `LoadFailed`."""
+    """True if input values may determine how long the graph runs; raises `LoadFailed`."""
     _, operators = _read(model_file)
     return not operators.isdisjoint(_LOOPS)
 
 
 def _read(model_file: Path) -> tuple[set[str], set[bytes]]:
-    """The locations that tensors name, and the operators with short names."""
+    """The locations named by tensors, and the operators with short names."""
     with model_file.open("rb", buffering=0) as file:
         view = _FileView(file.fileno())
         if not view.size:
@@ -104,10 +104,10 @@ def _read(model_file: Path) -> tuple[set[str], set[bytes]]:
 
 
 def check_external_files(model_file: Path, root: Path) -> list[Path]:
-    """The files that tensors of `model_file` lie in.
+    """The files that contain tensors of `model_file`.
 
-    Raises `LoadFailed` if one of them must not be read. Each must lie within the model's directory
-    `root`, and there in that of the model file, or of the file that it links to.
+    Raises `LoadFailed` for a location outside of the model's directory `root`, or, within it,
+    outside of the directory of the model file, or of the file that it links to.
     """
     locations = sorted(external_files(model_file))
     for location in locations:
@@ -156,7 +156,7 @@ def _entry(view: _FileView, start: int, end: int) -> tuple[bytes, bytes]:
 
 
 def _fields(view: _FileView, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The length-delimited fields of a message: number, and where the content begins and ends."""
+    """The length-delimited fields of a message: number, start and end of the content."""
     while position < end:
         tag, position = _varint(view, position, end)
         if tag >> 32:

@@ -1,8 +1,8 @@
-"""ONNX Runtime's options and execution providers from a model's configuration.
+"""ONNX Runtime's options and execution providers, from a model's configuration.
 
-The names are those that Triton's ONNX Runtime backend reads, so that a configuration means the same
-here. A model on a GPU has TensorRT's provider if it asks for that, CUDA's for what that does not
-take, and the CPU's for the rest.
+The names are those of Triton's ONNX Runtime backend, so that a configuration means the same here. A
+model on a GPU uses TensorRT's provider if it asks for that, CUDA's for unsupported nodes, and the
+CPU's for the rest.
 """
 
 import contextlib
@@ -35,8 +35,7 @@ _TENSORRT_NAMES = {
 _PRECISIONS = {
     "FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable",
 }  # fmt: skip
-# Parameters of the configuration that mean options of CUDA's provider, and the numbers that stand
-# for values of theirs.
+# Configuration parameters for options of CUDA's provider, and the numbers that stand for values.
 CUDA_PARAMETERS: Mapping[str, Sequence[str]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "gpu_mem_limit": (),
@@ -49,7 +48,7 @@ _PACKAGES = {
     " their directory",
 }
 _FATAL = 4
-# One node that gives what it gets.
+# A model of one identity node.
 LEAST_MODEL = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
     b"\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
@@ -68,7 +67,7 @@ class Provider:
 def execution_providers(spec: LoadSpec) -> list[Provider]:
     """The execution providers, as `wanted_providers`.
 
-    Raises `InvalidOption` also for one that the installed ONNX Runtime does not have.
+    Also raises `InvalidOption` for one that the installed ONNX Runtime lacks.
     """
     providers = wanted_providers(spec)
     available = ort.get_available_providers()
@@ -84,9 +83,9 @@ def execution_providers(spec: LoadSpec) -> list[Provider]:
 
 
 def wanted_providers(spec: LoadSpec) -> list[Provider]:
-    """The execution providers that an instance asks for, most preferred first, the CPU last.
+    """The execution providers that an instance requests, most preferred first, the CPU last.
 
-    Raises `InvalidOption` for options that make no sense.
+    Raises `InvalidOption` for invalid options.
     """
     where = "cpu" if spec.device is None else "gpu"
     field = f"optimization.execution_accelerators.{where}_execution_accelerator"
@@ -98,7 +97,7 @@ def wanted_providers(spec: LoadSpec) -> list[Provider]:
         asked = next((p for p in providers if p.name == CUDA), None)
         path = asked.path if asked is not None else f"instance_group[{spec.group}].kind"
         options = {**(asked.options if asked is not None else {}), **_cuda_options(spec.parameters)}
-        # What TensorRT does not take is for CUDA, in whatever order they are named.
+        # CUDA takes the nodes that TensorRT does not support, whatever their order.
         providers = [p for p in providers if p is not asked]
         providers.append(Provider(CUDA, options, path))
         device = {"device_id": str(spec.device)}
@@ -109,20 +108,20 @@ def wanted_providers(spec: LoadSpec) -> list[Provider]:
 
 
 def prepare_gpu() -> str:
-    """Preload CUDA's libraries that came as packages; what is missing of them.
+    """Preload the CUDA libraries installed as packages; returns what is missing.
 
-    ONNX Runtime would print what goes wrong with a GPU by every model.
+    Otherwise ONNX Runtime would print GPU problems for every model.
     """
     ort.set_default_logger_severity(_FATAL)
     said = io.StringIO()
-    if preload := getattr(ort, "preload_dlls", None):  # from 1.21 on
+    if preload := getattr(ort, "preload_dlls", None):  # since 1.21
         with contextlib.redirect_stdout(said):
             preload()
     return said.getvalue().strip()
 
 
 def missing_build() -> str:
-    """The error for an ONNX Runtime that is not made for GPUs; empty if it is."""
+    """The error if the installed ONNX Runtime lacks GPU support; "" if it has it."""
     available = ort.get_available_providers()
     if CUDA in available:
         return ""
@@ -133,7 +132,7 @@ def missing_build() -> str:
 
 
 def cuda_obstacle() -> str:
-    """Why ONNX Runtime cannot use the GPUs that are there, by trying; empty if it can."""
+    """The reason why ONNX Runtime cannot use the GPUs, by trying; "" if it can."""
     prepare_gpu()
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
@@ -141,21 +140,21 @@ def cuda_obstacle() -> str:
         session = ort.InferenceSession(
             LEAST_MODEL, options, providers=[CUDA, _CPU], enable_fallback=0
         )
-    except Exception as error:  # of whatever type: it cannot be used
+    except Exception as error:  # of any type: it cannot be used
         log.debug("a first session with CUDA failed: %s", error)
         return why_not_started(CUDA)
     return "" if CUDA in session.get_providers() else why_not_started(CUDA)
 
 
 def why_not_started(name: str) -> str:
-    """The error for an execution provider that could not start, after it was tried."""
+    """The error for an execution provider that failed to start."""
     library = f"libonnxruntime_providers_{'cuda' if name == CUDA else 'tensorrt'}.so"
     reason = "its driver or a library that it needs is missing or too old"
     if name in _PACKAGES:
         try:
             ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / library))
         except OSError as error:
-            # Without the directories, which are nobody's concern.
+            # Without the directories, which must not be disclosed.
             told = re.sub(r"/\S*/", "", str(error))
             missing = "cannot open shared object" in told
             reason = f"{told}; {_PACKAGES[name] if missing else 'the driver may be too old'}"
@@ -174,7 +173,7 @@ def _accelerator(name: str, options: Mapping[str, str], path: str) -> Provider:
 
 
 def _tensorrt_option(key: str, value: str, path: str) -> tuple[str, str]:
-    """The provider's name of an option, with its value; an empty name is for its default."""
+    """The provider's name and value of an option; an empty name means its default."""
     if key == "precision_mode":
         if value not in _PRECISIONS:
             known = ", ".join(_PRECISIONS)
@@ -198,7 +197,7 @@ def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_value(key: str, value: str, path: str) -> str:
-    """The provider's value of an option, for which a number may stand."""
+    """The provider's value of an option, which may be given as a number."""
     where = f"{path}.parameters['{key}']".removeprefix(".")
     if key == "gpu_mem_limit":
         _check_bytes(value, where)
@@ -236,11 +235,11 @@ _GRAPH_LEVELS = {
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _DEVICE = re.compile(r"(cpu|gpu):[0-9]{1,3}")
-# ONNX Runtime also raises what it would print; the server logs that with model and version.
+# ONNX Runtime also raises what it would print; the server logs it with model and version.
 _QUIET = 4
 
-# Parameters of the configuration that this backend reads, besides every key that starts with one of
-# PREFIXES, which go to ONNX Runtime as they are.
+# Configuration parameters read by this backend, besides every key with one of PREFIXES, which is
+# passed to ONNX Runtime unchanged.
 PARAMETERS = frozenset(
     {
         "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena",
@@ -252,12 +251,12 @@ PREFIXES = ("session.", "optimization.", "ep.")
 
 
 def reads_parameter(name: str) -> bool:
-    """True if this backend gives a meaning to the configuration's parameter `name`."""
+    """True if this backend reads the configuration parameter `name`."""
     return name in PARAMETERS or name.startswith(PREFIXES)
 
 
 def session_options(spec: LoadSpec) -> ort.SessionOptions:
-    """The options of a session; raises `InvalidOption` for a bad value."""
+    """The options of a session; raises `InvalidOption` for an invalid value."""
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     level = _GRAPH_LEVELS.get(spec.graph_level)
@@ -270,14 +269,14 @@ def session_options(spec: LoadSpec) -> ort.SessionOptions:
     parameters = spec.parameters
     threads = _read(parameters, "intra_op_thread_count", _count, 0)
     options.intra_op_num_threads = threads or spec.threads
-    # Only used by the parallel mode; its default would be the host's number of cores.
+    # Only used in parallel mode; its default would be the host's number of cores.
     threads = _read(parameters, "inter_op_thread_count", _count, 0)
     options.inter_op_num_threads = threads or spec.threads
     if _read(parameters, "execution_mode", _mode, 0):
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.enable_cpu_mem_arena = _read(parameters, "enable_mem_arena", _boolean, True)
     options.enable_mem_pattern = _read(parameters, "enable_mem_pattern", _boolean, True)
-    # Threads that spin take the cores that the event loop and other instances need.
+    # Spinning threads would take the cores of the event loop and of other instances.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     for key, value in parameters.items():
@@ -298,10 +297,10 @@ def run_options(spec: LoadSpec) -> ort.RunOptions:
     has = {"cpu:0"} if _read(spec.parameters, "enable_mem_arena", _boolean, True) else set()
     if spec.device is not None:
         has.add(f"gpu:{spec.device}")
-    # Instances of a model have one configuration, also those on other GPUs.
+    # All instances of a model share one configuration, even those on other GPUs.
     given = value.split(";")
     own = [name for name in given if name in has or spec.device is None or "gpu" not in name]
-    # ONNX Runtime would say so too, but of every run.
+    # ONNX Runtime would report this, too, but on every run.
     for device in own:
         if device not in has:
             known = " and ".join(sorted(has)) or "none, as enable_mem_arena is 0"
@@ -315,10 +314,10 @@ def run_options(spec: LoadSpec) -> ort.RunOptions:
 
 
 def shrinking_options() -> ort.RunOptions:
-    """The options of a run that does nothing but give back what the CPU's arena keeps.
+    """The options of a run that only releases memory cached by the CPU's arena.
 
-    ONNX Runtime has no other way: an arena shrinks at the end of a run, also of one that is told to
-    end before it has begun.
+    There is no other way: ONNX Runtime shrinks an arena at the end of a run, even of one that is
+    terminated before it begins.
     """
     options = ort.RunOptions()
     options.log_severity_level = _QUIET

@@ -1,1 +1,1 @@
-"""Models that another server runs: its endpoints, and how they are asked."""
+"""Upstreams: models that other servers run, their endpoints, and the clients for them."""

@@ -1,10 +1,9 @@
-"""A request on its way to a model's upstreams: at one of them at a time, attempt by attempt.
+"""Attempts of a request at a model's upstreams, one upstream at a time.
 
-An attempt is a call, or a stream of its own where the model answers a request any number of times.
-If it fails, `RULES` in `placement.upstream.upstream` says what that means: for the request, which
-may go to another upstream while no response has come, for the upstream, and for the sequence that
-the request may be part of. An upstream that sends nothing on a stream for too long, although it is
-let, is given up.
+An attempt is a call, or a stream of its own for a decoupled model. If it fails, `RULES` in
+`placement.upstream.upstream` has the consequences: for the request, which may be retried on another
+upstream while no response has come, for the upstream, and for the request's sequence. An upstream
+that sends nothing on a stream for too long, although it could, is abandoned.
 
 Owned by the event-loop thread, like the pool.
 """
@@ -25,11 +24,11 @@ from headrace.scheduling.upstreams import Ending, Way, after, way
 
 _NONE: Set[Upstream] = frozenset()
 _FINAL = "triton_final_response"
-_END_SECS = 5.0  # that a server may take to end a stream after the last response
+_END_SECS = 5.0  # for an upstream to end a stream after the last response
 
 
 class Lost(Exception):
-    """A request has failed at an upstream, and is not to be sent to another one."""
+    """The request has failed at an upstream, and must not be retried."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))
@@ -37,25 +36,25 @@ class Lost(Exception):
 
 
 class Sender(Protocol):
-    """The caller of a request; `answered` or `failed` is called, once, unless it is cancelled."""
+    """The sender of a request; `answered` or `failed` is called once, unless it is cancelled."""
 
     def received(self, answer: RemoteAnswer) -> None:
-        """A response of a stream that need not be the last one."""
+        """Receive a response of a stream that need not be the last one."""
 
     def answered(self, answer: RemoteAnswer | None) -> None:
-        """The end of the request, with its last response; None for a stream that has had it."""
+        """End of the request, with its last response; None for a stream that has delivered it."""
 
     def failed(self, error: Exception) -> None:
-        """The end by `Lost`, `NotStarted` if no upstream can be reached, or a bug's exception."""
+        """End by `Lost`, `NotStarted` if no upstream can be reached, or a bug's exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules for all requests of a model, which errors name `model`.
+    """Rules for all requests of a model, named `model` in errors.
 
-    `choose` gives the best upstream but for those that were tried. On a stream an upstream may send
-    nothing for `silence` seconds, 0 for any time. `sequences` knows where their state is, of a
-    model that has sequences.
+    `choose` returns the best upstream except those tried. On a stream an upstream may be silent for
+    `silence` seconds, 0 for no limit. `sequences` has the locations of sequence states, for a model
+    with sequences.
     """
 
     model: str
@@ -66,7 +65,7 @@ class Policy:
 
 
 class Attempt:
-    """A request with one response, and the attempt under way; a `Receiver` of its call."""
+    """A request with one response, and its current attempt; a `Receiver` of its call."""
 
     __slots__ = (
         "_begun", "_call", "_policy", "_request", "_sender", "_step", "_tried", "_upstream",
@@ -81,12 +80,12 @@ class Attempt:
         self._tried = _NONE
         self._upstream: Upstream | None = None
         self._call: Call | None = None
-        self._begun = False  # a response has come
+        self._begun = False  # true once a response has come
 
     def begin(self) -> bool:
-        """Make the first attempt; False if no upstream can be reached, and nothing is told then.
+        """Make the first attempt; False, without a callback, if no upstream can be reached.
 
-        Raises `Lost` for a request of a sequence that cannot go on, and what a bug does.
+        Raises `Lost` for a request of a lost sequence, and any bug's exception.
         """
         upstream = self._next()
         if upstream is None:
@@ -95,25 +94,25 @@ class Attempt:
         return True
 
     def cancel(self) -> None:
-        """End what is under way, and tell nothing."""
+        """Cancel the current attempt, without a callback."""
         if self._call is None:
             return
         self._call.cancel()
         self._release().abandoned()
         if self._step is not None:
-            # Once a response has come the model has the request, and sees that nobody wants more.
+            # After a response the model has the request, and notices the cancellation itself.
             self._step.note(Ending.RUN if self._begun else Ending.UNSURE)
 
     def hold(self, held: bool) -> None:
-        """Pause the responses, or go on: nothing to do where there is one response."""
+        """Do nothing: there is only one response to pause."""
 
     def answered(self, answer: RemoteAnswer) -> None:
-        """`Receiver.answered`."""
+        """Implements `Receiver.answered`."""
         self._release().succeeded()
         self._complete(answer)
 
     def failed(self, error: Exception) -> None:
-        """`Receiver.failed`: the end of the request, or the next attempt."""
+        """Implements `Receiver.failed`: the end of the request, or the next attempt."""
         upstream = self._release()
         if not isinstance(error, CallFailed):
             upstream.abandoned()
@@ -150,7 +149,7 @@ class Attempt:
         return upstream.begin(self._request, self)
 
     def _release(self) -> Upstream:
-        """No attempt is under way any more; the upstream of the last one."""
+        """End the current attempt; returns its upstream."""
         upstream = self._upstream
         assert upstream is not None
         self._upstream = self._call = None
@@ -173,7 +172,7 @@ class Attempt:
 class StreamAttempt(Attempt):
     """A request with any number of responses; a `StreamReceiver` of its stream.
 
-    Once the sender has all, the attempt lives on until the upstream has ended the stream.
+    Once the sender has all responses, the attempt remains until the upstream has ended the stream.
     """
 
     __slots__ = ("_heard", "_held", "_over", "_stream", "_timer")
@@ -181,20 +180,20 @@ class StreamAttempt(Attempt):
     def __init__(self, policy: Policy, request: RemoteRequest, sender: Sender) -> None:
         super().__init__(policy, request, sender)
         self._stream: RemoteStream | None = None
-        self._over = False  # the sender has all
+        self._over = False  # the sender has all responses
         self._held = False
-        self._heard = 0.0  # when something came, or could begin to come
+        self._heard = 0.0  # time of the last message, or when messages could start
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, held: bool) -> None:
-        """Pause the responses of the upstream, or go on."""
+        """Pause or resume the responses of the upstream."""
         self._held = held
         self._heard = self._policy.loop.time()
         if self._stream is not None:
             self._stream.hold(held)
 
     def received(self, answer: RemoteAnswer | ServerError) -> None:
-        """`StreamReceiver.received`."""
+        """Implements `StreamReceiver.received`."""
         if self._over:
             return
         self._heard = self._policy.loop.time()
@@ -209,14 +208,14 @@ class StreamAttempt(Attempt):
         self._complete(answer if answer.outputs else None)
 
     def ended(self) -> None:
-        """`StreamReceiver.ended`: not every server tells the end by a response."""
+        """Implements `StreamReceiver.ended`: not every server marks its last response."""
         self._release().succeeded()
         if not self._over:
             self._complete(None)
 
     def failed(self, error: Exception) -> None:
-        """`StreamReceiver.failed`."""
-        if self._over:  # whatever becomes of the stream after the last response
+        """Implements `StreamReceiver.failed`."""
+        if self._over:  # failures after the last response are ignored
             self._release().succeeded()
         else:
             super().failed(error)
@@ -237,7 +236,7 @@ class StreamAttempt(Attempt):
         return super()._release()
 
     def _let_end(self) -> None:
-        """The sender has all, or will have: the upstream is to end the stream."""
+        """Let the upstream end the stream: the sender has all responses, or will have them."""
         self._over = True
         if self._held and self._stream is not None:
             self._stream.hold(False)
@@ -246,7 +245,7 @@ class StreamAttempt(Attempt):
         self._timer = self._policy.loop.call_later(_END_SECS, self._look)
 
     def _refused(self, error: ServerError) -> None:
-        """A response is an error, which may be that the server takes nothing."""
+        """Process an error response, which may mean that the server refuses the request."""
         failure = failure_of_text(str(error))
         if failure.fate is Fate.REFUSED and not self._begun:
             self._fail(CallFailed(failure, str(error)))
@@ -260,7 +259,7 @@ class StreamAttempt(Attempt):
         super().failed(failed)
 
     def _look(self) -> None:
-        """Give the upstream up if it was silent for too long, or has not ended the stream."""
+        """Abandon an upstream that is silent for too long, or has not ended the stream."""
         self._timer = None
         policy = self._policy
         if self._over:
@@ -280,7 +279,7 @@ class StreamAttempt(Attempt):
 
 
 class _Step:
-    """A request of a sequence: where it may go, and where the sequence is afterwards."""
+    """The sequence part of a request: its destination, and the sequence's pin afterwards."""
 
     def __init__(self, policy: Policy, request: RemoteRequest) -> None:
         table, given = policy.sequences, request.parameters
@@ -296,24 +295,24 @@ class _Step:
         self._upstream: Upstream | None = None
 
     def choose(self, tried: Set[Upstream]) -> Upstream | None:
-        """The upstream for the next attempt; raises `Lost` if the sequence cannot go on."""
+        """The upstream for the next attempt; raises `Lost` if the sequence cannot continue."""
         server = self._before.server if self._before is not None else None
         pinned = server if isinstance(server, Upstream) else None
         usable = pinned is not None and pinned.condition.reachable and pinned not in tried
         chosen = way(self._before, self._start, usable)
         if chosen is Way.NOWHERE:
-            if tried:  # it was there: the attempt says what has become of it
+            if tried:  # the pinned upstream was tried: its attempt determines the outcome
                 return None
             raise self._lost()
         self._upstream = pinned if chosen is Way.PINNED else self._policy.choose(tried)
         return self._upstream
 
     def note(self, ending: Ending) -> None:
-        """Note how the request has ended in the table of sequences."""
+        """Update the sequence's pin at the request's end."""
         self._table.put(self._id, after(self._before, self._upstream, self._end, ending))
 
     def failed(self, error: Exception) -> Exception:
-        """Note that the request has failed; the error for its client."""
+        """Update the sequence for a failed request; returns the error for its client."""
         if isinstance(error, NotStarted):
             if not self._start:
                 return self._lost()

@@ -1,6 +1,6 @@
-"""Models that another server runs, by the V2 protocol: Triton, or whatever speaks it.
+"""The backend of upstream models, over the V2 protocol: Triton, or any other server.
 
-What has to do with other servers is imported when the first model is loaded, on its loading thread.
+Modules for upstreams are imported when the first model is loaded, on its loading thread.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from headrace.placement.upstream.model import RemoteModel
     from headrace.placement.upstream.reconciler import OwnServers
 
-_LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
+_LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's maximum, in bytes
 
 
 class LateTritons:
-    """Tritons that this server starts, made by their plugin when the first model asks for them.
+    """Managed Tritons, created by their plugin when the first model needs them.
 
-    `attach` it to the event loop before a model is loaded, and `close` it there at the end.
+    `attach` to the event loop before a model is loaded, and `close` there at the end.
     """
 
     def __init__(self, options: TritonOptions) -> None:
         self._options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: OwnServers | None = None
-        self._lock = Lock()  # models load beside one another
+        self._lock = Lock()  # models load concurrently
         self._stopped = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Processes belong to this loop."""
+        """Attach processes to this loop."""
         self._loop = loop
 
     def servers(self) -> "OwnServers":
-        """All of them. On a loading thread; raises `LoadFailed` where no plugin starts them."""
+        """The servers. On a loading thread; raises `LoadFailed` without a plugin."""
         with self._lock:
             if self._servers is None:
                 made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
@@ -60,31 +60,30 @@ class LateTritons:
             return self._servers
 
     def stop(self) -> None:
-        """Load nothing more, and unload nothing: the processes end soon."""
+        """Stop loads and unloads: the processes end soon."""
         with self._lock:
             self._stopped = True
             if self._servers is not None:
                 self._servers.stop()
 
     async def close(self) -> None:
-        """End all processes, and remove the directory that they have seen."""
+        """End all processes, and remove their directory."""
         self.stop()
         if self._servers is not None:
             await self._servers.close()
 
 
 class RemoteBackend(Backend):
-    """Asks the servers that a model's configuration names, or those that this one starts."""
+    """Runs models on the servers named in their configuration, or on managed Tritons."""
 
     platform = "triton"
     places_instances = False
     decoupled = True
 
     def __init__(self, tritons: LateTritons | None = None, largest_response: int = 0) -> None:
-        """`tritons` has those that this server starts, None if it starts none.
+        """`tritons` are the managed ones, None for none.
 
-        Answers may have `largest_response` bytes where a model does not say otherwise; 0 for the
-        usual.
+        Responses may have `largest_response` bytes unless a model sets a limit; 0 for the default.
         """
         self._tritons = tritons
         largest = min(largest_response, _LARGEST_MESSAGE)
@@ -98,33 +97,33 @@ class RemoteBackend(Backend):
         return cls(tritons, context.largest_response)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Processes of Tritons belong to this loop."""
+        """Attach managed Tritons to this loop."""
         if self._tritons is not None:
             self._tritons.attach(loop)
 
     def stop(self) -> None:
-        """Load nothing more on Tritons of this server, and unload nothing: they end soon."""
+        """Stop loads and unloads on managed Tritons: they end soon."""
         if self._tritons is not None:
             self._tritons.stop()
 
     async def close(self) -> None:
-        """End the Tritons of this server, and remove the directory that they have seen."""
+        """End the managed Tritons, and remove their directory."""
         if self._tritons is not None:
             await self._tritons.close()
 
     @property
     def parameters(self) -> Set[str]:
-        """The parameters that the documentation names."""
+        """The documented parameters."""
         from headrace.placement.upstream.options import remote_parameters
 
         return remote_parameters() | TRITON_PARAMETERS
 
     def reads_everything(self, parameters: Mapping[str, str]) -> bool:
-        """A Triton that this server starts gets the whole configuration."""
+        """True for a managed Triton, which receives the whole configuration."""
         return is_managed(parameters)
 
     def version_without_files(self, parameters: Mapping[str, str]) -> int:
-        """The remote version, or 1."""
+        """The upstream's version, or 1."""
         from headrace.placement.upstream.options import version_without_directory
 
         return version_without_directory(parameters)
@@ -141,11 +140,11 @@ class RemoteBackend(Backend):
         return idle_parameters(parameters)
 
     def prepare(self) -> None:
-        """Import what `load` needs."""
+        """Import the dependencies of `load`."""
         from headrace.placement.upstream import pool  # noqa: F401
 
     def load(self, spec: LoadSpec) -> "RemoteModel":
-        """Ask a server about the model; raises `LoadFailed` or `InvalidOption`."""
+        """Query a server for the model; raises `LoadFailed` or `InvalidOption`."""
         from headrace.placement.upstream.model import load_remote
         from headrace.placement.upstream.pool import UpstreamPool
 

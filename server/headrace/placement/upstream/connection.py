@@ -1,11 +1,10 @@
-"""The client of one server as its pool sees it, whichever protocol is spoken there.
+"""Interfaces of the client of one upstream, for every protocol.
 
-A client takes requests as values and gives answers as values; how those are written is up to
-`headrace.protocol`. Each model has clients of its own, so that what happens to one of them is not
-another model's. A thread that loads a model has one on an event loop of its own, behind a `Visit`.
+A client takes requests and returns responses as values; `headrace.protocol` encodes them. Each
+model has clients of its own, so that their problems do not affect other models. A thread that loads
+a model has one on an event loop of its own, behind a `Visit`.
 
-On the event loop, whoever makes a call is told what comes of it by a call of its own, without a
-task or a future in between.
+On the event loop, callers are notified by callbacks, without a task or a future in between.
 """
 
 import asyncio
@@ -25,31 +24,31 @@ from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 
 
 class CallTrace(Protocol):
-    """The call of a traced request, as part of its trace."""
+    """The span of a call, as part of its request's trace."""
 
     @property
     def context(self) -> TraceContext:
-        """The span that the server is told of as the parent of its own."""
+        """The span to send to the upstream as the parent of its own."""
 
     def sent(self, endpoint: str) -> None:
-        """Note the server of the call, perhaps after others that have not begun it."""
+        """Note the upstream of the call, possibly after others that have not begun it."""
 
     def ended(self, error: str) -> None:
-        """End the span; `error` is "" if there is an answer."""
+        """End the span; `error` is "" on success."""
 
 
 class CallTraces(Protocol):
-    """Makes calls part of traces."""
+    """Creates spans for calls."""
 
     def begin_call(self, link: str) -> CallTrace | None:
-        """For a request with this under `TRACE_PARAMETER`; None if the server is told nothing."""
+        """Start the span for a request's `TRACE_PARAMETER`; None if nothing is to be sent."""
 
 
 class RemoteRequest(NamedTuple):
-    """A request for one call: the `outputs` wanted by name, and what goes beside the inputs.
+    """The request of one call: the `outputs` wanted, and further properties.
 
-    `headers` are for the call, names in lower case; over gRPC they are metadata. Nobody waits after
-    `deadline`, in nanoseconds of the monotonic clock; 0 for none.
+    `headers` are for this call, with lower-case names; over gRPC they are metadata. `deadline` is
+    in nanoseconds of the monotonic clock; 0 for none.
     """
 
     inputs: Sequence[RemoteInput]
@@ -63,7 +62,7 @@ class RemoteRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoteDescription:
-    """A model as a server describes it; `config` is None if it does not tell."""
+    """A model as described by an upstream; `config` is None if it provides none."""
 
     metadata: pb.ModelMetadataResponse
     config: ModelConfig | None
@@ -71,16 +70,16 @@ class RemoteDescription:
 
 @dataclass(slots=True)
 class Declared:
-    """The signature as declared here, from when the configuration is complete on.
+    """The signature of the local configuration, set once that is complete.
 
-    For protocols whose answers do not tell, and before inference is asked for.
+    For protocols whose responses lack it; set before inference.
     """
 
     signature: Signature | None = None
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """The outputs as declared."""
+        """The declared outputs."""
         return () if self.signature is None else self.signature.outputs
 
     @property
@@ -90,10 +89,10 @@ class Declared:
 
 
 class CallFailed(Exception):
-    """A call has not been answered with what was asked for.
+    """A call failed.
 
-    `text` is what was said, for the log and for a load that fails. `failure` is what it means for
-    a request.
+    `text` is the upstream's message, for the log and for a failed load. `failure` is the
+    consequence for a request.
     """
 
     def __init__(self, failure: Failure, text: str) -> None:
@@ -103,105 +102,105 @@ class CallFailed(Exception):
 
 
 class Receiver(Protocol):
-    """The caller; exactly one of these is called, once, and not before `begin` ends.
+    """The caller; exactly one method is called, once, and not before `begin` returns.
 
-    Neither is called for a call that was cancelled.
+    Neither is called after cancellation.
     """
 
     def answered(self, answer: RemoteAnswer) -> None:
-        """The call has an answer."""
+        """Receive the call's response."""
 
     def failed(self, error: Exception) -> None:
-        """The call has failed: a `CallFailed`, or a bug's exception."""
+        """Receive the failure: a `CallFailed`, or a bug's exception."""
 
 
 class Call(Protocol):
-    """A call that is under way."""
+    """A call in flight."""
 
     def cancel(self) -> None:
-        """End it: its receiver is told nothing any more. Does nothing if it has ended."""
+        """Cancel the call: its receiver is not called any more. No effect after its end."""
 
 
 class RemoteStream(Call, Protocol):
-    """A stream for one request to one server, and of its responses. Nothing here waits."""
+    """A stream for one request to one upstream, and its responses. Nothing here blocks."""
 
     def hold(self, held: bool) -> None:
-        """Pause the server, once what it may send unasked has come; or go on.
+        """Pause the upstream, by flow control, or resume it.
 
-        Responses that are under way are still received.
+        Responses in transit are still received.
         """
 
 
 class StreamReceiver(Protocol):
-    """The caller of a stream. Nothing is called before `stream` ends, or after `cancel`.
+    """The caller of a stream. Nothing is called before `stream` returns, or after `cancel`.
 
-    `ended` or `failed` is called once, and nothing after it.
+    `ended` or `failed` is called once, last.
     """
 
     def received(self, answer: RemoteAnswer | ServerError) -> None:
-        """A response has come, or an error instead.
+        """Receive a response, or an error instead.
 
-        It may have no outputs, where its parameters say that it is the last one.
+        It may have no outputs if its parameters mark it as the last one.
         """
 
     def ended(self) -> None:
-        """The server has ended the stream."""
+        """The upstream has ended the stream."""
 
     def failed(self, error: Exception) -> None:
-        """The stream has failed, and the request if it has not all its responses.
+        """The stream has failed, and so has the request unless it has all its responses.
 
-        The fate of a `CallFailed` is UNSENT only if no server has seen anything of the stream.
+        The fate of a `CallFailed` is UNSENT only if no upstream has seen anything of the stream.
         """
 
 
 class ProtocolClient(Protocol):
-    """A client of one server, on the event loop that was running when this was made.
+    """A client of one upstream, on the event loop on which it was created.
 
-    Times are in seconds, 0 for any. What is awaited raises `CallFailed`.
+    Times are in seconds, 0 for no limit. Coroutines raise `CallFailed`.
     """
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """Send one run."""
+        """Start an inference call."""
 
     def stream(
         self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """Send one run with any number of responses; only where the protocol has streams."""
+        """Start a call with any number of responses; only for protocols with streams."""
 
     async def ready(self, seconds: float) -> bool:
-        """True if the server says that the model is ready."""
+        """True if the upstream reports the model as ready."""
 
     async def describe(self, seconds: float) -> RemoteDescription:
-        """The model's metadata, and its configuration if the server tells it."""
+        """The model's metadata, and its configuration if provided."""
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """The answer to one run, for who loads the model."""
+        """The response of one call, for use during a load."""
 
     async def load(self, config: str, seconds: float) -> None:
-        """Load the model; `config` is a whole configuration as JSON that stands in for the
-        server's own, unless it is empty.
+        """Load the model; `config` is a complete configuration as JSON that replaces the
+        upstream's, unless it is "".
         """
 
     async def unload(self, seconds: float) -> None:
         """Unload the model."""
 
     async def close(self) -> None:
-        """End the connection, with whatever is under way."""
+        """Close the connection and cancel calls in flight."""
 
 
 class Visit:
-    """A `ProtocolClient` for a thread that may wait: each method is one of that, and blocks."""
+    """A blocking `ProtocolClient` for a thread: each method waits for the coroutine."""
 
     def __init__(self, runner: asyncio.Runner, connection: ProtocolClient) -> None:
         self._run = runner.run
         self._connection = connection
 
     def describe(self, seconds: float) -> RemoteDescription:
-        """The model's metadata, and its configuration if the server tells it."""
+        """The model's metadata, and its configuration if provided."""
         return self._run(self._connection.describe(seconds))
 
     def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """Send one run."""
+        """The response of one call."""
         return self._run(self._connection.infer(request, seconds))
 
     def load(self, config: str, seconds: float) -> None:
@@ -215,9 +214,9 @@ class Visit:
 
 @contextmanager
 def visiting(connect: Callable[[], ProtocolClient]) -> Iterator[Visit]:
-    """A connection on an event loop of its own, on a thread that has none, while `with` lasts.
+    """A connection on a temporary event loop, for a thread without one.
 
-    `connect` makes the connection when that loop is running.
+    `connect` creates the client on that loop.
     """
 
     async def connected() -> ProtocolClient:
@@ -234,7 +233,7 @@ def visiting(connect: Callable[[], ProtocolClient]) -> Iterator[Visit]:
 def with_headers(
     own: Sequence[tuple[str, str]], forwarded: Sequence[tuple[str, str]]
 ) -> Sequence[tuple[str, str]]:
-    """A connection's own headers, and those of one call, which go before them."""
+    """A connection's own headers, preceded by those of one call."""
     if not forwarded:
         return own
     names = {name for name, _ in forwarded}
@@ -242,6 +241,6 @@ def with_headers(
 
 
 def nonsense(model: str, problem: Exception) -> CallFailed:
-    """An answer that cannot be read; `problem` is for the log."""
+    """The failure of a call with a malformed response; `problem` is for the log."""
     error = RemoteBroken(f"the server of model '{model}' has given an answer that makes no sense")
     return CallFailed(Failure(Fate.ANSWERED, error), f"makes no sense: {problem}")

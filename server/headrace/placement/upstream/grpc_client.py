@@ -1,6 +1,6 @@
-"""The V2 protocol over gRPC, as a client of upstreams: messages, calls, streams, connections.
+"""The V2 protocol over gRPC, for upstreams: messages, calls, streams, connections.
 
-Another protocol over gRPC derives from `GrpcMessages`. Owned by the event-loop thread.
+Other protocols over gRPC derive from `GrpcMessages`. Owned by the event-loop thread.
 """
 
 import logging
@@ -49,21 +49,21 @@ _LOAD = _SERVICE + b"RepositoryModelLoad"
 _UNLOAD = _SERVICE + b"RepositoryModelUnload"
 
 
-# A path and a message; and a conversation of such, which are answered by what `ask` gives.
+# A path and a message; and a generator of such questions, which is sent the result of `ask`.
 Question: TypeAlias = tuple[bytes, bytes]
 Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
 
 
 class GrpcMessages:
-    """Writes requests for one model and reads answers, over gRPC; without the connections.
+    """Encodes requests and decodes responses for one model over gRPC, without connections.
 
-    Another protocol over gRPC has this with other procedures and messages.
+    Derive from it for other procedures and messages.
     """
 
     infer_path = INFER
 
     def __init__(self, options: RemoteOptions, model: str) -> None:
-        """`model` is what the model is called here, which errors name."""
+        """`model` is the local name of the model, for errors."""
         self.options = options
         self.model = model
         self.packing = options.compression
@@ -72,7 +72,7 @@ class GrpcMessages:
         self._reader = AnswerReader()
 
     def describe(self) -> Description:
-        """Ask for the model's metadata, and its configuration where the server offers that."""
+        """Query the model's metadata, and its configuration if the server provides it."""
         name, version = self.options.model, self.options.version
         asked = pb.ModelMetadataRequest(name=name, version=version)
         said = self.given(*(yield METADATA, asked.SerializeToString()))
@@ -90,14 +90,14 @@ class GrpcMessages:
         return RemoteDescription(metadata, response.config)
 
     def given(self, data: Buffer | None, end: End | None) -> Buffer:
-        """The answer of a call; raises `CallFailed` if there is none."""
+        """The response of a call; raises `CallFailed` if it failed."""
         if data is None:
             assert end is not None
             raise self.failed(end)
         return data
 
     def readiness(self) -> Question:
-        """The question whether the model is ready."""
+        """The request for the model's readiness."""
         asked = pb.ModelReadyRequest(name=self.options.model, version=self.options.version)
         return READY, asked.SerializeToString()
 
@@ -109,36 +109,36 @@ class GrpcMessages:
             raise nonsense(self.model, error) from None
 
     def message(self, request: RemoteRequest) -> list[Buffer]:
-        """The message that carries a request, as it is."""
+        """The message for a request, uncompressed."""
         return self._messages.request(
             request.inputs, request.outputs, request.parameters, request.id
         )
 
     def request(self, request: RemoteRequest) -> list[Buffer]:
-        """The message that carries a request, as it is sent."""
+        """The message for a request, possibly compressed."""
         message = self.message(request)
         if self.packing:
             return [compress(b"".join(message), self.packing, DEFAULT_LEVEL)]
         return message
 
     def answer(self, data: Buffer) -> RemoteAnswer:
-        """Read a ModelInferResponse; raises `CallFailed`."""
+        """Decode a ModelInferResponse; raises `CallFailed`."""
         try:
             return self._reader.read(data)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
     def shared_answer(self, data: Buffer, shared: Mapping[str, memoryview]) -> RemoteAnswer:
-        """Read a ModelInferResponse with outputs that are `shared`; raises `CallFailed`."""
+        """Decode a ModelInferResponse with `shared` outputs; raises `CallFailed`."""
         try:
             return self._reader.read(data, shared)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
     def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
-        """Read a message of a stream; raises `CallFailed`."""
+        """Decode a message of a stream; raises `CallFailed`."""
         found = response_in(data)
-        if found is not None:  # as nearly always: no error
+        if found is not None:  # the usual case: no error
             return self.answer(found)
         try:
             message = pb.ModelStreamInferResponse.FromString(bytes(data))
@@ -149,13 +149,13 @@ class GrpcMessages:
         return self.answer(message.infer_response.SerializeToString())
 
     def nonsense(self, problem: Exception) -> CallFailed:
-        """An answer that cannot be read, which is logged."""
+        """Log a malformed response; returns the failure."""
         log.error("model %s: a server's answer makes no sense: %s", self.model, problem,
                   extra={"model": self.model})  # fmt: skip
         return nonsense(self.model, problem)
 
     def failed(self, end: End) -> CallFailed:
-        """The failure that the end of a call means."""
+        """The failure for the end of a call."""
         text = end.text
         if not text and end.status == UNIMPLEMENTED:
             text = f"it does not know this procedure of the protocol {self.options.protocol.name}"
@@ -179,7 +179,7 @@ class GrpcMessages:
 
 
 class GrpcStream(StreamCall):
-    """A stream with one request; `headrace.placement.upstream.connection.RemoteStream`."""
+    """A stream with one request; implements `RemoteStream`."""
 
     __slots__ = ("_messages", "_receiver")
 
@@ -199,20 +199,20 @@ class GrpcStream(StreamCall):
         self._receiver = receiver
 
     def message(self, data: Buffer) -> None:
-        """A response has come."""
+        """Receive a response."""
         try:
             answer = self._messages.stream_answer(data)
-        except Exception as error:  # whatever it is, it belongs to this stream alone
+        except Exception as error:  # any error concerns this stream alone
             self.cancel()
             self._end(error if isinstance(error, CallFailed) else self._messages.nonsense(error))
             return
         try:
             self._receiver.received(answer)
-        except Exception:  # the connection has other calls as well
+        except Exception:  # the connection has other calls
             log.exception("bug after a response")
 
     def closed(self, end: End | None) -> None:
-        """There is no more."""
+        """Report the end."""
         self._end(None if end is None else self._messages.failed(end))
 
     def _end(self, failed: CallFailed | None) -> None:
@@ -226,7 +226,10 @@ class GrpcStream(StreamCall):
 
 
 class InferCall(UnaryCall):
-    """A run, for whoever is told by being called; `headrace.placement.upstream.connection.Call`."""
+    """An inference call with callbacks.
+
+    Implements `headrace.placement.upstream.connection.Call`.
+    """
 
     __slots__ = ("messages", "receiver")
 
@@ -234,7 +237,7 @@ class InferCall(UnaryCall):
     receiver: Receiver
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Hand the outcome to the receiver."""
+        """Report the outcome to the receiver."""
         try:
             if data is None:
                 assert end is not None
@@ -242,16 +245,16 @@ class InferCall(UnaryCall):
                 return
             try:
                 answer = self.messages.answer(data)
-            except Exception as error:  # whatever it is, it belongs to this call alone
+            except Exception as error:  # any error concerns this call alone
                 self.receiver.failed(error)
                 return
             self.receiver.answered(answer)
-        except Exception:  # of whoever is told; the connection has other calls as well
+        except Exception:  # from the receiver; the connection has other calls
             log.exception("bug after a call")
 
 
 class GrpcClient(Channel):
-    """`headrace.placement.upstream.connection.ProtocolClient`, over gRPC."""
+    """Implements `headrace.placement.upstream.connection.ProtocolClient` over gRPC."""
 
     def __init__(
         self,
@@ -260,9 +263,9 @@ class GrpcClient(Channel):
         context: ssl.SSLContext | None,
         buffer: memoryview,
     ) -> None:
-        """Bytes are received in `buffer`, which other clients of the loop may have as well.
+        """`buffer` receives bytes; other clients of the loop may share it.
 
-        `context` is None where there is no TLS.
+        `context` is None without TLS.
         """
         options = messages.options
         super().__init__(endpoint, context, buffer, options.largest_response)
@@ -275,7 +278,7 @@ class GrpcClient(Channel):
         self._readiness = messages.readiness()
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """One run."""
+        """Start an inference call."""
         messages, heads, headers = self._messages, self.heads, request.headers
         call = InferCall(
             self, heads.head(messages.infer_path, headers, messages.packed),
@@ -290,9 +293,9 @@ class GrpcClient(Channel):
     def stream(
         self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """One run with any number of responses."""
-        # Not with `triton_grpc_error`, which would bring the statuses of errors: a Triton dies of a
-        # model that goes on after one.
+        """Start a call with any number of responses."""
+        # Without `triton_grpc_error`, which would provide real statuses: a Triton crashes if a
+        # model continues after one.
         messages, heads, headers = self._messages, self.heads, request.headers
         stream = GrpcStream(
             messages, messages.request(request), receiver,
@@ -303,17 +306,17 @@ class GrpcClient(Channel):
         return stream
 
     async def ready(self, seconds: float) -> bool:
-        """True if the model is ready there; raises `CallFailed`."""
+        """True if the upstream reports the model as ready; raises `CallFailed`."""
         data, end = await self.ask(*self._readiness, seconds)
         if data is None:
             assert end is not None
             if end.status == UNIMPLEMENTED:
-                return True  # a server without the procedure cannot say more
+                return True  # a server without the procedure cannot report it
             raise self._messages.failed(end)
         return self._messages.is_ready(data)
 
     async def describe(self, seconds: float) -> RemoteDescription:
-        """Ask the server for the model's description."""
+        """The upstream's description of the model."""
         conversation = self._messages.describe()
         try:
             path, message = next(conversation)
@@ -325,7 +328,7 @@ class GrpcClient(Channel):
             return result
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """One run; raises `CallFailed`."""
+        """The response of one call; raises `CallFailed`."""
         messages, message = self._messages, b"".join(self._messages.request(request))
         path, packed = messages.infer_path, messages.packed
         found = await self.ask(path, message, seconds, packed, request.headers)
@@ -353,9 +356,9 @@ class GrpcClient(Channel):
         packed: bool = False,
         headers: Sequence[tuple[str, str]] = (),
     ) -> tuple[Buffer | None, End | None]:
-        """The answer to a message, which may be `packed`, or how the call has failed.
+        """The response to a message, which may be `packed`, or the failure of the call.
 
-        To cancel the wait cancels the call. A connection is attempted in any case.
+        Cancelling the wait cancels the call. A connection is attempted in any case.
         """
         head, own = self.heads.head(path, headers, packed), self.heads.own((), seconds)
         return await self.answer(head, own, [message], seconds, packed)

@@ -1,7 +1,7 @@
-"""Protocols over HTTP/1.1, as a client of upstreams, on the event loop, and V2 among them.
+"""Protocols over HTTP/1.1, for upstreams, on the event loop; V2 is one of them.
 
-What a protocol says is a `Rest`, without the connection that carries it: its conversations are
-generators, which yield requests, are sent the answer to each, and return what has come of them.
+A protocol is a `Rest`, without the connection: its conversations are generators that yield
+requests, are sent each response, and return the result.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ log = logging.getLogger(__name__)
 
 
 class TaskCall:
-    """`headrace.placement.upstream.connection.Call`: a task of the event loop that is running."""
+    """An inference call as a task of the running loop; implements `connection.Call`."""
 
     def __init__(self, work: Coroutine[Any, Any, RemoteAnswer], receiver: Receiver) -> None:
-        """`work` gives the answer, or raises `CallFailed`."""
+        """`work` returns the response, or raises `CallFailed`."""
         self._receiver: Receiver | None = receiver
         self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._done)
@@ -80,7 +80,7 @@ class TaskCall:
             return
         try:
             answer = task.result()
-        except asyncio.CancelledError:  # not by us: the loop is ending
+        except asyncio.CancelledError:  # cancelled by the end of the loop
             return
         except Exception as error:
             receiver.failed(error)
@@ -94,33 +94,33 @@ Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
 
 
 class Rest(ABC):
-    """A protocol over HTTP, for one model on one server. What is asked raises `CallFailed`."""
+    """A protocol over HTTP, for one model on one upstream. Methods raise `CallFailed`."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        """`model` is what the model is called here, which errors name."""
+        """`model` is the local name of the model, for errors."""
         self.options = options
         self.model = model
         self.declared = declared
 
     @abstractmethod
     def describe(self) -> Conversation[RemoteDescription]:
-        """Ask what the model is."""
+        """Query the model's description."""
 
     @abstractmethod
     def ready(self) -> Conversation[bool]:
-        """Ask whether the model is ready."""
+        """Query the model's readiness."""
 
     def learn(self) -> Conversation[None]:
-        """Ask what has to be known of the server before `request`; nothing where all are alike."""
+        """Query properties of the server needed by `request`; by default none."""
         yield from ()
 
     @abstractmethod
     def request(self, request: RemoteRequest) -> HttpRequest:
-        """The HTTP request of a run."""
+        """The HTTP request of an inference call."""
 
     @abstractmethod
     def answer(self, response: HttpResponse) -> RemoteAnswer:
-        """The outputs of a run."""
+        """The outputs in a response."""
 
     def load(self, config: str) -> Conversation[None]:
         """Load the model; see `headrace.placement.upstream.connection.ProtocolClient`."""
@@ -132,12 +132,12 @@ class Rest(ABC):
 
 
 def failed_by(error: ServerError) -> CallFailed:
-    """A run that fails by itself, wherever it is sent."""
+    """The failure of a call that fails wherever it is sent."""
     return CallFailed(Failure(Fate.ANSWERED, error), str(error))
 
 
 def json_of(model: str, response: HttpResponse) -> Any:
-    """The JSON of a good answer; raises `CallFailed`."""
+    """The JSON of a successful response; raises `CallFailed`."""
     if response.status != 200:
         raise refusal(model, response)
     try:
@@ -147,7 +147,7 @@ def json_of(model: str, response: HttpResponse) -> Any:
 
 
 def refusal(model: str, response: HttpResponse) -> CallFailed:
-    """An answer that is an error."""
+    """The failure for an error response."""
     said = error_text(response.body)
     text = bytes(response.body[:2000]).decode(errors="replace")
     failure = http_failure_of(model, response.status, said, text)
@@ -155,7 +155,7 @@ def refusal(model: str, response: HttpResponse) -> CallFailed:
 
 
 def message_of(model: str, document: Any, message: M) -> M:
-    """A message that JSON has told of, but for fields that are unknown; raises `CallFailed`."""
+    """Convert JSON to a message, ignoring unknown fields; raises `CallFailed`."""
     try:
         return json_format.ParseDict(document, message, ignore_unknown_fields=True)
     except (json_format.ParseError, AttributeError, TypeError) as error:
@@ -166,10 +166,10 @@ _ENCODING = b"content-encoding"
 
 
 class HttpClient:
-    """`headrace.placement.upstream.connection.ProtocolClient`, over HTTP."""
+    """Implements `headrace.placement.upstream.connection.ProtocolClient` over HTTP."""
 
     def __init__(self, endpoint: Endpoint, rest: Rest, tls: ssl.SSLContext | None) -> None:
-        """`rest` is what is spoken, for this server alone; `tls` is None for none."""
+        """`rest` is the protocol, for this server alone; `tls` is None for none."""
         self._endpoint = endpoint
         self._options = options = rest.options
         self._headers = [("host", endpoint.authority), ("user-agent", "headrace")]
@@ -183,14 +183,14 @@ class HttpClient:
         self._learned = False
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """Send one run."""
+        """Start an inference call."""
         connection = None
         if self._learned and not self._options.compression:
             try:
                 common = self._lines_for(request)
                 placed = self._placed(self._rest.request(request))
                 connection = self._pool.take()
-            except CallFailed:  # which the task tells, once this has ended
+            except CallFailed:  # reported by the task, after this has returned
                 pass
         if connection is None:
             return TaskCall(self.infer(request, seconds), receiver)
@@ -201,11 +201,11 @@ class HttpClient:
     def stream(
         self, request: RemoteRequest, seconds: float, receiver: StreamReceiver
     ) -> RemoteStream:
-        """Refused: a decoupled model is not loaded from servers over HTTP."""
+        """Raise `Unsupported`: decoupled models are not loaded from upstreams over HTTP."""
         raise Unsupported("there are no streams over HTTP/1.1")
 
     async def ready(self, seconds: float) -> bool:
-        """True if the model is ready there; raises `CallFailed`."""
+        """True if the upstream reports the model as ready; raises `CallFailed`."""
         until = deadline_in(seconds)
         ready = await self._talk(self._rest.ready(), until)
         if ready and not self._learned:
@@ -217,7 +217,7 @@ class HttpClient:
         return await self._talk(self._rest.describe(), deadline_in(seconds))
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """The answer to one run; raises `CallFailed`."""
+        """The response of one call; raises `CallFailed`."""
         until = deadline_in(seconds)
         common = self._lines_for(request)
         if not self._learned:
@@ -233,7 +233,7 @@ class HttpClient:
         await self._talk(self._rest.unload(), deadline_in(seconds))
 
     async def close(self) -> None:
-        """End the connections, with whatever is under way."""
+        """Close all connections, including those in use."""
         await self._pool.close()
 
     def _lines_for(self, request: RemoteRequest) -> str:
@@ -275,7 +275,7 @@ class HttpClient:
         return self._unpacked(response)
 
     def _placed(self, request: HttpRequest) -> HttpRequest:
-        """A request with the path that the server has it at, and with its body packed."""
+        """A request with the server's path prefix, and its body compressed if configured."""
         headers, body, encoding = request.headers, request.body, self._options.compression
         if body and encoding:
             headers = {**headers, "content-encoding": encoding}
@@ -286,7 +286,7 @@ class HttpClient:
         return self._rest.answer(self._unpacked(response))
 
     def _unpacked(self, response: HttpResponse) -> HttpResponse:
-        """An answer with its body unpacked; raises `CallFailed`."""
+        """A response with its body decompressed; raises `CallFailed`."""
         encoding = response.headers.get(_ENCODING)
         if encoding is None:
             return response
@@ -298,7 +298,7 @@ class HttpClient:
         return HttpResponse(response.status, response.headers, body, response.reusable)
 
     def _failed(self, error: Exception, grown: bool = False) -> CallFailed:
-        """The failure of a call without an answer, or without one that can be used."""
+        """The failure of a call without a usable response."""
         model = self._rest.model
         if isinstance(error, NotConnected):
             return CallFailed(unsent(model), str(error))
@@ -315,12 +315,12 @@ class HttpClient:
 
 
 def takes_long(response: HttpResponse) -> bool:
-    """True if an answer is to be unpacked on a thread."""
+    """True if a response should be decompressed on a thread."""
     return _ENCODING in response.headers and len(response.body) > LARGE
 
 
 class HttpCall:
-    """`headrace.placement.upstream.connection.Call`: a request on a connection that was idle."""
+    """A request on an idle connection; implements `connection.Call`."""
 
     def __init__(
         self,
@@ -329,15 +329,15 @@ class HttpCall:
         failed: Callable[[Exception], CallFailed],
         receiver: Receiver,
     ) -> None:
-        """`read` gives what an answer says or raises; `failed` gives what an error means."""
+        """`read` decodes a response or raises; `failed` maps an error to its failure."""
         self._connection = connection
         self._read = read
         self._failed = failed
         self._receiver: Receiver | None = receiver
-        self._reading: TaskCall | None = None  # of an answer that takes long
+        self._reading: TaskCall | None = None  # decoding of a large response
 
     def cancel(self) -> None:
-        """End the connection with it, unless the answer is here."""
+        """Close the connection, unless the response has arrived."""
         if self._receiver is not None:
             self._receiver = None
             self._connection.abort()
@@ -345,7 +345,7 @@ class HttpCall:
             self._reading.cancel()
 
     def done(self, outcome: HttpResponse | Exception) -> None:
-        """Take what has become of the request."""
+        """Process the outcome of the request."""
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
@@ -358,13 +358,13 @@ class HttpCall:
             return
         try:
             answer = self._read(outcome)
-        except Exception as error:  # whatever it is, it belongs to this call alone
+        except Exception as error:  # any error concerns this call alone
             receiver.failed(error)
         else:
             receiver.answered(answer)
 
 
-_BINARY = "binary_tensor_data"  # the extension
+_BINARY = "binary_tensor_data"  # the extension's name
 _JSON_SIZE = JSON_SIZE.encode()
 _NOT_OFFERED = frozenset({400, 404, 405, 501})
 
@@ -381,7 +381,7 @@ class V2Rest(Rest):
         self._messages = RequestWriter(True)
 
     def describe(self) -> Conversation[RemoteDescription]:
-        """The model's metadata, and its configuration where the server offers that."""
+        """Query the model's metadata, and its configuration if the server provides it."""
         metadata = yield from self._metadata()
         response = yield HttpRequest("GET", f"{self._path}/config")
         if response.status in _NOT_OFFERED:
@@ -390,7 +390,7 @@ class V2Rest(Rest):
         return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
 
     def learn(self) -> Conversation[None]:
-        """True if tensors can be binary."""
+        """Query whether tensors can be binary."""
         binary = self.options.tensors == "binary"
         if not self.options.tensors:
             response = yield HttpRequest("GET", "/v2")
@@ -400,7 +400,7 @@ class V2Rest(Rest):
             self._messages = RequestWriter(False, frozenset(only_binary))
 
     def request(self, request: RemoteRequest) -> HttpRequest:
-        """The request in the form that the server takes."""
+        """The request in a form that the server supports."""
         try:
             body, size = self._messages.request(
                 request.inputs, request.outputs, request.parameters, request.id
@@ -410,7 +410,7 @@ class V2Rest(Rest):
         return HttpRequest("POST", f"{self._path}/infer", request_headers(size), body)
 
     def answer(self, response: HttpResponse) -> RemoteAnswer:
-        """The outputs, in whichever form they have come."""
+        """The outputs, binary or not."""
         if response.status != 200:
             raise refusal(self.model, response)
         size = response.headers.get(_JSON_SIZE)
@@ -434,7 +434,7 @@ class V2Rest(Rest):
         yield from self._change("unload", b"{}")
 
     def ready(self) -> Conversation[bool]:
-        """Triton answers with the status alone, others say it in the body, too."""
+        """Query the readiness: Triton answers with the status alone, others in the body, too."""
         response = yield HttpRequest("GET", f"{self._path}/ready")
         if response.status in (400, 404, 503):
             return False
@@ -443,7 +443,7 @@ class V2Rest(Rest):
         try:
             document = parse_json(response.body) if response.body else None
         except InvalidRequest:
-            return True  # the status is what the protocol asks for
+            return True  # the protocol only defines the status
         return not isinstance(document, dict) or document.get("ready") is not False
 
     def _change(self, what: str, body: bytes) -> Conversation[None]:
@@ -465,7 +465,7 @@ class V2Rest(Rest):
 
 
 def _document(response: HttpResponse) -> dict[str, object] | None:
-    """The JSON object in an answer; None if there is none."""
+    """The JSON object in a response; None if there is none."""
     try:
         document = parse_json(response.body)
     except InvalidRequest:

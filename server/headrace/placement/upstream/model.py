@@ -1,9 +1,8 @@
-"""Models that another server runs, by the V2 protocol: Triton, or whatever speaks it.
+"""Models on upstreams, over the V2 protocol: Triton, or any other server.
 
-There is nothing to load. What the model takes and gives is asked of the first server that answers;
-a server that offers no configuration (an extension of the protocol) is taken by its metadata alone.
-What it says of decoupled responses and sequences completes the configuration here, and what that
-says is held against it.
+Nothing is loaded here. The first server that answers describes the model's tensors; a server
+without configurations (an extension of the protocol) is used by its metadata alone. What it reports
+about decoupled responses and sequences completes the configuration here, and is checked against it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,10 +49,10 @@ from headrace.protocol.v2_protobuf import RemoteInput
 from headrace.scheduling.sequences import SequenceRules
 
 _METADATA_SECS = 10.0
-_MOST_CALLS = 64  # under way at a time, unless the configuration says more
-_MOST_STREAMS = 256  # the same, where each has any number of responses
-_FEW_CALLS = 4  # of a model of which nothing is known
-_FEW_SEQUENCE_CALLS = 64  # that may be under way for sequences, if the servers have room for fewer
+_MOST_CALLS = 64  # default limit of calls in flight
+_MOST_STREAMS = 256  # default limit for decoupled models
+_FEW_CALLS = 4  # limit for a model of which nothing is known
+_FEW_SEQUENCE_CALLS = 64  # minimum for sequences, if the servers have room for fewer
 _SEQUENCES = "sequence_batching"
 _IDLE = "max_sequence_idle_microseconds"
 
@@ -61,10 +60,10 @@ _IDLE = "max_sequence_idle_microseconds"
 def load_remote(
     spec: LoadSpec, tritons: "Callable[[], OwnServers] | None", known: LoadCounts
 ) -> "RemoteModel":
-    """Ask a server about the model; raises `LoadFailed` or `InvalidOption`.
+    """Query a server for the model; raises `LoadFailed` or `InvalidOption`.
 
-    `tritons` start those that this server starts; `known` are the models that others have loaded
-    for this one.
+    `tritons` returns the managed servers; `known` are the models that other servers have loaded for
+    this one.
     """
     asked = asked_of(spec.config)
     if is_managed(spec.parameters):
@@ -72,7 +71,7 @@ def load_remote(
         if tritons is None:
             raise LoadFailed("no Triton is started here")
         placed = tritons().place(spec, asked)
-        # What the processes have was written for each of them.
+        # Managed processes have a copy written for each of them.
         asked.ClearField("instance_group")
         wanted = DesiredState(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
         visits = BlockingClients(placed.options, spec.model)
@@ -80,7 +79,7 @@ def load_remote(
         return _described(visits, clients, placed.endpoints, wanted)
     directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
     if "fail_over" in spec.parameters and "remote_version" in spec.parameters:
-        directory = 0  # it is there for another backend
+        directory = 0  # the directory is for another backend
     options = RemoteOptions.of(spec.parameters, spec.model, directory, spec.root)
     clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
@@ -100,7 +99,7 @@ def _described(
     endpoints: Sequence[Endpoint],
     wanted: DesiredState,
 ) -> "RemoteModel":
-    """The model as the first server that answers says it is; raises `LoadFailed`."""
+    """The model as described by the first server that answers; raises `LoadFailed`."""
     problems = []
     try:
         for endpoint in endpoints:
@@ -120,10 +119,10 @@ def _described(
 
 
 class RemoteModel(LoadedModel):
-    """A model elsewhere, as one of its servers has described it."""
+    """An upstream model, as described by one of its servers."""
 
-    reads_parameters = True  # for all that is known here
-    exact_shapes = True  # its servers tell what their clients see
+    reads_parameters = True  # possibly, as far as known here
+    exact_shapes = True  # its servers report the clients' shapes
     row_limit = ""
 
     def __init__(
@@ -135,9 +134,9 @@ class RemoteModel(LoadedModel):
         said: RemoteDescription,
         wanted: DesiredState,
     ) -> None:
-        """`answered` is that of the endpoints which has `said` what the model is.
+        """`answered` is the endpoint that has `said` the description.
 
-        `visits` are also those of who keeps it loaded: for all of them credentials are renewed.
+        `visits` are shared with the reconciler, so that credentials are renewed for both.
         """
         options = visits.options
         self._wanted = wanted
@@ -156,13 +155,13 @@ class RemoteModel(LoadedModel):
         self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
         self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
         self._batches = self._decoupled = self._managed = False
-        # Set by the backend: the pool of servers knows the model.
+        # Set by the backend: the model knows its pool of servers.
         self.make_pool: Callable[[str, RemoteModel, Surroundings], Placement]
-        self.sequences: SequenceRules | None = None  # what holds for them, if it has any
+        self.sequences: SequenceRules | None = None  # the rules for sequences, if it has any
 
     def look(self) -> tuple[list[Endpoint], ProtocolClients | None]:
-        """The addresses that names have now, and clients with other credentials if those have
-        changed. May take a while; raises `LoadFailed` or `InvalidOption`.
+        """The current addresses of the endpoints, and clients with new credentials if these have
+        changed. May block; raises `LoadFailed` or `InvalidOption`.
         """
         found, renewed = self.options.resolve(), self.options.renewed()
         if renewed is None:
@@ -170,18 +169,18 @@ class RemoteModel(LoadedModel):
         return found, ProtocolClients(renewed, self.clients.model, self.clients.declared)
 
     def renew(self, clients: ProtocolClients) -> None:
-        """Speak in these from now on."""
+        """Use these clients from now on."""
         self.clients = clients
         self.options = self._visits.options = clients.options
 
     @property
     def max_batch_size(self) -> int | None:
-        """The most rows of a request there; None if that is not known."""
+        """The maximum number of rows of a request; None if unknown."""
         return None if self.config is None else self.config.max_batch_size
 
     def rows(self, default: int) -> int:
-        """The most rows of a request if the configuration does not say; a model that the servers
-        tell nothing of takes requests as they come.
+        """The maximum number of rows of a request if the configuration sets none; a model without
+        any such information takes requests unbatched.
         """
         if self.max_batch_size is not None:
             return self.max_batch_size
@@ -189,10 +188,10 @@ class RemoteModel(LoadedModel):
 
     @property
     def max_in_flight(self) -> int:
-        """How many calls may be under way at a time.
+        """The maximum number of calls in flight.
 
-        For batches, one more than there are instances on all servers, so that each has its next
-        batch when it ends one, and what waits grows a larger one here.
+        For batches, one more than the instances on all servers, so that each has its next batch
+        when one ends, while further requests gather here to a larger one.
         """
         if self.options.max_in_flight:
             return self.options.max_in_flight
@@ -211,11 +210,10 @@ class RemoteModel(LoadedModel):
         return len({(endpoint.address, endpoint.port) for endpoint in self.endpoints})
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        """A copy of a configuration with what the servers say of the model, unless it says so.
+        """A copy of a configuration completed by the servers' descriptions.
 
-        These are its inputs, since optional ones could not be told apart later, whether it is
-        decoupled, its sequences, and its instance groups. Raises `Contradiction` for what neither
-        the servers nor the configuration tell.
+        This concerns inputs, since optional ones could not be recognised later, the decoupled
+        policy, sequences, and instance groups. Raises `Contradiction` for missing information.
         """
         if not auto_complete:
             return config
@@ -236,11 +234,11 @@ class RemoteModel(LoadedModel):
     def kind(
         self, wanted: str, signature: Signature, device: int | None
     ) -> InstanceKind | AutoChoice:
-        """Other servers."""
+        """Always upstream."""
         return InstanceKind.REMOTE
 
     def warnings(self) -> Sequence[str]:
-        """Differences between what a server has and what was asked for."""
+        """Differences between a server's model and the configuration."""
         return [f"server {self.answered.name} has it otherwise: {one}" for one in self.drift]
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
@@ -253,7 +251,7 @@ class RemoteModel(LoadedModel):
         return self.make_pool(name, self, version)
 
     def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
-        """The inputs and outputs that the servers tell of; where there are none, as declared."""
+        """The inputs and outputs reported by the servers; without a report, the declared ones."""
         lead = (-1,) if config.max_batch_size > 0 else ()
         return (
             self.inputs or [_declared(tensor, lead) for tensor in config.input],
@@ -261,9 +259,9 @@ class RemoteModel(LoadedModel):
         )
 
     def _untold(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
-        """Fields that neither the servers nor a configuration tell, and what is wrong.
+        """Fields missing in both the servers' descriptions and a configuration, with the problem.
 
-        A server that tells the whole configuration tells so of a model without inputs or outputs.
+        A server that provides the complete configuration may report a model without tensors.
         """
         if self.config is not None:
             return
@@ -280,7 +278,7 @@ class RemoteModel(LoadedModel):
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """Settle signature and form; raises `Contradiction` where the servers disagree."""
+        """Fix signature and form; raises `Contradiction` if the servers disagree."""
         problems = list(self._problems(config))
         if problems:
             raise Contradiction(problems)
@@ -296,12 +294,12 @@ class RemoteModel(LoadedModel):
         self._asked = asked
 
     def reconciler(self, endpoint: Endpoint) -> UpstreamReconciler | None:
-        """The reconciler of one server; None where loading is not up to this server."""
+        """The reconciler of one server; None if this server does not load the model."""
         reconciler = self._wanted.reconciler
         return None if reconciler is None else UpstreamReconciler(reconciler, endpoint)
 
     def watch(self, endpoints: Callable[[], Sequence[Endpoint]]) -> DriftWatch:
-        """Look now and then whether those servers have it as it was asked for."""
+        """Start periodic checks of the servers for drift."""
         watch = DriftWatch(
             self._asked.name, self._wanted.control.drift_secs, endpoints, self._look,
             self._wanted.reconciler,
@@ -320,8 +318,8 @@ class RemoteModel(LoadedModel):
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
-        """The outputs of one blocking call, for samples that warm the model up."""
-        # On a thread of its own: a call that waits has an event loop, and so has who warms up.
+        """The outputs of one blocking call, for warm-up samples."""
+        # On a temporary thread: waiting needs an event loop, and the warm-up's thread has one.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._infer, inputs, outputs).result()
 
@@ -341,7 +339,7 @@ class RemoteModel(LoadedModel):
         return [answer.outputs[name] for name in outputs]
 
     def close(self) -> None:
-        """Unload the model on its servers if that is wanted, which may take a while."""
+        """Unload the model on its servers if configured, which may take a while."""
         if self._wanted.reconciler is not None:
             self._wanted.reconciler.release()
 
@@ -375,7 +373,7 @@ class RemoteModel(LoadedModel):
 
 
 def _not_in(protocol: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Fields of a configuration that other protocols have no form for."""
+    """Fields of a configuration that other protocols cannot express."""
     if config.model_transaction_policy.decoupled:
         yield "model_transaction_policy.decoupled", f"{protocol} has no decoupled models"
     if config.WhichOneof("scheduling_choice") == "sequence_batching":
@@ -400,7 +398,7 @@ def _info(tensor: pb.ModelMetadataResponse.TensorMetadata, optional: set[str]) -
 
 
 def complete(config: ModelConfig, remote: ModelConfig) -> None:
-    """Write into `config` what `remote` says and it leaves open."""
+    """Copy what `remote` sets and `config` leaves open into `config`."""
     if remote.model_transaction_policy.decoupled:
         config.model_transaction_policy.decoupled = True
     if _in_sequences(remote) and config.WhichOneof("scheduling_choice") in (None, _SEQUENCES):
@@ -411,9 +409,9 @@ def complete(config: ModelConfig, remote: ModelConfig) -> None:
 def problems(
     config: ModelConfig, remote: ModelConfig | None, calls: int
 ) -> Iterator[tuple[str, str]]:
-    """Where the configuration is not what the servers say, or cannot be followed.
+    """Contradictions between the configuration and the servers, and unsupported settings.
 
-    So many `calls` may be under way, 0 if that is left open.
+    `calls` is the configured limit of calls in flight, 0 if it is not set.
     """
     decoupled = config.model_transaction_policy.decoupled
     if remote is not None:
@@ -430,14 +428,14 @@ def problems(
     if decoupled and config.dynamic_batching.preserve_ordering:
         text = "cannot be combined with a decoupled model, which answers when it likes"
         yield "dynamic_batching.preserve_ordering", text
-    managed = MANAGED_PARAMETERS & set(config.parameters)  # its Triton has them by itself
+    managed = MANAGED_PARAMETERS & set(config.parameters)  # its Triton runs them itself
     if (decoupled or _in_sequences(config)) and config.model_warmup and not managed:
         kind = "decoupled" if decoupled else "with sequences"
         yield "model_warmup", f"cannot be sent to a model on other servers that is {kind}"
 
 
 def sequence_rules(config: ModelConfig) -> SequenceRules | None:
-    """The rules for sequences, if there are any."""
+    """The rules for sequences, if any."""
     if not _in_sequences(config):
         return None
     sequences = config.sequence_batching
@@ -447,10 +445,10 @@ def sequence_rules(config: ModelConfig) -> SequenceRules | None:
 
 
 def calls_for_sequences(config: ModelConfig, servers: int) -> int:
-    """How many calls may be under way for a model with sequences.
+    """The limit of calls in flight for a model with sequences.
 
-    Twice as many as the servers can have sequences under way, since first requests, which may have
-    to wait for room, get one half.
+    Twice the number of concurrent sequences on the servers, since first requests, which may have to
+    wait for room, get one half.
     """
     sequences = config.sequence_batching
     oldest = sequences.WhichOneof("strategy_choice") == "oldest"
@@ -459,7 +457,7 @@ def calls_for_sequences(config: ModelConfig, servers: int) -> int:
 
 
 def _instances(config: ModelConfig) -> int:
-    """How many instances a server has of a model, at least one."""
+    """The number of instances of a model per server, at least one."""
     groups = config.instance_group
     return max(sum(max(group.count, 1) * max(len(group.gpus), 1) for group in groups), 1)
 
@@ -486,13 +484,13 @@ def _sequence_problems(config: ModelConfig, remote: ModelConfig) -> Iterator[tup
 
 
 def _value(message: Message, name: str) -> object:
-    """The value of a field, None for a part that is not there."""
+    """The value of a field, None for an unset message."""
     singular = message.DESCRIPTOR.fields_by_name[name].has_presence
     return getattr(message, name) if not singular or message.HasField(name) else None
 
 
 def _fill(target: Message, source: Message) -> None:
-    """Write into `target` what `source` has set and it has not."""
+    """Copy the fields that `source` sets and `target` does not."""
     for field, value in source.ListFields():
         if isinstance(value, Message):
             oneof = field.containing_oneof

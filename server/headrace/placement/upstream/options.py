@@ -1,4 +1,4 @@
-"""Parameters of a model on other servers: read, checked, and their endpoints resolved."""
+"""Parameters of upstream models: parsing, validation, and resolution of endpoints."""
 
 import re
 import socket
@@ -29,12 +29,12 @@ _PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamProtocol:
-    """A protocol that servers speak; a plugin of `headrace.protocols` gives one.
+    """A protocol of upstreams, provided by a plugin of `headrace.protocols`.
 
-    `ports` are those of URLs without one, by scheme. `grpc` is the class that derives from
-    `headrace.placement.upstream.grpc_client.GrpcMessages` for it, `rest` that from
-    `headrace.placement.upstream.http_client.Rest`, each as `module:name`, "" where there is none.
-    `parameters` of models are its own; `check` raises `InvalidOption` for what they cannot be.
+    `ports` are default ports of URLs, by scheme. `grpc` is a subclass of
+    `headrace.placement.upstream.grpc_client.GrpcMessages`, `rest` one of
+    `headrace.placement.upstream.http_client.Rest`, each as `module:name`, "" if there is none.
+    `parameters` are its own model parameters; `check` raises `InvalidOption` for invalid ones.
     """
 
     name: str
@@ -55,14 +55,14 @@ def v2_protocol() -> UpstreamProtocol:
     )
 
 
-@cache  # what is installed is looked at once
+@cache  # installed packages are scanned once
 def protocols() -> Mapping[str, UpstreamProtocol]:
-    """Every protocol by its name, V2 first."""
+    """Every protocol by name, V2 first."""
     return plugins.load(plugins.PROTOCOLS, lambda make: make())
 
 
 def remote_parameters() -> frozenset[str]:
-    """The names of all parameters of models on other servers."""
+    """The names of all parameters of upstream models."""
     own = [name for protocol in protocols().values() for name in protocol.parameters]
     return _PARAMETERS.union(own)
 
@@ -87,7 +87,7 @@ def _wrong(name: str, text: str) -> InvalidOption:
 
 
 def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
-    """True if models that are asked so can share memory; raises `InvalidOption`."""
+    """Check that models with these endpoints can share memory; raises `InvalidOption`."""
     if protocol != V2:
         raise _wrong("shared_memory", f"is of the protocol {V2}, not {protocol}")
     for url in urls:
@@ -96,7 +96,7 @@ def _check_sharing(urls: Sequence["Url"], protocol: str) -> None:
 
 
 def _check_local(url: "Url", address: str) -> None:
-    """True if an address of a server is that of this machine for itself; raises `InvalidOption`."""
+    """Check that an endpoint's address is local; raises `InvalidOption`."""
     if not ip_address(address.partition("%")[0]).is_loopback:
         raise _wrong(
             "shared_memory",
@@ -105,10 +105,10 @@ def _check_local(url: "Url", address: str) -> None:
         )
 
 
-_USUAL_PORTS = {"http": 80, "https": 443}  # which the header Host leaves out
+_USUAL_PORTS = {"http": 80, "https": 443}  # default ports, which the header Host omits
 _OVER_HTTP = frozenset({"http", "https"})
 _FORMS = "grpc://HOST:PORT, grpcs://HOST:PORT, http://HOST:PORT/PATH or https://HOST:PORT/PATH"
-_HOST = re.compile(r"[!-~]+")  # names of other scripts have a form in ASCII
+_HOST = re.compile(r"[!-~]+")  # internationalised names have an ASCII form
 _OF_FILES = frozenset({"tls_root_cert", "tls_cert", "tls_key", "authorization_file"})
 MOST_IN_FLIGHT = 1024
 _CALLS = f"a whole number from 1 to {MOST_IN_FLIGHT}"
@@ -122,16 +122,16 @@ _OF_CONNECTIONS = frozenset(
     }
 )  # fmt: skip
 _LARGEST_FILE = 1 << 20
-LARGEST_RESPONSE = 64 << 20  # bytes, unless the model or the server's settings say otherwise
-_LARGEST_MESSAGE = (1 << 31) - 1  # of protobuf, in bytes
+LARGEST_RESPONSE = 64 << 20  # bytes, by default
+_LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's maximum, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """One endpoint as it is configured; its host may have several addresses.
+    """One configured endpoint; its host may have several addresses.
 
-    `path` is what stands before the protocol's paths; without a slash at its end. `label` is what
-    people know it by, if that is not its URL.
+    `path` is the prefix of the protocol's paths, without a trailing slash. `label` is its name for
+    messages, if it is not the URL.
     """
 
     scheme: str
@@ -152,9 +152,9 @@ class Url:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Contents of files: PEM for TLS, empty for the system's, and the value of `authorization`.
+    """Contents of credential files: PEM for TLS, "" for the system's, and `authorization`.
 
-    `metadata` goes along with each call of gRPC.
+    `metadata` is sent with each gRPC call.
     """
 
     root: bytes = b""
@@ -166,23 +166,21 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """How a model's servers are reached; times are in seconds.
+    """Options for reaching a model's upstreams; times are in seconds.
 
-    `version` is empty for whichever the servers choose. `max_in_flight` calls are under way at a
-    time, 0 for as many as suits what the servers say of the model. A call may take `timeout`, 0
-    for any time. While no server can be reached, requests wait for `wait`. `forward_headers` are
-    the names of clients' headers that go on to the servers, in lower case. `read_credentials`
-    gives what the files hold now.
+    `version` is "" for the upstreams' choice. `max_in_flight` limits calls in flight, 0 derives the
+    limit from the upstreams' description. A call may take `timeout`, 0 for no limit. While no
+    upstream can be reached, requests wait for `wait`. `forward_headers` are lower-case names of
+    client headers to forward. `read_credentials` returns the current content of the files.
 
-    An answer may have `largest_response` bytes, also once it is decompressed.
+    A response may have `largest_response` bytes, also once it is decompressed.
 
-    `own` has the parameters of the `protocol` alone that are given.
+    `own` has the given parameters specific to the `protocol`.
 
-    With `shared_memory`, all of them are on this machine, and take large tensors in shared memory.
+    With `shared_memory`, all upstreams are on this machine and share large tensors.
 
-    `host` is what the servers are called instead of what their URLs say, if it is not empty. Over
-    HTTP, tensors are sent as `tensors` says, or as the server says if it is empty, and bodies with
-    `compression`, if that is not empty.
+    `host` replaces the host name of the URLs in requests, unless "". Over HTTP, tensors are sent as
+    `tensors` says, or as the upstream supports if "", and bodies with `compression`, unless "".
     """
 
     urls: Sequence[Url]
@@ -209,9 +207,9 @@ class RemoteOptions:
     def of(
         cls, parameters: Mapping[str, str], model: str, version: int, root: Path
     ) -> "RemoteOptions":
-        """From the parameters of `model`; raises `InvalidOption`.
+        """Parse the parameters of `model`; raises `InvalidOption`.
 
-        `version` is that of a version directory, 0 if there is none. File names are relative to
+        `version` is the version directory's, 0 if there is none. File names are relative to
         `root`.
         """
         protocol = _protocol(parameters)
@@ -257,7 +255,7 @@ class RemoteOptions:
         )
 
     def renewed(self) -> "RemoteOptions | None":
-        """Options with the credentials that their files hold now; None if nothing has changed.
+        """Options with the current content of the credential files; None if nothing has changed.
 
         Raises `InvalidOption`.
         """
@@ -267,17 +265,17 @@ class RemoteOptions:
         return None if credentials == self.credentials else replace(self, credentials=credentials)
 
     def resolve(self) -> list[Endpoint]:
-        """All addresses of all endpoints, which may take a while.
+        """All addresses of all endpoints; may block.
 
-        A name that cannot be resolved is left out as long as another one can. Raises `LoadFailed`,
-        and `InvalidOption` for an address that is elsewhere, where memory is to be shared.
+        A name that cannot be resolved is left out if another one can. Raises `LoadFailed`, and
+        `InvalidOption` for a remote address if memory is to be shared.
         """
         found: dict[Endpoint, None] = {}
         problems = []
         for url in self.urls:
             try:
                 answers = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+            except (OSError, UnicodeError) as error:  # the latter for an invalid name
                 problems.append(f"{url}: {getattr(error, 'strerror', None) or error}")
                 continue
             for *_, address in answers:
@@ -293,7 +291,7 @@ class RemoteOptions:
 
 
 def version_without_directory(parameters: Mapping[str, str]) -> int:
-    """The version that a model without a version directory is: the remote one's, or 1."""
+    """The version of a model without version directories: the upstream's, or 1."""
     return whole_number(parameters.get("remote_version", ""), 1, _LARGEST_VERSION) or 1
 
 
@@ -351,7 +349,7 @@ def _host(parameters: Mapping[str, str]) -> str:
 
 
 def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> str:
-    """A parameter with fixed values; the first is the default, for which "" is returned."""
+    """A parameter with fixed values; the first is the default, returned as ""."""
     value = parameters.get(name) or values[0]
     if value not in values:
         raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
@@ -423,7 +421,7 @@ def _file(parameters: Mapping[str, str], name: str, root: Path) -> bytes:
     try:
         with (root / given).open("rb") as file:
             return file.read(_LARGEST_FILE)
-    except (OSError, ValueError) as error:  # the latter for a name that cannot be one
+    except (OSError, ValueError) as error:  # the latter for an invalid name
         why = getattr(error, "strerror", None) or error
         raise _wrong(name, f"{given} cannot be read: {why}") from None
 
@@ -432,7 +430,7 @@ _TLS = ("tls_root_cert", "tls_cert", "tls_key")
 
 
 def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The names of those that change nothing, and why."""
+    """Parameters without effect, with the reason."""
     endpoints = parameters.get("endpoints", "") + "," + parameters.get("fail_over", "")
     if "s://" not in endpoints:
         for name in _TLS:
@@ -447,5 +445,5 @@ def idle_parameters(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             " one by one, as with batching 'off'",
         )
     hedging = [name for name in ("hedge_after", "hedge_percent") if parameters.get(name)]
-    if hedging:  # one warning for both
+    if hedging:  # a single warning for both
         yield hedging[0], "has no effect any more: no call is made to a second server as well"

@@ -1,15 +1,14 @@
-"""Instances on other servers: a batch goes out as one call, and what comes back is an outcome.
+"""The pool of a model's upstreams: a batch is sent as one call, whose response is its outcome.
 
-The servers of a model are one pool. For each call that may be under way the scheduler has an
-instance; which server gets its batch is decided when it is sent. A call that no server
-has begun goes to another one. One that may have been executed is not sent again, whatever has
-become of it: its requests fail. For an error that the model gives, a batch is run again in halves,
-as with any backend.
+The scheduler has one instance per possible call in flight; the upstream for a batch is chosen when
+it is sent. A call that no upstream has begun is retried on another one. One that may have been
+executed is not sent again, whatever happens: its requests fail. After an error of the model, a
+batch is run again in halves, as with any backend.
 
-While no server can be reached, instances are suspended and requests wait; after a while those
-fail, and further ones are refused, until a server is there again.
+While no upstream can be reached, instances are suspended and requests wait; after a while those
+fail, and further ones are refused, until an upstream can be reached again.
 
-Owned by the event-loop thread, but for the look-up of names.
+Owned by the event-loop thread, except for name resolution.
 """
 
 import asyncio
@@ -38,18 +37,18 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[Instance, Batch, Outcome], None]
 _TELL_END = "triton_enable_empty_final_response"
-_RESOLVE_SECS = 15.0  # between looks at what addresses a name has
-_SEQUENCES_SECS = 0.2  # between looks whether a server that leaves has sequences
+_RESOLVE_SECS = 15.0  # between resolutions of names
+_SEQUENCES_SECS = 0.2  # between checks whether a leaving upstream still has sequences
 
 
 class UpstreamPool(Placement):
-    """The servers of a version, and the instances for calls to them."""
+    """The upstreams of a version, and the instances for calls to them."""
 
     kind = InstanceKind.REMOTE
-    given_up = False  # no server can be reached, and nothing waits for one any more
+    given_up = False  # no upstream can be reached, and requests no longer wait
 
     def __init__(self, name: str, model: RemoteModel, version: Surroundings) -> None:
-        """The servers of `model`, after its `begin`, behind a version's scheduler from now on."""
+        """Use the upstreams of `model`, after its `begin`, for a version's scheduler."""
         self.name = name
         self._model = model
         self._version = version
@@ -57,7 +56,7 @@ class UpstreamPool(Placement):
         self._loop = loop = version.loop
         self._sequences: SequenceTable | None = None
         self._upstreams: list[Upstream] = []
-        self._conditions: list[Condition] = []  # theirs
+        self._conditions: list[Condition] = []  # conditions of the upstreams
         self._leaving: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._wait: asyncio.TimerHandle | None = None
@@ -81,12 +80,12 @@ class UpstreamPool(Placement):
 
     @property
     def concurrency(self) -> int:
-        """Batches that may be under way at the same time, 0 for one after the other."""
+        """The number of concurrent batches, 0 for one after the other."""
         return len(self._instances) if len(self._instances) > 1 else 0
 
     @property
     def healthy(self) -> bool:
-        """True if any server can be reached that has the model ready."""
+        """True if any reachable upstream has the model ready."""
         return any(upstream.condition.reachable for upstream in self._upstreams)
 
     @property
@@ -94,20 +93,20 @@ class UpstreamPool(Placement):
         return "none of its servers can be reached"
 
     def __iter__(self) -> Iterator["UpstreamPool"]:
-        """All servers are one instance."""
+        """Iterate over the pool itself: all upstreams count as one instance."""
         yield self
 
     def add(self, *loaded: object) -> None:
-        """The servers are there already, with their first instance."""
+        """Do nothing: the upstreams are added with their first instance."""
 
     def remove(self, name: str) -> None:
-        """Instance groups are up to the servers."""
+        """Do nothing: instance groups are the upstreams' concern."""
 
     def leave(self, grace: float) -> None:
-        """Nothing: runs that no client waits for are up to the servers."""
+        """Do nothing: abandoned executions are the upstreams' concern."""
 
     def waiting_error(self) -> ModelNotReady:
-        """The error of requests that wait for servers which do not come back."""
+        """The error of requests that wait for upstreams in vain."""
         return ModelNotReady(
             f"model '{self._label}' is not ready: none of its servers can be reached",
             retry_after=1,
@@ -115,7 +114,7 @@ class UpstreamPool(Placement):
 
     @property
     def endpoints(self) -> Sequence[EndpointSeries]:
-        """The servers as a scrape shows them."""
+        """The upstreams, for a scrape."""
         found = [upstream.series() for upstream in self._upstreams]
         for upstream, series in zip(self._upstreams, found, strict=True):
             series.differences = self._drift.count(upstream.endpoint)
@@ -130,7 +129,7 @@ class UpstreamPool(Placement):
         expect: Callable[[int], None],
         failed: Callable[[str, int], None],
     ) -> SequenceQueue | None:
-        """The queue of sequences before the scheduler; see `SequenceQueue` for the rest."""
+        """The queue of sequences in front of the scheduler; arguments of `SequenceQueue`."""
         rules, table = self._model.sequences, self._sequences
         if rules is None or table is None:
             return None
@@ -138,19 +137,19 @@ class UpstreamPool(Placement):
         return SequenceQueue(self._label, table, rules, starts, expect, failed)
 
     def next(self, tried: Set[Upstream]) -> Upstream | None:
-        """The server for the next call, other than those `tried`; None if there is none."""
+        """The upstream for the next call, other than those `tried`; None if there is none."""
         upstreams = self._upstreams
         among = {i for i, one in enumerate(upstreams) if one in tried} if tried else ()
         index = choose(self._conditions, self._loop.time(), among)
         return None if index is None else upstreams[index]
 
     def rest(self, instance: "UpstreamInstance") -> None:
-        """An instance is idle; it stays so while nothing can be reached."""
+        """Handle an idle instance; it is suspended while nothing can be reached."""
         if not self._reachable:
             self._version.scheduler.suspend(instance)
 
     def close(self) -> None:
-        """End all connections; `closed` can be waited for."""
+        """Close all connections; see `closed`."""
         if self._closed is not None:
             return
         self._resolve_timer.cancel()
@@ -162,7 +161,7 @@ class UpstreamPool(Placement):
         self._closed = self._loop.create_task(self._close())
 
     async def closed(self) -> None:
-        """Wait until no connection is left."""
+        """Wait until all connections are closed."""
         if self._closed is not None:
             await asyncio.shield(self._closed)
 
@@ -171,7 +170,7 @@ class UpstreamPool(Placement):
         await run_in_daemon_thread(self._model.close, f"release {self.name}")
 
     def _looked_at(self) -> Sequence[Endpoint]:
-        """The servers that can be asked what they have."""
+        """The upstreams to be checked for drift."""
         return [upstream.endpoint for upstream in self._upstreams if upstream.condition.reachable]
 
     def _upstream(self, endpoint: Endpoint, reachable: bool = False) -> Upstream:
@@ -183,10 +182,10 @@ class UpstreamPool(Placement):
             counts,
         )  # fmt: skip
 
-    # --- whether anything can be reached
+    # --- reachability
 
     def _on_upstream(self) -> None:
-        """A server can be reached again, or cannot any more."""
+        """Update after an upstream has become reachable or unreachable."""
         if self._closed is not None:
             return
         reachable = self.healthy
@@ -212,7 +211,7 @@ class UpstreamPool(Placement):
     def _give_up(self) -> None:
         self._wait = None
         self.given_up = True
-        # First: who is told that a request has failed may have the next one ready.
+        # First, since a callback of a failed request may submit the next one.
         self._version.changed()
         alone = self._version.scheduler.fail_waiting(self.waiting_error())
         log.log(
@@ -221,7 +220,7 @@ class UpstreamPool(Placement):
             extra={"model": self._label},
         )  # fmt: skip
 
-    # --- which servers there are
+    # --- the set of upstreams
 
     def _begin_resolving(self) -> None:
         self._resolving = self._loop.create_task(self._resolve())
@@ -231,13 +230,13 @@ class UpstreamPool(Placement):
         self._resolve_timer = self._loop.call_later(_RESOLVE_SECS, self._begin_resolving)
 
     async def look_again(self) -> None:
-        """Take in what addresses the names have now, and what the files with credentials hold."""
+        """Update addresses and credentials."""
         name = self._label
         try:
-            # Names can take long: neither other names nor other work must wait for one.
+            # Resolution may take long: neither other names nor other work must wait for one.
             found, clients = await run_in_daemon_thread(self._model.look, f"look up {self.name}")
         except (LoadFailed, InvalidOption, OSError) as error:
-            # The servers that are known may do well all the same.
+            # The known upstreams may work all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})
             return
         if clients is not None:
@@ -265,7 +264,7 @@ class UpstreamPool(Placement):
             self._on_upstream()
 
     async def _dismiss(self, upstream: Upstream) -> None:
-        """Close the connection to a server once what is under way there has ended."""
+        """Close the connection to an upstream once its calls have ended."""
         await upstream.drained()
         while self._sequences is not None and self._closed is None:
             self._sequences.forget_idle()
@@ -277,14 +276,14 @@ class UpstreamPool(Placement):
         await upstream.close()
         name = upstream.endpoint.name
         if not any(other.endpoint.name == name for other in self._upstreams):
-            self._version.endpoints.pop(name, None)  # addresses may come and go for years
+            self._version.endpoints.pop(name, None)  # bounds memory when addresses change often
 
 
 class UpstreamInstance:
-    """An instance, as the scheduler sees it: one batch at a time, by one attempt in flight.
+    """An instance for the scheduler: one batch at a time, by one attempt in flight.
 
-    Each request of a decoupled model is a batch of its own, and under way until its last response.
-    Responses go on as they come; the error that they end with is their batch's outcome.
+    Each request of a decoupled model is a batch of its own, in flight until its last response.
+    Responses are passed on as they come; a final error is the batch's outcome.
     """
 
     load = 0
@@ -319,7 +318,7 @@ class UpstreamInstance:
             attempt = self._kind(self._policy, self._request(batch), self)
             self._gathered = monotonic_ns()
             begun = attempt.begin()
-        except Exception as error:  # whatever it is, it belongs to this batch alone
+        except Exception as error:  # any error concerns this batch alone
             self._policy.loop.call_soon(self.failed, error)
             return
         if not begun:
@@ -330,47 +329,47 @@ class UpstreamInstance:
             attempt.hold(True)
 
     def close(self) -> None:
-        """End the pool, with whichever of its instances is closed first."""
+        """Close the pool with the first of its instances."""
         self._pool.close()
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for a request any more; the attempt ends with the last of its batch."""
+        """Cancel a request; the attempt ends with the last one of its batch."""
         attempt = self._attempt_of(call)
         if attempt is None or self._batch is None:
             return
         if all(other.ended for other in self._batch.calls):
             self._attempt = None
             attempt.cancel()
-            # Not at once: whoever has cancelled is not done with it yet.
+            # Deferred, since the canceller is still in the middle of its work.
             self._policy.loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
 
     def hold(self, call: Call, held: bool) -> None:
-        """Pause the upstream's responses, or go on."""
+        """Pause or resume the upstream's responses."""
         attempt = self._attempt_of(call)
         if attempt is not None:
             attempt.hold(held)
 
     def received(self, answer: RemoteAnswer) -> None:
-        """`Sender.received`."""
+        """Implements `Sender.received`."""
         assert self._batch is not None
         self._give(self._batch.calls[0], Part(answer.outputs, answer.parameters), False)
 
     def answered(self, answer: RemoteAnswer | None) -> None:
-        """`Sender.answered`."""
+        """Implements `Sender.answered`."""
         if self._streams:
             assert self._batch is not None
             last = None if answer is None else Part(answer.outputs, answer.parameters)
-            # The request first: it ends the batch for nobody else.
+            # The request first: it is the only one of its batch.
             self._give(self._batch.calls[0], last, True)
             answer = None
         self._end(answer, None)
 
     def failed(self, error: Exception) -> None:
-        """`Sender.failed`."""
+        """Implements `Sender.failed`."""
         self._end(None, error)
 
     def _attempt_of(self, call: Call) -> Attempt | None:
-        """The attempt under way for a request, if the request is this instance's."""
+        """The current attempt of a request, if it belongs to this instance."""
         batch = self._batch
         return self._attempt if batch is not None and call in batch.calls else None
 
@@ -388,7 +387,7 @@ class UpstreamInstance:
         assert batch is not None
         assert done is not None
         self._batch = self._done = self._attempt = None
-        # Of a stream it stays: who counts responses knows by it that one was to come.
+        # The response of a stream stays: response counters need to know that one was due.
         if not self._streams or isinstance(error, NotStarted):
             for call in batch.calls:
                 call.execution = None
@@ -399,7 +398,7 @@ class UpstreamInstance:
             except Exception as broken:
                 error = broken
         elif error is None:
-            outcome.parts = [Deferral.LATER]  # for nobody: the request has ended
+            outcome.parts = [Deferral.LATER]  # ignored: the request has ended
         if (trace := self._trace) is not None:
             self._trace = None
             trace.ended("" if error is None else str(error))

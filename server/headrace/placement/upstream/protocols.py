@@ -1,4 +1,4 @@
-"""The client of each endpoint of a model, by its protocol and scheme."""
+"""Creation of clients for a model's endpoints, by protocol and scheme."""
 
 import logging
 import os
@@ -18,17 +18,16 @@ _GRPC = ("grpc", "grpcs")
 
 
 class ProtocolClients:
-    """Makes the clients of one model's endpoints.
+    """Creates the clients of one model's endpoints.
 
-    `model` is what the model is called here, which errors name. `declared` is told to protocols
-    that need it.
+    `model` is the local name of the model, for errors. `declared` is for protocols that need it.
     """
 
     def __init__(
         self, options: RemoteOptions, model: str, declared: Declared | None = None
     ) -> None:
-        """May take a while: files are read, and what is needed is imported, which takes memory that
-        servers without such models need not spend. Raises `InvalidOption`.
+        """May block: reads files, and imports modules, whose memory servers without such models
+        need not spend. Raises `InvalidOption`.
         """
         self.model = model
         self.options = options
@@ -38,7 +37,7 @@ class ProtocolClients:
             if scheme in _GRPC:
                 from headrace.connections.grpc_channel import receive_buffer
 
-                self._buffer = receive_buffer()  # for all clients of the event loop
+                self._buffer = receive_buffer()  # shared by all clients of the event loop
                 self._messages = resolve(options.protocol.grpc)(options, model)
             if scheme in ("grpcs", "https"):
                 self._contexts[scheme] = tls_context(options.credentials)
@@ -51,14 +50,14 @@ class ProtocolClients:
                 log.info("removed shared memory that ended servers have left: %d regions", count)
 
     def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
-        """A client for the event loop that is running.
+        """A client for the running event loop.
 
-        With a `signature` it shares memory with the server, if that is asked for.
+        With a `signature` it shares memory with the upstream, if configured.
         """
         return self._client(endpoint, self._buffer if endpoint.scheme in _GRPC else None, signature)
 
     def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """A client for a thread that may wait."""
+        """A blocking client for a thread."""
         return visiting(lambda: self._client(endpoint, None, None))
 
     def _client(
@@ -83,9 +82,9 @@ class ProtocolClients:
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """The TLS context of connections; the system's roots if none are given.
+    """The TLS context of connections; with the system's roots by default.
 
-    Takes a while, as files are read. Raises `InvalidOption`.
+    Blocks while reading files. Raises `InvalidOption`.
     """
     roots = credentials.root
     try:
@@ -93,12 +92,12 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
     except (ssl.SSLError, UnicodeDecodeError, ValueError):
         raise _wrong("tls_root_cert", "no certificates in the form of PEM") from None
     if credentials.certificate:
-        # The standard library takes names of files only. This one has no name elsewhere.
+        # The standard library requires file names. This file has no name elsewhere.
         descriptor = os.memfd_create("certificate")
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.write(credentials.certificate + b"\n" + credentials.key)
-            # Without a password it would ask for one, where there is a terminal.
+            # Without a callback the library would ask for a password on the terminal.
             context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
         except ssl.SSLError:
             raise _wrong("tls_cert", "no certificate and key in the form of PEM") from None

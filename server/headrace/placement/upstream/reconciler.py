@@ -1,12 +1,12 @@
-"""Other servers kept as a model's configuration wants them: loaded, and loaded again when lost.
+"""Reconciliation of upstreams with a model's configuration: loads, and reloads after losses.
 
-`DesiredState` is what a configuration asks for. A `Reconciler` loads the model on one server after
-the other, and unloads it in the end; it blocks and is for threads that may wait.
-`UpstreamReconciler` and `DriftWatch` call it from the event loop while the model is served.
+`DesiredState` is the state that a configuration requests. A `Reconciler` loads the model on its
+servers, and unloads it in the end; it blocks and is for threads. `UpstreamReconciler` and
+`DriftWatch` call it from the event loop while the model is served.
 
-Differences between a model there and its configuration are found by plain functions over messages.
-GPUs are numbered as Triton numbers them: by their place among those that its process sees. Where
-each process sees one of its own, a configuration numbers them as if one process saw them all.
+Differences between a server's model and its configuration are found by plain functions over
+messages. GPUs have Triton's numbers: their index among those visible to its process. If each
+process sees one GPU of its own, a configuration numbers them as if one process saw them all.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ from headrace.protocol.status import Fate
 
 
 def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
-    """The instance groups of a model in one process; None if it has nothing of the model.
+    """The instance groups of a model in one process; None if it has none of them.
 
-    A model without instance groups has Triton's own choice of them in every process. Instances on
-    the CPU are divided over all processes; so are those on GPUs where each process sees every GPU.
-    Raises `InvalidOption` for a GPU that there is not.
+    A model without instance groups has Triton's default in every process. Instances on the CPU are
+    divided over all processes; so are those on GPUs if each process sees every GPU. Raises
+    `InvalidOption` for a GPU that does not exist.
     """
     if not groups:
         return []
@@ -90,9 +90,9 @@ def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
 
 
 def agree(asked: Sequence[Group], reported: Sequence[Group]) -> bool:
-    """True if a server that reports these groups has what was asked for.
+    """True if reported groups satisfy the requested ones.
 
-    What was left open, such as the GPUs, is as the server has chosen. Names do not matter.
+    Unspecified properties, such as the GPUs, are the server's choice. Names do not matter.
     """
     if not asked:
         return True
@@ -104,7 +104,7 @@ def agree(asked: Sequence[Group], reported: Sequence[Group]) -> bool:
 
 
 def described(groups: Sequence[Group]) -> str:
-    """Groups for people, such as `2 x GPU 0, 2 x GPU 1`."""
+    """Groups as text, such as `2 x GPU 0, 2 x GPU 1`."""
     parts = []
     for group in groups:
         kind = Group.Kind.Name(group.kind).removeprefix("KIND_")
@@ -123,7 +123,7 @@ def _is(asked: Group, reported: Group) -> bool:
 
 
 def _instances(groups: Iterable[Group]) -> Counter[tuple[int, int | None]]:
-    """How many instances there are by kind and GPU."""
+    """The number of instances by kind and GPU."""
     counts: Counter[tuple[int, int | None]] = Counter()
     for group in groups:
         for gpu in group.gpus or [None]:
@@ -151,7 +151,7 @@ Reported: TypeAlias = pb.ModelMetadataResponse.TensorMetadata
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field, with what was asked for and what a server reports, for people."""
+    """A field with its requested and reported values, as text."""
 
     path: str
     asked: str
@@ -159,7 +159,7 @@ class Difference:
 
     @property
     def field(self) -> str:
-        """The field of the configuration that it is about."""
+        """The configuration field concerned."""
         return self.path.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -167,10 +167,10 @@ class Difference:
 
 
 def differences(asked: ModelConfig, said: RemoteDescription, version: str = "") -> list[Difference]:
-    """Where a server's model is not what a configuration asks for.
+    """The differences between a server's model and a configuration.
 
-    What the configuration leaves open is as the server has it. `version` is the one that is wanted
-    there, empty for any.
+    Anything that the configuration leaves open is the server's choice. `version` is the wanted one,
+    "" for any.
     """
     return list(_differences(asked, said, version))
 
@@ -203,9 +203,9 @@ def _tensors(
     batches: bool,
     optional: set[str] | None,
 ) -> Iterator[Difference]:
-    """`optional` are the names of inputs that need not be given; None for outputs."""
+    """Compare tensors; `optional` are names of optional inputs, None for outputs."""
     if not asked or not reported:
-        return  # a server that tells of none leaves them to the configuration
+        return  # a server without them leaves them to the configuration
     there = {tensor.name: tensor for tensor in reported}
     for tensor in asked:
         at = f"{path} '{tensor.name}'"
@@ -234,25 +234,25 @@ def _fits(asked: Sequence[int], reported: Sequence[int]) -> bool:
 log = logging.getLogger(__name__)
 
 _ASK_SECS = 10.0
-LOAD_SECS = 900.0  # that loading may take where nobody has set a limit
-_AT_ONCE = 16  # servers that are asked at a time
+LOAD_SECS = 900.0  # default time limit of a load
+_AT_ONCE = 16  # servers queried concurrently
 
 
 class BlockingClients:
-    """Connections to the servers of one model, called `model` here, for threads that may wait."""
+    """Connections to the servers of one model, named `model` here, for threads."""
 
     def __init__(self, options: RemoteOptions, model: str) -> None:
         self.options = options
         self.model = model
 
     def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """A connection for as long as `with` lasts."""
-        # A client is for one thread at a time, and that of the pool is the event loop's.
+        """A connection, open within `with`."""
+        # A client is for one thread at a time, and the pool's belongs to the event loop.
         return ProtocolClients(self.options, self.model).visit(endpoint)
 
 
 class Reconciler(ABC):
-    """Has servers load one model, and unload it in the end. For threads that may wait."""
+    """Loads one model on servers, and unloads it in the end. For threads that may block."""
 
     def __init__(self, clients: BlockingClients) -> None:
         self._clients = clients
@@ -261,18 +261,18 @@ class Reconciler(ABC):
         self._released = False
 
     def ensure(self, endpoint: Endpoint, seconds: float) -> None:
-        """Load it on one server as wanted; raises `LoadFailed`."""
+        """Load the model on one server as desired; raises `LoadFailed`."""
         with self._lock:
             if self._released:
                 raise LoadFailed("it is being unloaded")
             self._begin(endpoint)
         with self._asking(endpoint) as connection:
             self._load(connection, endpoint, seconds)
-        if self._is_released():  # meanwhile
+        if self._is_released():  # released meanwhile
             self._undo(endpoint)
 
     def release(self) -> None:
-        """End the need for it."""
+        """Give the model up, and unload it where desired."""
         with self._lock:
             released, self._released = self._released, True
         if not released:
@@ -300,25 +300,25 @@ class Reconciler(ABC):
 
     @abstractmethod
     def _begin(self, endpoint: Endpoint) -> None:
-        """Note that a server is about to load it."""
+        """Note that a server is about to load the model."""
 
     @abstractmethod
     def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
-        """Load it where it is not as wanted; may raise `CallFailed`."""
+        """Load the model unless it is as desired; may raise `CallFailed`."""
 
     @abstractmethod
     def _undo(self, endpoint: Endpoint) -> None:
-        """Unload it where it was loaded although it had been released."""
+        """Unload the model if it was loaded after `release`."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Unload it where that is wanted."""
+        """Unload the model where desired."""
 
 
 class PlacedReconciler(Reconciler):
-    """A model on servers that this one has started: what `OwnServers.place` gives.
+    """The reconciler of a model on managed servers, from `OwnServers.place`.
 
-    `options` are how the servers are asked for it, `endpoints` where they are.
+    `options` are for connections to the servers, `endpoints` are their addresses.
     """
 
     options: RemoteOptions
@@ -326,35 +326,35 @@ class PlacedReconciler(Reconciler):
 
     @abstractmethod
     def load(self, deadline: float) -> None:
-        """Load it on every live server; raises `LoadFailed`, with it released again."""
+        """Load the model on every live server; raises `LoadFailed`, with the model released."""
 
     @abstractmethod
     def groups(
         self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
     ) -> list[ModelInstanceGroup]:
-        """Reported instance groups, with GPUs numbered as the configuration does."""
+        """Reported instance groups, with GPUs numbered as in the configuration."""
 
 
 class OwnServers(Protocol):
-    """Servers that this one starts: what a plugin of the group `headrace.servers` makes."""
+    """Managed servers, created by a plugin of the group `headrace.servers`."""
 
     def attach(self, loop: AbstractEventLoop) -> None:
-        """Processes belong to this loop; called before a model is placed."""
+        """Attach processes to this loop; called before a model is placed."""
 
     def stop(self) -> None:
-        """Load nothing more, and unload nothing: the processes end soon."""
+        """Stop loads and unloads: the processes end soon."""
 
     async def close(self) -> None:
-        """End all processes, and remove what they have seen."""
+        """End all processes, and remove their files."""
 
     def place(self, spec: LoadSpec, config: ModelConfig) -> PlacedReconciler:
-        """Start what a model needs, and write its files there; raises `LoadFailed`. Blocks."""
+        """Start the servers for a model, and write its files; raises `LoadFailed`. Blocks."""
 
 
 class RepositoryReconciler(Reconciler):
-    """Has servers that others have started load a model, with the instance groups wanted.
+    """Loads a model on servers started by others, with the desired instance groups.
 
-    What else its configuration says is theirs. Empty `groups` are whatever the servers have.
+    The rest of its configuration is the servers'. Empty `groups` leave the groups to them, too.
     """
 
     def __init__(
@@ -409,9 +409,9 @@ class RepositoryReconciler(Reconciler):
 def load_everywhere(
     reconciler: Reconciler, model: str, endpoints: Sequence[Endpoint], deadline: float
 ) -> None:
-    """Load a model on all servers that can be reached; raises `LoadFailed` if none loads it.
+    """Load a model on all reachable servers; raises `LoadFailed` if none loads it.
 
-    The others are asked again by health checks.
+    Health checks retry the others.
     """
     seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
     problems = each(endpoints, lambda endpoint: reconciler.ensure(endpoint, seconds))
@@ -425,9 +425,9 @@ def load_everywhere(
 
 
 def loaded(connection: Visit) -> RemoteDescription | None:
-    """The description of a model that a server has loaded; None if it has not.
+    """The description of a model loaded on a server; None if it is not loaded.
 
-    Raises `CallFailed` if the server cannot be asked.
+    Raises `CallFailed` if the server does not answer.
     """
     try:
         return connection.describe(_ASK_SECS)
@@ -438,7 +438,7 @@ def loaded(connection: Visit) -> RemoteDescription | None:
 
 
 def each(endpoints: Iterable[Endpoint], work: Callable[[Endpoint], None]) -> list[LoadFailed]:
-    """Call `work` for several servers at once; the errors that it raised."""
+    """Call `work` for several servers concurrently; returns the errors raised."""
 
     def attempt(endpoint: Endpoint) -> LoadFailed | None:
         try:
@@ -459,10 +459,10 @@ Renumbered = Callable[[Endpoint, Sequence[ModelInstanceGroup]], Sequence[ModelIn
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The configuration of a model as it is written, and what brings the servers to it.
+    """The desired configuration of a model, and the reconciler that establishes it.
 
-    `reconciler` is None where they have the model of themselves. `renumbered`, where it is there,
-    says which GPUs of the configuration a server's are.
+    `reconciler` is None if the servers load the model themselves. `renumbered`, if set, maps a
+    server's GPUs to those of the configuration.
     """
 
     config: ModelConfig
@@ -471,21 +471,21 @@ class DesiredState:
     renumbered: Renumbered | None = None
 
     def groups(self, endpoint: Endpoint, reported: ModelConfig) -> Sequence[ModelInstanceGroup]:
-        """The instance groups that a server reports, as a configuration would ask for them."""
+        """The instance groups reported by a server, in the configuration's terms."""
         found = list(reported.instance_group)
         return found if self.renumbered is None else self.renumbered(endpoint, found)
 
 
 def asked_of(config: str) -> ModelConfig:
-    """The configuration that a `LoadSpec` carries as JSON."""
+    """The configuration in a `LoadSpec`."""
     result: ModelConfig = json_format.ParseDict(json.loads(config), ModelConfig())
     return result
 
 
 class UpstreamReconciler:
-    """Has one server serve the model again when it is found that it does not.
+    """Makes one server serve the model again when it does not.
 
-    An attempt that fails is not repeated before a time that doubles from one to the next.
+    A failed attempt is repeated after a delay that doubles each time.
     """
 
     def __init__(self, reconciler: Reconciler, endpoint: Endpoint) -> None:
@@ -496,7 +496,7 @@ class UpstreamReconciler:
         self._problem = ""
 
     async def mend(self) -> str:
-        """Why the server still does not serve it; empty if it does."""
+        """Try to mend the server; returns the reason why it still does not serve, or ""."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before:
             return self._problem
@@ -515,10 +515,10 @@ class UpstreamReconciler:
 
 
 class DriftWatch:
-    """Looks now and then whether the servers of a model have it as it was asked for.
+    """Checks periodically whether a model's servers have drifted from its configuration.
 
-    `look` asks one of them, blocks, and raises `LoadFailed` if that one does not answer. The
-    `reconciler`, where there is one, has it serve as it was asked for again.
+    `look` queries one server, blocks, and raises `LoadFailed` without an answer. The `reconciler`,
+    if any, mends the drift.
     """
 
     def __init__(
@@ -540,11 +540,11 @@ class DriftWatch:
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def count(self, endpoint: Endpoint) -> int:
-        """How many differences a server had when it was last looked at."""
+        """The number of differences found at a server's last check."""
         return len(self._found.get(endpoint, ()))
 
     def note(self, endpoint: Endpoint, found: Sequence[Difference]) -> None:
-        """Remember the differences of a server, and log them if they are others than before."""
+        """Store the differences of a server, and log changes."""
         found = tuple(found)
         if found != self._found.get(endpoint, ()):
             texts = "; ".join(map(str, found))
@@ -555,7 +555,7 @@ class DriftWatch:
         self._found[endpoint] = found
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._task is not None:
             self._task.cancel()
 
@@ -590,7 +590,10 @@ class DriftWatch:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """One server; `versions` are those that it has. `problem` says why it could not be asked."""
+    """The state of one server; `versions` are those loaded.
+
+    `problem` is the reason for a failure.
+    """
 
     endpoint: str
     versions: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Batches as requests to an upstream, and its answers as outcomes: values in, values out."""
+"""Conversion of batches to requests for upstreams, and of responses to outcomes: pure functions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,15 +16,15 @@ from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 from headrace.scheduling.batch import Answer, Batch, Outcome, Part
 
 _PREFIX = len(FORWARD_PARAMETER)
-_LONGEST = (1 << 63) - 1  # it travels with a sign
+_LONGEST = (1 << 63) - 1  # transmitted as a signed number
 _NOT_ALIKE = frozenset({DEADLINE_PARAMETER, TRACE_PARAMETER})
 
 
 class Forwarding:
-    """Parameters, headers and deadline, which go out with a call beside its tensors.
+    """Forwarded parameters, headers and deadline of a call.
 
-    A call has each of them only once, so requests run together only if these are alike. Deadlines
-    need not be: a call lasts for as long as anybody waits for it.
+    A call has only one set of them, so requests share a call only if these are equal. Deadlines
+    need not be: a call lasts as long as any of its requests waits.
     """
 
     def __init__(self, options: RemoteOptions) -> None:
@@ -32,7 +32,7 @@ class Forwarding:
         self._priority = options.forward_priority
 
     def alike(self, request: Call) -> object:
-        """A key that requests of one call have in common, beside the key of a batch."""
+        """The key that requests of one call share, besides the batch key."""
         priority = request.priority if self._priority else 0
         timed = bool(request.timeout)
         if not request.parameters:
@@ -47,9 +47,9 @@ class Forwarding:
     def request(
         self, batch: Batch, inputs: Sequence[RemoteInput], more: Mapping[str, Parameter], now: int
     ) -> RemoteRequest:
-        """The request for a batch, whose calls are alike, with `more` parameters.
+        """The request for a batch of calls that are alike, with `more` parameters.
 
-        `now` is of the monotonic clock, in ns.
+        `now` is in ns of the monotonic clock.
         """
         calls, names = batch.calls, batch.names
         first = calls[0]
@@ -66,7 +66,7 @@ class Forwarding:
         if self._priority and first.priority:
             parameters["priority"] = first.priority
         if first.timeout:
-            # Of the time in queues, which all of those on the way share.
+            # The time in queues is common to all of them.
             left = max(call.timeout - (now - call.arrived) // 1000 for call in calls)
             parameters["timeout"] = min(max(left, 1), _LONGEST)
         trace = self._trace(calls)
@@ -79,7 +79,7 @@ class Forwarding:
         return RemoteRequest(inputs, names, parameters, id, headers, _deadline(calls), trace)
 
     def _trace(self, calls: Sequence[Call]) -> CallTrace | None:
-        """The trace of the first request that is traced, which the call is part of."""
+        """The span of the call, part of the first traced request's trace."""
         if self.traces is None:
             return None
         passed: CallTrace | None = None
@@ -94,7 +94,7 @@ class Forwarding:
 
 
 def _deadline(calls: Sequence[Call]) -> int:
-    """When the last one stops to wait; 0 if any of them waits for ever."""
+    """The latest deadline; 0 if any call has none."""
     latest = 0
     for call in calls:
         deadline = call.parameters.get(DEADLINE_PARAMETER)
@@ -105,12 +105,12 @@ def _deadline(calls: Sequence[Call]) -> int:
 
 
 def inputs_of(batch: Batch) -> list[RemoteInput]:
-    """The inputs of a batch's calls, each one's rows behind the others'."""
+    """The inputs of a batch's calls, with the rows of each in order."""
     signature, calls = batch.signature, batch.calls
     inputs = []
     for spec in signature.inputs:
         if spec.name not in calls[0].inputs:
-            continue  # optional and absent; the batch key makes that so for all
+            continue  # optional and absent, for all calls due to the batch key
         parts = [call.inputs[spec.name].array for call in calls]
         shape = reshaped(parts[0], spec, signature.batches, to_model=True).shape
         if signature.batches:
@@ -120,7 +120,7 @@ def inputs_of(batch: Batch) -> list[RemoteInput]:
 
 
 def take_answer(batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
-    """Put an answer into the outcome of its batch; raises `ExecutionFailed`."""
+    """Store a response in the outcome of its batch; raises `ExecutionFailed`."""
     model, calls = batch.signature.model, batch.calls
     for spec in batch.outputs:
         if spec.name not in answer.outputs:
@@ -149,11 +149,11 @@ def take_answer(batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
 
 
 def take_error(batch: Batch, error: Exception, outcome: Outcome) -> None:
-    """Put an error into the outcome of its batch, with what is to become of the requests.
+    """Store an error in the outcome of its batch, with the consequence for the requests.
 
-    1. Nothing has begun: the batch is given back. Or a request is to blame: it is run again in
+    1. Not begun: the batch is given back. A request may be to blame: the batch is run again in
        halves.
-    2. Another attempt, or one with fewer rows, is no good: the requests have the error.
+    2. Retrying, even with fewer rows, is pointless: the requests get the error.
     """
     final: ServerError | None = error if isinstance(error, Cancelled) else None
     if isinstance(error, Lost):

@@ -1,15 +1,15 @@
-"""Calls over gRPC to an upstream on this machine whose large tensors go through shared memory.
+"""gRPC calls to an upstream on this machine, with large tensors in shared memory.
 
-Inputs are copied into a region, one behind the other; outputs whose size is known beforehand are
-views into another one, which is used again when nothing refers to them any more. What has no
-region is in the message.
+Inputs are copied into a region, one after the other; outputs of known size are views of another
+one, which is reused when nothing refers to them any more. Tensors without a region are in the
+message.
 
-A region is used again only after an answer. After anything else, such as a cancelled call, the
-server may still write there, and nobody can tell when it is done.
+A region is reused only after a response. After anything else, such as a cancelled call, the
+upstream may still write to it, for an unknown time.
 
-A server that was started again may get a call before it is known that its regions are gone. It
-says that it has no such region, and so has not begun anything: the call is made again, with its
-tensors in the message.
+A restarted upstream may receive a call before it is known that its regions are gone. It reports an
+unknown region, and so has not begun anything: the call is repeated, with its tensors in the
+message.
 
 Owned by the event-loop thread.
 """
@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 
 class FixedSizes(NamedTuple):
-    """The bytes of outputs whose shape is fixed; of one row each, if the model `batches`."""
+    """The bytes of fixed-shape outputs; per row, if the model `batches`."""
 
     outputs: Mapping[str, int]
     batches: bool
@@ -56,7 +56,7 @@ class FixedSizes(NamedTuple):
         return cls(found, signature.batches)
 
     def large(self, request: RemoteRequest) -> dict[str, int]:
-        """The bytes of those outputs of a call that are worth it."""
+        """The outputs of a call worth sharing, with their bytes."""
         rows = 1
         if self.batches:
             if not request.inputs:
@@ -67,7 +67,7 @@ class FixedSizes(NamedTuple):
 
 
 def large_inputs(request: RemoteRequest) -> dict[str, int]:
-    """The bytes of those inputs of a call that are worth it."""
+    """The inputs of a call worth sharing, with their bytes."""
     found = {}
     for item in request.inputs:
         if item.datatype is not Datatype.BYTES:
@@ -78,7 +78,7 @@ def large_inputs(request: RemoteRequest) -> dict[str, int]:
 
 
 def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, Place]:
-    """The places of tensors behind one another."""
+    """The places of tensors laid out one after the other."""
     places: dict[str, Place] = {}
     position = 0
     for name, size in sizes.items():
@@ -88,13 +88,13 @@ def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, Place]:
 
 
 def needed(sizes: Mapping[str, int]) -> int:
-    """The bytes that these tensors take."""
+    """The total bytes of these tensors."""
     *others, last = sizes.values()
     return sum(map(_aligned, others)) + last
 
 
 def write(inputs: Sequence[RemoteInput], places: Mapping[str, Place], memory: Buffer) -> None:
-    """Put inputs into their places."""
+    """Copy inputs to their places."""
     for item in inputs:
         place = places.get(item.name)
         if place is None:
@@ -109,13 +109,13 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-_REFUSALS = frozenset({3, 5, 12})  # statuses of requests that are not run
+_REFUSALS = frozenset({3, 5, 12})  # statuses of requests that were not executed
 _INTERNAL = 13
 _TOO_SMALL = "shared memory size specified with the request"
 
 
 class SharedCall(UnaryCall):
-    """A run with tensors in shared memory; `headrace.placement.upstream.connection.Call`."""
+    """An inference call with tensors in shared memory; implements `connection.Call`."""
 
     __slots__ = ("inputs", "messages", "outputs", "owner", "receiver", "request", "rooms")
 
@@ -128,7 +128,7 @@ class SharedCall(UnaryCall):
     rooms: Mapping[str, Place]
 
     def done(self, data: Buffer | None, end: End | None) -> None:
-        """Hand the outcome to the receiver, or begin anew without shared memory."""
+        """Report the outcome to the receiver, or repeat the call without shared memory."""
         try:
             if data is None:
                 assert end is not None
@@ -137,16 +137,16 @@ class SharedCall(UnaryCall):
                 return
             try:
                 answer = self._answer(data)
-            except Exception as error:  # whatever it is, it belongs to this call alone
+            except Exception as error:  # any error concerns this call alone
                 self._retire()
                 self.receiver.failed(error)
                 return
             self.receiver.answered(answer)
-        except Exception:  # of whoever is told; the connection has other calls as well
+        except Exception:  # from the receiver; the connection has other calls
             log.exception("bug after a call")
 
     def cancel(self) -> None:
-        """End the call, and tell nothing."""
+        """Cancel the call without a callback."""
         super().cancel()
         self._retire()
 
@@ -156,7 +156,7 @@ class SharedCall(UnaryCall):
         whole: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
         if outputs is not None:
             memory = outputs.region.memory
-            # What the answer has refers to this, and so it lives as long as any of that.
+            # The response's arrays refer to this object, which so lives as long as any of them.
             whole = np.ndarray((outputs.region.size,), np.uint8, memory)
             whole.flags.writeable = False
             view = whole.data
@@ -171,7 +171,7 @@ class SharedCall(UnaryCall):
         return answer
 
     def _failed(self, end: End) -> bool:
-        """Settle what becomes of the regions; whether the call is made again."""
+        """Settle the regions after a failure; True if the call is repeated."""
         regions, leases = self.owner.regions, [x for x in (self.inputs, self.outputs) if x]
         self.inputs = self.outputs = None
         unknown = False
@@ -202,7 +202,7 @@ class SharedCall(UnaryCall):
 
 
 class SharedMemoryClient(GrpcClient):
-    """`headrace.placement.upstream.connection.ProtocolClient`; streams share no memory."""
+    """Implements `ProtocolClient` with shared memory, except for streams."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class SharedMemoryClient(GrpcClient):
         buffer: memoryview,
         sizes: FixedSizes,
     ) -> None:
-        """`sizes` are those of the model's outputs; see `GrpcClient` for the rest."""
+        """`sizes` are those of the model's outputs; see `GrpcClient` for the others."""
         super().__init__(endpoint, messages, context, buffer)
         self.regions = SharedRegions(self.ask, messages.model, endpoint.name)
         self._sizes = sizes
@@ -220,7 +220,7 @@ class SharedMemoryClient(GrpcClient):
         self.when_lost = self.regions.renew
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
-        """Send one run, with large tensors in shared memory where there is a region."""
+        """Start an inference call, with large tensors in shared memory if regions are free."""
         given, wanted = large_inputs(request), self._sizes.large(request)
         inputs = self.regions.take(needed(given)) if given else None
         outputs = self.regions.take(needed(wanted)) if wanted else None
@@ -228,7 +228,7 @@ class SharedMemoryClient(GrpcClient):
             return super().begin(request, seconds, receiver)
         try:
             call = self._call(request, seconds, given, wanted, inputs, outputs)
-        except BaseException:  # of a request that cannot be written, say
+        except BaseException:  # for example if the request cannot be encoded
             for lease in (inputs, outputs):
                 if lease is not None:
                     self.regions.give_back(lease)
@@ -268,7 +268,7 @@ class SharedMemoryClient(GrpcClient):
         return call
 
     def outgrown(self) -> None:
-        """The model gives more than its configuration says."""
+        """Stop sharing outputs: one was larger than declared."""
         if self._sizes.outputs:
             self._sizes = FixedSizes({}, self._sizes.batches)
             log.warning(
@@ -277,7 +277,7 @@ class SharedMemoryClient(GrpcClient):
             )  # fmt: skip
 
     async def close(self) -> None:
-        """End the connection, with whatever is under way, and remove the regions."""
+        """Close the connection, and remove the regions."""
         await self.regions.withdraw()
         await super().close()
         await self.regions.close()

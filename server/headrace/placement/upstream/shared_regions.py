@@ -1,25 +1,25 @@
-"""Regions of shared memory of one connection: made, registered with its server, lent, removed.
+"""Shared memory regions of one connection: creation, registration, leases, removal.
 
-`SharedRegion` is a file in /dev/shm, as `shm_open` makes it. A lock says that somebody still has
-it: the system takes that back from a process that has ended, however it has, in whichever
-container. A region without a lock was left behind, and is removed.
+`SharedRegion` is a file in /dev/shm, as created by `shm_open`. A lock marks it as in use: the
+system releases it when its process ends, in whatever way and container. A region without a lock is
+a leftover, and is removed.
 
-`RegionPool` knows what each region is doing. A region is for one call at a time, and is
+`RegionPool` tracks the state of each region. A region serves one call at a time, and is
 
-1. idle: registered with the server, and in nobody's use;
-2. lent: a call has it;
-3. held: the answer of a call that has ended well lies in it, and is still needed;
-4. retired: not to be used again, and still registered, until it is due.
+1. idle: registered with the server, and unused;
+2. lent: used by a call;
+3. held: it contains the response of a successful call, which is still needed;
+4. retired: not to be used again, but registered until it is due.
 
-The server may still read and write what a call had that was cancelled, late or cut off. So such a
-region is retired, and its registration stays for a while: there are servers that do not survive
-it if a region goes that a run has. After a connection was lost, nobody knows whether the server
-still has its regions: they are retired, and others are made.
+The server may still access a region after its call was cancelled, late or cut off. Such a region is
+retired, and stays registered for a while: some servers crash if a region disappears during a run.
+After a lost connection it is unknown whether the server still has its regions: they are retired,
+and others are created.
 
-`SharedRegions` makes and registers them by one task, beside the calls. Calls never wait for a
-region: while there is none for them, their tensors are in the message. What blocks is on a thread.
+`SharedRegions` creates and registers them in one task, beside the calls. Calls never wait for a
+region: without one, their tensors are in the message. Blocking work runs on a thread.
 
-Owned by the event-loop thread, but that what is held may be let go on any. Times are in seconds.
+Owned by the event-loop thread, except that held regions may be released on any. Times are seconds.
 """
 
 import asyncio
@@ -49,23 +49,22 @@ _FOLDER = "/dev/shm"
 
 
 class SharedRegion:
-    """`size` bytes that have their place in memory from the start, and are zeros."""
+    """`size` bytes of zeroed shared memory, allocated from the start."""
 
     __slots__ = ("_descriptor", "memory", "name", "size")
 
     def __init__(self, size: int) -> None:
-        """Raises `OSError` where there is no room for it."""
+        """Raises `OSError` without enough memory."""
         self.size = size
         self.name = f"headrace-{os.getpid()}-{secrets.token_hex(12)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(_path(self.name), flags, 0o600)
         try:
-            # Another process may hold the lock for a moment, to see whether there is one.
+            # Another process may hold the lock for a moment, to test it.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError("it was taken for one that was left behind")
-            # Without it, memory that is not there would be noticed by whoever writes, who is killed
-            # for that.
+            # Allocated now, since a process that writes to missing memory is killed.
             os.posix_fallocate(self._descriptor, 0, size)
             populate = getattr(mmap, "MAP_POPULATE", 0)
             flags = mmap.MAP_SHARED | populate
@@ -80,7 +79,7 @@ class SharedRegion:
         return f"/{self.name}"
 
     def dispose(self) -> None:
-        """Remove the file; the memory is there for as long as anybody refers to `memory`."""
+        """Remove the file; the memory remains while `memory` is referenced."""
         if self._descriptor >= 0:
             with suppress(FileNotFoundError):
                 os.unlink(_path(self.name))
@@ -89,24 +88,24 @@ class SharedRegion:
 
 
 def is_ours(name: str) -> bool:
-    """True if it is the name of a region of this server or another one of its kind."""
+    """True if the name is that of a region of any server of this kind."""
     return _NAME.fullmatch(name) is not None
 
 
 def exists(name: str) -> bool:
-    """True if there is a region of this name, whoever has made it."""
+    """True if a region of this name exists, whoever created it."""
     return os.path.lexists(_path(name))
 
 
 def remove_left_behind() -> int:
-    """Remove what ended servers of this user have left; how many regions that was."""
+    """Remove leftovers of ended servers of this user; returns their number."""
     removed = 0
     try:
         names = [name for name in os.listdir(_FOLDER) if is_ours(name)]
     except OSError:
         return 0
     for name in names:
-        with suppress(OSError):  # it is gone, or is somebody else's
+        with suppress(OSError):  # already gone, or another user's
             removed += _removed(_path(name))
     return removed
 
@@ -118,7 +117,7 @@ def _removed(path: str) -> bool:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
             return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError: it is in use
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if in use
         os.unlink(path)
         return True
     finally:
@@ -129,18 +128,18 @@ def _path(name: str) -> str:
     return os.path.join(_FOLDER, name)
 
 
-THRESHOLD = 256 << 10  # bytes of a tensor, from which on it is shared
-MOST_BYTES = 512 << 20  # of all regions of a connection
+THRESHOLD = 256 << 10  # bytes of a tensor from which on it is shared
+MOST_BYTES = 512 << 20  # of all regions per connection
 SMALLEST = 256 << 10  # bytes
 GRACE_SECS = 60.0
 
 
 class Sized(Protocol):
-    """A region, as far as it matters here."""
+    """A region, as far as the pool needs to know."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
 
 
 R = TypeVar("R", bound=Sized)
@@ -157,17 +156,17 @@ class Lease(Generic[R]):
 
 
 class Due(NamedTuple, Generic[R]):
-    """A region that is retired, and when it is to be unregistered."""
+    """A retired region, and the time of its unregistration."""
 
     region: R
     when: float
 
 
 class RegionPool(Generic[R]):
-    """The regions of one connection. Somebody else makes, registers and removes them.
+    """The states of one connection's regions. The caller creates, registers and removes them.
 
-    `wanted` are sizes of regions that are to be made, while it `grows`; `epoch` counts the
-    connections that were lost.
+    `wanted` are sizes of regions to be created, while it `grows`; `epoch` counts lost
+    connections.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -176,14 +175,14 @@ class RegionPool(Generic[R]):
         self.wanted: deque[int] = deque()
         self.retired: list[Due[R]] = []
         self._most_bytes = most_bytes
-        self._bytes = 0  # of all regions there are, and of those that are being made
+        self._bytes = 0  # bytes of all regions, existing or being created
         self._making: set[int] = set()
         self._idle: dict[int, list[R]] = {}  # by size
         self._held: dict[Lease[R], weakref.ref[Any]] = {}
         self._let_go: deque[Lease[R]] = deque()
 
     def take(self, nbytes: int, now: float) -> Lease[R] | None:
-        """A region for so many bytes; if there is none, one may be wanted then."""
+        """A region for `nbytes`; if there is none, one may become wanted."""
         while self._let_go:
             lease = self._let_go.popleft()
             if self._held.pop(lease, None) is not None:
@@ -196,29 +195,29 @@ class RegionPool(Generic[R]):
         return None
 
     def give_back(self, lease: Lease[R], now: float) -> None:
-        """Nobody reads or writes it any more."""
+        """Return a region that is no longer accessed."""
         if lease.epoch == self.epoch:
             self._idle.setdefault(lease.region.size, []).append(lease.region)
         else:
             self.retired.append(Due(lease.region, now))
 
     def hold(self, lease: Lease[R], user: object) -> None:
-        """Nobody writes it any more; it is given back once `user` is gone."""
+        """Return a region once `user` is collected; it is no longer written to."""
         self._held[lease] = weakref.ref(user, lambda _: self._let_go.append(lease))
 
     def retire(self, lease: Lease[R], now: float) -> None:
-        """The server may still read or write it."""
+        """Retire a region that the server may still access."""
         self.retired.append(Due(lease.region, now + GRACE_SECS))
 
     def renew(self, now: float) -> None:
-        """The connection was lost."""
+        """Handle a lost connection."""
         self.epoch += 1
         self.grows = True
         for size in list(self._idle):
             self._retire_idle(size, now)
 
     def made(self, size: int, region: R | None, epoch: int, now: float) -> None:
-        """Take a region that was wanted, registered since `epoch`, or None if it cannot be made."""
+        """Add a wanted region, registered since `epoch`; None if it cannot be created."""
         self._making.discard(size)
         if region is None:
             self._bytes -= size
@@ -226,7 +225,7 @@ class RegionPool(Generic[R]):
             self.give_back(Lease(region, epoch), now)
 
     def due(self, now: float) -> R | None:
-        """The next region that is to be unregistered; it counts until it is `gone`."""
+        """The next region to be unregistered; it counts until it is `gone`."""
         for index, (region, when) in enumerate(self.retired):
             if when <= now:
                 del self.retired[index]
@@ -234,15 +233,15 @@ class RegionPool(Generic[R]):
         return None
 
     def postpone(self, when: float) -> None:
-        """Postpone all that is retired until `when`."""
+        """Postpone the unregistration of all retired regions until `when`."""
         self.retired = [Due(region, max(due, when)) for region, due in self.retired]
 
     def gone(self, region: R) -> None:
-        """Count out a region that was due and has been removed."""
+        """Remove a region that was due and is unregistered."""
         self._bytes -= region.size
 
     def empty(self) -> list[R]:
-        """Take out the regions that the server needs no more: idle and held ones."""
+        """Remove the regions that the server no longer needs: idle and held ones."""
         found = [region for idle in self._idle.values() for region in idle]
         found += [lease.region for lease in self._held if lease.epoch == self.epoch]
         self._idle.clear()
@@ -253,7 +252,7 @@ class RegionPool(Generic[R]):
         if not self.grows or size > self._most_bytes or size in self._making:
             return
         if self._bytes + size > self._most_bytes:
-            # Room for later: what is retired counts until it is gone.
+            # For later: retired regions count until they are gone.
             other = next((s for s, idle in self._idle.items() if idle and s != size), None)
             if other is not None:
                 self._retire_idle(other, now)
@@ -267,7 +266,7 @@ class RegionPool(Generic[R]):
 
 
 def size_class(nbytes: int) -> int:
-    """The size of a region for so many bytes: a power of two."""
+    """The size of a region for `nbytes`: a power of two."""
     return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
@@ -281,15 +280,15 @@ UNREGISTER = _SERVICE + b"Unregister"
 REGISTERED = _SERVICE + b"Status"
 _ASK_SECS = 5.0
 _CLOSE_SECS = 1.0
-_AGAIN_SECS = 5.0  # after a server could not be told
+_AGAIN_SECS = 5.0  # after a failed unregistration
 _IN_USE = "currently in use"
 
 
 class SharedRegions:
-    """Gives regions to calls."""
+    """Provides regions to calls."""
 
     def __init__(self, ask: Ask, model: str, endpoint: str) -> None:
-        """`ask` calls a procedure by its path; `model` and `endpoint` are for the log."""
+        """`ask` calls a procedure by path; `model` and `endpoint` are for the log."""
         self._ask = ask
         self._model = model
         self._endpoint = endpoint
@@ -298,41 +297,41 @@ class SharedRegions:
         self._all: set[SharedRegion] = set()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._looked = -1  # the epoch in which it was looked for what others have left
+        self._looked = -1  # the epoch of the last search for leftovers
         self._told = False
         self._closed = False
 
     def take(self, nbytes: int) -> SharedLease | None:
-        """A region for so many bytes, if there is one; to be given to one of the next three."""
+        """A region for `nbytes`, if any; pass it to one of the next three methods."""
         lease = self._pool.take(nbytes, self._loop.time())
         self._go_on()
         return lease
 
     def give_back(self, lease: SharedLease) -> None:
-        """The server is done with it, and nobody here needs what is in it."""
+        """Return a region: neither the server nor this process needs it."""
         self._pool.give_back(lease, self._loop.time())
 
     def hold(self, lease: SharedLease, user: object) -> None:
-        """The server is done with it; it is needed for as long as there is `user`."""
+        """Return a region once `user` is collected: the server is done with it."""
         self._pool.hold(lease, user)
 
     def retire(self, lease: SharedLease) -> None:
-        """The server may still read and write it."""
+        """Retire a region that the server may still access."""
         self._pool.retire(lease, self._loop.time())
         self._go_on()
 
     def renew(self) -> None:
-        """A connection was lost: the server may not know the regions any more."""
+        """Handle a lost connection: the server may have lost the regions."""
         self._pool.renew(self._loop.time())
         self._go_on()
 
     def forgotten(self, epoch: int) -> None:
-        """The server does not know a region of this epoch."""
+        """Handle a region of this epoch that the server does not know."""
         if epoch == self._pool.epoch:
             self.renew()
 
     async def withdraw(self) -> None:
-        """Unregister what the server needs no more; the connection is still there."""
+        """Unregister unneeded regions; the connection is still open."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -343,7 +342,7 @@ class SharedRegions:
                     if end is not None and end.reason is not Reason.STATUS:
                         return
         except TimeoutError:
-            pass  # the files go all the same
+            pass  # the files are removed all the same
 
     async def close(self) -> None:
         """Remove all regions; the connection is closed."""
@@ -371,7 +370,7 @@ class SharedRegions:
         self._go_on()
 
     async def _work(self) -> None:
-        """Unregister what is due and make what is wanted, until nothing is left."""
+        """Unregister due regions and create wanted ones, until none are left."""
         pool = self._pool
         try:
             while not self._closed:
@@ -410,7 +409,7 @@ class SharedRegions:
                 self._looked = pool.epoch
                 await self._clean()
         elif end.reason is Reason.LOST or end.reason is Reason.LATE:
-            pool.made(size, region, -1, now)  # the server may have it
+            pool.made(size, region, -1, now)  # the server may have registered it
         else:
             pool.made(size, None, epoch, now)
             await self._remove([region])
@@ -420,7 +419,8 @@ class SharedRegions:
     async def _close_one(self, region: SharedRegion) -> None:
         _, end = await self._tell_closed(region)
         now = self._loop.time()
-        if end is not None and _IN_USE in end.text:  # as some Tritons say; others close it later
+        # Reported by some Tritons; others close it later.
+        if end is not None and _IN_USE in end.text:
             self._pool.retired.append(Due(region, now + _AGAIN_SECS))
             return
         if end is not None and end.reason is not Reason.STATUS:
@@ -431,7 +431,7 @@ class SharedRegions:
         self._pool.gone(region)
 
     async def _clean(self) -> None:
-        """Unregister regions of servers that have ended since they registered them."""
+        """Unregister regions of ended servers."""
         data, end = await self._ask(REGISTERED, b"", _ASK_SECS)
         if data is None or end is not None:
             return

@@ -1,8 +1,8 @@
-"""Options of models that this server has others load, and of the Tritons that it starts for them.
+"""Options of models loaded on upstreams by this server, and of managed Tritons.
 
 They come from the operator and from models' configurations. `LoadCounts` counts the models that
-servers have loaded for this one. All of it is here since a backend has it from before its first
-model, when nothing else of other servers is imported.
+upstreams have loaded for this server. They are separate since a backend has them before its first
+model, when the other upstream modules are not imported yet.
 """
 
 import os
@@ -17,11 +17,11 @@ from headrace.core.texts import whole_number
 
 BACKEND, PLATFORM = "remote_backend", "remote_platform"
 MANAGED_PARAMETERS = frozenset({BACKEND, PLATFORM})
-# What is read of a model's parameters here.
+# Parameters parsed here.
 TRITON_PARAMETERS = MANAGED_PARAMETERS | {
     "remote_load", "remote_unload", "remote_drift", "drift_interval_secs"
 }  # fmt: skip
-# What is about servers that somebody else has started.
+# Parameters about servers started by others.
 _ELSEWHERE = (
     "endpoints", "remote_model", "remote_version", "remote_load", "remote_unload", "tls_root_cert",
     "tls_cert", "tls_key", "authorization_file", "protocol", "host", "http_tensors",
@@ -33,13 +33,13 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True, slots=True)
 class TritonOptions:
-    """How Triton's processes are started; times are in seconds.
+    """Options of managed Triton processes; times are in seconds.
 
-    `program` is a path, or a name that is looked up in PATH. `processes` is a number, or "per-gpu"
-    for one for each GPU. `gpus` are what the processes may see, as CUDA names them; empty for all.
-    `arguments` are further ones for the program, `passed` the names of further environment
-    variables. A process may take `start_secs` until it is live and `exit_secs` to end; one that
-    says nothing for `hang_secs` is killed, unless that is 0.
+    `program` is a path, or a name to be found in PATH. `processes` is a number, or "per-gpu" for
+    one per GPU. `gpus` are the visible GPUs, as CUDA names them; empty for all. `arguments` are
+    further ones for the program, `passed` the names of further environment variables. A process may
+    take `start_secs` until it is live and `exit_secs` to end; one that is silent for `hang_secs` is
+    killed, unless 0.
     """
 
     program: str = "tritonserver"
@@ -54,12 +54,11 @@ class TritonOptions:
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """Loading of a model where others run it, as its configuration wants it.
+    """Control of a model on upstreams, according to its configuration.
 
-    `load` is whether this server has it loaded there, and `unload` whether it has it unloaded in
-    the end. What a server reports is held against what was asked for when the model is loaded and
-    every `drift_secs`, 0 for never; a model that is not as it was asked for is served all the same
-    unless `strict`.
+    `load` makes this server load it there, and `unload` unload it in the end. The reported state is
+    compared with the configuration on load and every `drift_secs`, 0 for never; a model with
+    differences is served all the same unless `strict`.
     """
 
     load: bool
@@ -69,7 +68,7 @@ class ControlOptions:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> "ControlOptions":
-        """From a model's parameters; raises `InvalidOption`."""
+        """Parse a model's parameters; raises `InvalidOption`."""
         load, unload = (_flag(parameters, name) for name in ("remote_load", "remote_unload"))
         if unload and not load:
             raise InvalidOption(
@@ -91,10 +90,10 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One process of Triton: the `index`-th of `count`.
+    """One process of Triton: number `index` of `count`.
 
-    `visible` are the GPUs that it sees, as in CUDA_VISIBLE_DEVICES; None for what the server's own
-    environment says. `own_gpu` is whether that is one of its own, whose number among those of all
+    `visible` are its visible GPUs, as in CUDA_VISIBLE_DEVICES; None for those of the server's own
+    environment. `own_gpu` is true if it has one GPU of its own, whose number among those of all
     processes is `index`.
     """
 
@@ -117,12 +116,12 @@ def _flag(parameters: Mapping[str, str], name: str) -> bool:
 
 
 def is_managed(parameters: Mapping[str, str]) -> bool:
-    """True if a model with these parameters is for a Triton that this server starts."""
+    """True if a model with these parameters is for a managed Triton."""
     return any(parameters.get(name) for name in MANAGED_PARAMETERS)
 
 
 def check_managed(parameters: Mapping[str, str]) -> None:
-    """Raise `InvalidOption` for what has no meaning for such a model."""
+    """Raise `InvalidOption` for parameters without meaning for such a model."""
     for name in _ELSEWHERE:
         if parameters.get(name):
             raise InvalidOption(
@@ -133,9 +132,9 @@ def check_managed(parameters: Mapping[str, str]) -> None:
 
 
 def places(options: TritonOptions, environment: Mapping[str, str], found: int) -> list[Place]:
-    """The processes to start; `found` is how many GPUs the machine has.
+    """The processes to start; `found` is the machine's number of GPUs.
 
-    Raises `InvalidOption` if there is to be one for each GPU and there is none.
+    Raises `InvalidOption` if there is to be one per GPU and there is no GPU.
     """
     gpus = list(options.gpus)
     if options.processes == PER_GPU:
@@ -154,7 +153,7 @@ def places(options: TritonOptions, environment: Mapping[str, str], found: int) -
 
 
 def gpu_count(devices: Path = Path("/dev")) -> int:
-    """How many GPUs the machine has, by their device files."""
+    """The machine's number of GPUs, by their device files."""
     try:
         return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(devices))
     except OSError:
@@ -162,10 +161,10 @@ def gpu_count(devices: Path = Path("/dev")) -> int:
 
 
 class LoadCounts:
-    """How many users of this server each model has that other servers have loaded for it.
+    """Counts users in this server of each model that upstreams have loaded for it.
 
-    A version that is replaced has its model unloaded only if its successor has no use for the same
-    one. Any thread may call this.
+    A replaced version unloads its model only if its successor does not use the same one.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -173,12 +172,12 @@ class LoadCounts:
         self._counts: dict[object, int] = {}
 
     def take(self, key: object) -> None:
-        """One user more."""
+        """Add a user."""
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def give_back(self, key: object) -> bool:
-        """One user less; whether that was the last one."""
+        """Remove a user; True if it was the last one."""
         with self._lock:
             self._counts[key] -= 1
             last = not self._counts[key]

@@ -1,6 +1,6 @@
-"""One server of a pool: its connection, what is known of it, and its health checks.
+"""One upstream of a pool: its connection, condition, and health checks.
 
-`RULES` is the table of what a failure means; docs/remote.md has it in words. Owned by the
+`RULES` is the table of the consequences of failures, described in docs/remote.md. Owned by the
 event-loop thread.
 """
 
@@ -30,21 +30,21 @@ from headrace.scheduling.upstreams import Condition, Ending
 
 log = logging.getLogger(__name__)
 
-_SLACK_SECS = 0.5  # at a deadline the call is cancelled here: the server is not to blame
+_SLACK_SECS = 0.5  # beyond the deadline, at which this server cancels: the upstream is not to blame
 
 
 class Health(Enum):
     """The upstream's health after a failure."""
 
-    GOOD = "it has done what it should"
-    FAILED = "one of the failures in a row for which it is left out"
-    GONE = "it cannot be reached, until a health check says otherwise"
+    GOOD = "the upstream works"
+    FAILED = "counts towards ejection"
+    GONE = "unreachable until a health check succeeds"
 
 
 class Rule(NamedTuple):
-    """The meaning of a failure for the upstream, the request, and its sequence.
+    """The consequences of a failure for the upstream, the request, and its sequence.
 
-    The request may go to another upstream if `retry`, as long as no response has come.
+    The request may be retried on another upstream if `retry`, while no response has come.
     """
 
     health: Health
@@ -62,7 +62,7 @@ RULES = {
 
 
 class Upstream:
-    """A server. `changed` is called when it is reachable again, or is not any more."""
+    """An upstream. `changed` is called when it becomes reachable or unreachable."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Upstream:
         reconciler: UpstreamReconciler | None = None,
         counts: EndpointCounts | None = None,
     ) -> None:
-        """`reconciler` has the server load the model where that is up to this one.
+        """`reconciler` loads the model on the upstream, if this server does so.
 
-        `counts` may have been another one's before.
+        `counts` may be taken over from a replaced one.
         """
         self.endpoint = endpoint
         self.condition = Condition(reachable=reachable)
@@ -89,28 +89,28 @@ class Upstream:
         self._connection = connection
         self._counts = EndpointCounts() if counts is None else counts
         self._reconciler = reconciler
-        self._drained: asyncio.Event | None = None  # where somebody waits for that
+        self._drained: asyncio.Event | None = None  # set while something waits for that
         self._next_check: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._checked = False  # the log has what the first check has found
+        self._checked = False  # the result of the first check was logged
         self._closed = False
         self._plan(0.0)
 
     def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
-        """Send one call, whose end is to be told to one of `succeeded`, `abandoned` and `failed`,
-        unless this raises.
+        """Start a call; its end must be reported to `succeeded`, `abandoned` or `failed`, unless
+        this raises.
         """
         left, longest = _left(request.deadline), self._options.timeout
         seconds = min(left, longest) if left and longest else left or longest
         self._begin(request)
         try:
             return self._connection.begin(request, seconds, receiver)
-        except BaseException:  # of a request that cannot be written, say
+        except BaseException:  # for example if the request cannot be encoded
             self.abandoned()
             raise
 
     def stream(self, request: RemoteRequest, receiver: StreamReceiver) -> RemoteStream:
-        """A stream for one request, with any number of responses; as `begin`."""
+        """Start a stream for one request, with any number of responses; as `begin`."""
         self._begin(request)
         try:
             return self._connection.stream(request, _left(request.deadline), receiver)
@@ -125,28 +125,28 @@ class Upstream:
             request.trace.sent(self.endpoint.name)
 
     def succeeded(self) -> None:
-        """A call has been answered."""
+        """Count a call with a response."""
         upstreams.succeed(self.condition)
         self._ended()
 
     def abandoned(self) -> None:
-        """A call was cancelled."""
+        """Count a cancelled call."""
         upstreams.abandon(self.condition)
         self._ended()
 
     def failed(self, failed: CallFailed) -> None:
-        """A call has failed."""
+        """Count a failed call."""
         self._note(failed)
         self._ended()
 
     async def drained(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is in flight."""
         while self.condition.outstanding:
             self._drained = asyncio.Event()
             await self._drained.wait()
 
     def series(self) -> EndpointSeries:
-        """The upstream as a scrape shows it."""
+        """The upstream, for a scrape."""
         condition = self.condition
         return EndpointSeries(
             self.endpoint.name, self._counts, condition.outstanding,
@@ -154,7 +154,7 @@ class Upstream:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Check no more, and end the connection with whatever is under way."""
+        """Stop checks, and close the connection."""
         self._closed = True
         if self._next_check is not None:
             self._next_check.cancel()
@@ -183,7 +183,7 @@ class Upstream:
             return
         ejected = upstreams.fail(condition, self._loop.time())
         if fate is Fate.REFUSED and reachable:
-            self._plan(0.0)  # it may be about to end, or has unloaded the model
+            self._plan(0.0)  # the upstream may be about to end, or has unloaded the model
         if ejected:
             self._counts.ejections += 1
             left = condition.ejected_until - self._loop.time()
@@ -192,7 +192,7 @@ class Upstream:
     # --- health
 
     def _plan(self, seconds: float) -> None:
-        """Plan the next health check in so many seconds, unless one is under way."""
+        """Schedule the next health check, unless one is in progress."""
         if self._closed or self._checking is not None:
             return
         if self._next_check is not None:
@@ -206,7 +206,7 @@ class Upstream:
     async def _check(self) -> None:
         try:
             healthy, why = await self._healthy()
-        except Exception as error:  # the next check may do better, and there has to be one
+        except Exception as error:  # the next check may succeed, and must take place
             log.exception("bug while checking server %s of model %s", self.endpoint.name,
                           self._model, extra={"model": self._model})  # fmt: skip
             healthy, why = False, repr(error)
@@ -235,8 +235,8 @@ class Upstream:
             if failed.failure.fate not in (Fate.ANSWERED, Fate.REFUSED):
                 return False, why
         if self._reconciler is not None and not (ready and self.condition.reachable):
-            # It may have been started again meanwhile, without the model or with another one. To
-            # load that takes a while, in which it gets nothing.
+            # It may have been restarted meanwhile, without the model or with another one. Loading
+            # takes a while, during which it gets no requests.
             if not ready and self.condition.reachable:
                 upstreams.check(self.condition, False)
                 self._tell("does not serve", why)
@@ -253,5 +253,5 @@ class Upstream:
 
 
 def _left(deadline: int) -> float:
-    """How many seconds a call with a deadline may take; 0 for any time."""
+    """Seconds that a call with a deadline may take; 0 for no limit."""
     return max((deadline - monotonic_ns()) / 1e9, 0.0) + _SLACK_SECS if deadline else 0.0

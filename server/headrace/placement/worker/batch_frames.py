@@ -1,4 +1,4 @@
-"""Batches as frames, and what a worker sends back as outcomes: no process, no I/O."""
+"""Conversion of batches to frames, and of workers' frames to outcomes: no process, no I/O."""
 
 import json
 import math
@@ -38,9 +38,9 @@ from headrace.workers.frames import (
     unpack_times,
 )
 
-_FORMS = 1000  # that are remembered
-# Bytes of BYTES up to which they are walked through, in a millisecond or two. Of more, a worker is
-# believed that each has its length: whoever takes rows or elements of them walks, and fails then.
+_FORMS = 1000  # remembered forms
+# Bytes of BYTES elements whose lengths are checked, in a millisecond or two. Larger ones are
+# trusted: an error is found when rows or elements of them are read.
 _WALKED = 1 << 20
 # By the codes of `TritonError`.
 ERRORS: Sequence[type[ServerError]] = (
@@ -50,14 +50,14 @@ ERRORS: Sequence[type[ServerError]] = (
 
 
 class _Plan(NamedTuple):
-    """Batches alike in form: the number of the form, and their inputs."""
+    """The form of a batch: its number, and the inputs."""
 
     form: int
     inputs: list[str]
 
 
 class _Place(NamedTuple):
-    """Where an output is in the data of a result; `dtype` is None for BYTES."""
+    """The place of an output in the data of a result; `dtype` is None for BYTES."""
 
     datatype: Datatype
     dtype: np.dtype[Any] | None
@@ -75,21 +75,21 @@ def _place(datatype: Datatype, shape: tuple[int, ...], start: int, nbytes: int) 
 
 
 class BatchFrames:
-    """The frames of one worker: it knows what the two have told one another."""
+    """The frames of one worker, with the forms exchanged so far."""
 
     def __init__(self, signature: Signature, tell: Callable[[bytes], None]) -> None:
-        """`tell` sends the worker a form, as JSON."""
+        """`tell` sends a form to the worker, as JSON."""
         self._signature = signature
         self._tell = tell
         self._names = [spec.name for spec in signature.inputs]
         self._plans: dict[object, _Plan] = {}
-        self._usual: _Plan | None = None  # of a signature that allows one alone, for all outputs
+        self._usual: _Plan | None = None  # the only possible plan, for all outputs
         self._next = 0
         self._results: dict[int, list[tuple[str, Datatype, tuple[int, ...]]]] = {}
         self._places: dict[object, list[_Place]] = {}
 
     def learn(self, document: dict[str, Any]) -> None:
-        """Remember the form of a worker's results; raises what nonsense raises."""
+        """Store the form of a worker's results; malformed documents raise any exception."""
         if len(self._results) > _FORMS:
             raise BrokenFrame("too many forms")
         self._results[int(document["number"])] = [
@@ -98,9 +98,9 @@ class BatchFrames:
         ]
 
     def pack(self, batch: Batch, number: int) -> tuple[bytes, Sequence[Buffer], int]:
-        """The meta of a batch, its data in pieces, and the size of all of these.
+        """The meta of a batch, its data in pieces, and the total size.
 
-        Its requests get the numbers from `number` on.
+        Its requests are numbered from `number` on.
         """
         calls = batch.calls
         plan = self._usual
@@ -111,7 +111,7 @@ class BatchFrames:
         )
         rows: list[int] = []
         ids: list[str] = []
-        extras: dict[int, dict[str, object]] = {}  # what is special about requests, by their index
+        extras: dict[int, dict[str, object]] = {}  # special fields of requests, by index
         for index, call in enumerate(calls):
             rows.append(call.rows)
             if call.id:
@@ -122,10 +122,10 @@ class BatchFrames:
         return pack_batch(number, plan.form, rows, sizes, ids, told), pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
-        """The plan of batches of this kind; a new one's form is sent to the worker."""
+        """The plan for batches of this form; a new form is sent to the worker."""
         signature = self._signature
         lead = 1 if signature.batches else 0
-        # Row shapes say which of the inputs are there, too: those that are optional may not be.
+        # Row shapes also tell which inputs are present, since optional ones may be absent.
         key = (
             batch.outputs if batch.outputs is not signature.outputs else None,
             *[inputs[n].array.shape[lead:] if n in inputs else None for n in self._names],
@@ -135,13 +135,13 @@ class BatchFrames:
             return plan
         heads: list[tuple[str, Datatype, tuple[int, ...]]] = []
         for spec in signature.inputs:
-            if spec.name in inputs:  # or not: the batch key makes that so for all
+            if spec.name in inputs:  # present for all calls, or for none, due to the batch key
                 array = reshaped(inputs[spec.name].array, spec, signature.batches, to_model=True)
                 heads.append((spec.name, spec.datatype, array.shape[lead:]))
         if len(self._plans) >= _FORMS:
             self._plans.clear()
             self._usual = None
-        self._next += 1  # never one that a batch on its way may bear
+        self._next += 1  # never the number of a batch in transit
         form = self._next
         document = {
             "number": form, "inputs": heads, "outputs": [spec.name for spec in batch.outputs],
@@ -154,7 +154,7 @@ class BatchFrames:
         return plan
 
     def result(self, sent: int, batch: Batch, meta: bytes, data: Buffer, size: int) -> Outcome:
-        """The outcome of a batch whose responses are alike; raises what nonsense raises."""
+        """The outcome of a batch with uniform responses; malformed frames raise any exception."""
         key = meta[TIMES:], size, batch.rows
         usual = batch.outputs is self._signature.outputs
         places = self._places.get(key) if usual else None
@@ -176,7 +176,7 @@ class BatchFrames:
         return Outcome(arrays, None, began, began, ended)
 
     def _places_of(self, batch: Batch, meta: bytes, size: int) -> list[_Place]:
-        """Where the outputs of a result are; raises what nonsense raises."""
+        """The places of the outputs in a result; malformed forms raise any exception."""
         number, sizes = unpack_sizes(meta)
         heads = self._results[number]
         if [name for name, _, _ in heads] != [spec.name for spec in batch.outputs]:
@@ -192,7 +192,7 @@ class BatchFrames:
     def responses(
         self, sent: int, batch: Batch, document: dict[str, Any], data: Buffer, size: int
     ) -> Outcome:
-        """The outcome of a batch whose responses differ; raises what nonsense raises."""
+        """The outcome of a batch with differing responses; malformed frames raise any exception."""
         places = _places(document["sizes"], size)
         parts = [_answer(told, places, data) for told in document["responses"]]
         if len(parts) != len(batch.calls):
@@ -202,14 +202,14 @@ class BatchFrames:
 
 
 def one_answer(document: dict[str, Any], data: Buffer, size: int) -> Part | ServerError:
-    """A response to one request that has come by itself; raises what nonsense raises."""
+    """An individual response to one request; malformed frames raise any exception."""
     answer = _answer(document["response"], _places(document["sizes"], size), data)
     if isinstance(answer, Deferral):
         raise BrokenFrame("a response that is none")
     return answer
 
 
-_Places = deque[tuple[int, int]]  # where the data of tensors begin, and their sizes
+_Places = deque[tuple[int, int]]  # positions and sizes of tensors' data
 
 
 def _places(sizes: Sequence[int], size: int) -> _Places:
@@ -217,7 +217,7 @@ def _places(sizes: Sequence[int], size: int) -> _Places:
 
 
 def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
-    """The answer of a worker to one request."""
+    """A worker's answer to one request."""
     if "later" in told:
         return Deferral.LATER
     if "again" in told:
@@ -232,25 +232,25 @@ def _answer(told: dict[str, Any], places: _Places, data: Buffer) -> Answer:
 
 
 def printable(text: object) -> str:
-    """Text as it can be sent to a client, whatever a model has put into it."""
+    """Text that can be sent to clients, whatever a model has returned."""
     return str(text).encode(errors="replace").decode()
 
 
 def model_error(code: int, text: object) -> ServerError:
-    """The error that a model has answered a request with, by its code of `TritonError`."""
+    """The error with which a model answered a request, by its code of `TritonError`."""
     kind = ERRORS[code] if 0 <= code < len(ERRORS) else ExecutionFailed
     return kind(printable(text))
 
 
 def failed_to_process(model: str, text: str) -> ExecutionFailed:
-    """The error of a batch whose model has raised, or given back something else than responses."""
+    """The error of a batch whose model raised, or returned anything but responses."""
     return ExecutionFailed(
         f"Failed to process the request(s) for model '{model}', message: {printable(text)}"
     )
 
 
 def wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
-    """The error of a response whose parameters the protocol cannot carry."""
+    """The error for response parameters that the protocol cannot represent."""
     for name, value in parameters.items():
         good = isinstance(value, (bool, float, str)) or (
             isinstance(value, int) and -(2**63) <= value < 2**63
@@ -270,7 +270,7 @@ def wrong_parameter(parameters: dict[str, Any]) -> ExecutionFailed | None:
 def read_array(
     datatype: Datatype, shape: tuple[int, ...], data: Buffer, start: int, size: int
 ) -> TensorArray:
-    """An array of what a worker has sent; raises `ValueError` if it does not fit."""
+    """An array from a worker's data; raises `ValueError` for a mismatch."""
     if datatype is Datatype.BYTES:
         raw: bytes | memoryview = memoryview(data)[start : start + size]
         if size <= COPIED:
@@ -291,14 +291,14 @@ def _check_size(datatype: Datatype, shape: Sequence[int], expected: int, size: i
 
 
 def _possible(sent: int, began: int, ended: int) -> tuple[int, int]:
-    """When a model has run, as its worker says, within what can be."""
+    """The reported execution times, clamped to possible values."""
     now = monotonic_ns()
     began = min(max(int(began), sent), now)
     return began, min(max(int(ended), began), now)
 
 
 def special_of(request: Call) -> dict[str, object]:
-    """Fields of a request beside its id and its inputs, for the model; mostly none."""
+    """Further fields of a request for the model, besides id and inputs; mostly none."""
     special: dict[str, object] = {}
     parameters = request.parameters
     if parameters:

@@ -1,9 +1,9 @@
-"""One worker process at work: its batches, its open requests, and the calls of its model.
+"""The exchange with one worker process: its batches, open requests, and its model's calls.
 
-A worker has slots, each of which can have a batch under way. A request whose batch is done with may
-still be answered, by itself and any number of times: it is open until its last response, even if
-its client has gone: the model is to hear of that before its process ends. A call of the model to
-another one has a number, which its replies bear. All of it ends with the process.
+A worker has slots, each for one batch in progress. A request may be answered after its batch,
+individually and any number of times: it is open until its last response, even if its client has
+disconnected: the model must be notified before its process ends. A model's call of another model
+has a number, which its replies carry. Everything ends with the process.
 
 Owned by the event-loop thread.
 """
@@ -34,7 +34,7 @@ from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStar
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import BrokenFrame, Header, Kind, offsets, pack_request
 
-_MOST_UNSENT = 32  # frames that wait for a worker, from which on other models' responses pause
+_MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
 
 _NOT_DECOUPLED = (
     "model '{}' is decoupled: it may answer any number of times, so it has to be executed with"
@@ -43,10 +43,10 @@ _NOT_DECOUPLED = (
 
 
 class ModelCall(Call):
-    """A call that a model has made."""
+    """A call made by a model."""
 
     def __init__(self, calls: "ModelCalls", number: int, decoupled: bool, asked: Call) -> None:
-        """`decoupled` is whether the model takes any number of responses."""
+        """`decoupled` is true if the calling model accepts any number of responses."""
         super().__init__("", "", "", {})
         self.take(asked)
         self._calls = calls
@@ -80,15 +80,15 @@ class ModelCalls:
         self._process = process
         self._host = host
         self._calls: dict[int, Call] = {}
-        self._within: dict[int, Batch] = {}  # of calls that a batch waits for
-        self._held: set[int] = set()  # of whose replies the model has enough for now
+        self._within: dict[int, Batch] = {}  # batches that wait for calls
+        self._held: set[int] = set()  # calls whose replies are paused
         self._paused = False
         process.link.on_empty = self._go_on
 
     def begin(
         self, document: Mapping[str, Any], data: Buffer, size: int, batch: Batch | None
     ) -> None:
-        """Take a call; raises what nonsense raises. `batch` does not end before it is answered."""
+        """Start a call; malformed documents raise any exception. `batch` waits for the answer."""
         number = int(document["call"])
         self.moves += 1
         if document["op"] != "infer":
@@ -139,13 +139,13 @@ class ModelCalls:
             self._tell_all()
 
     def drop(self, number: int) -> None:
-        """The model calls it off, and may wait for the reply that says so."""
+        """Cancel a call for the model, which may wait for the confirming reply."""
         self._cancel(number)
         gone = Cancelled("the model that has asked for this has called it off")
         self.reply(number, True, {"response": {"error": _told(gone)}})
 
     def hold(self, number: int, held: bool) -> None:
-        """Pause a model that answers faster than its answers are taken, or let it go on."""
+        """Pause or resume a called model that answers faster than its answers are taken."""
         call = self._calls.get(number)
         if call is None:
             return
@@ -154,7 +154,7 @@ class ModelCalls:
             call.hold(held)
 
     def abandon(self, batch: Batch) -> None:
-        """Nobody waits for a batch any more: its calls end, so that it can."""
+        """End the calls of an abandoned batch, so that it can end."""
         for number, other in list(self._within.items()):
             if other is batch:
                 self._cancel(number)
@@ -162,7 +162,7 @@ class ModelCalls:
                 self.reply(number, True, {"response": {"error": _told(gone)}})
 
     def end(self) -> None:
-        """The process has gone."""
+        """End all calls: the process is gone."""
         for number in list(self._calls):
             self._cancel(number)
 
@@ -224,19 +224,19 @@ Give = Callable[[Call, Answer | None, bool], None]
 
 
 class Owner(Protocol):
-    """The owner of the slots of a worker."""
+    """The owner of a worker's slots."""
 
     talk: "Conversation"
 
     def not_sent(self, slot: "Slot", error: Exception) -> None:
-        """End the batch of a slot, which did not get to the worker, later in this turn."""
+        """End the batch of a slot, which could not be sent, later in this turn."""
 
     def close(self) -> None:
         """End the worker."""
 
 
 class Slot:
-    """One of the batches that a worker may have; an instance, as the scheduler sees it."""
+    """One of the concurrent batches of a worker; an instance for the scheduler."""
 
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
@@ -244,8 +244,8 @@ class Slot:
         self.batch: Batch | None = None
         self.done: Done | None = None
         self.sent = 0
-        self.first = 0  # number of the first request of the batch
-        self.responses = 0  # that have come within batches
+        self.first = 0  # number of the batch's first request
+        self.responses = 0  # responses received within batches
         self.pulse = Pulse()
 
     @property
@@ -253,20 +253,20 @@ class Slot:
         return len(self.owner.talk.under_way)
 
     def execute(self, batch: Batch, done: Done) -> None:
-        """Hand `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
+        """Send `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
         self.batch, self.done = batch, done
         self.sent = monotonic_ns()
         try:
             self.owner.talk.send(self, batch)
-        except Exception as error:  # no memory for its file, say: it belongs to this batch alone
+        except Exception as error:  # for example no memory for its file: concerns this batch alone
             self.owner.not_sent(self, error)
 
     def close(self) -> None:
-        """End the worker, with whichever of its slots is closed first."""
+        """End the worker with the first of its slots."""
         self.owner.close()
 
     def end(self, outcome: Outcome) -> None:
-        """Report what has come of the batch."""
+        """Report the batch's outcome."""
         batch, done = self.batch, self.done
         self.batch = self.done = None
         assert batch is not None
@@ -275,9 +275,9 @@ class Slot:
 
 
 class Conversation:
-    """One process from when it runs. `give` takes what comes for a request by itself.
+    """One process while it runs. `give` receives individual responses to requests.
 
-    `report` is told of an error of the model: the requests of its batch, one line, the traceback.
+    `report` receives errors of the model: the requests of its batch, one line, the traceback.
     """
 
     def __init__(
@@ -289,52 +289,54 @@ class Conversation:
         report: Callable[[Batch, str, str], None],
         host: ModelServices,
     ) -> None:
-        self.under_way: dict[int, Slot] = {}  # in the order in which the worker takes them
+        self.under_way: dict[int, Slot] = {}  # in the order of execution
         self._process = process
         self._signature = signature
-        self._concurrent = concurrent  # it runs all that it has; else the first, and keeps order
+        # True if it runs all batches at once; otherwise one after the other.
+        self._concurrent = concurrent
         self._give = give
         self._report = report
         self._frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
         self._calls = ModelCalls(process, host)
         self._next = 1
         self._open: dict[int, Call] = {}
-        self._finals: set[int] = set()  # requests of batches under way whose last response has come
-        self._held_before: list[Call] = []  # of the batch that is being sent
+        # Requests of current batches whose last response has arrived.
+        self._finals: set[int] = set()
+        self._held_before: list[Call] = []  # held calls of the batch being sent
 
     @property
     def idle(self) -> bool:
-        """True if nobody waits for anything from the model."""
+        """True if no request for the model is waiting."""
         return not self.under_way and all(call.ended for call in self._open.values())
 
     @property
     def open(self) -> bool:
-        """True if the model has requests left that it answers after their batch."""
+        """True if the model has requests to answer after their batch."""
         return bool(self._open)
 
     @property
     def executing(self) -> list[Slot]:
-        """Slots whose batches the model has begun, as far as that can be known."""
+        """Slots whose batches the model has started, as far as known."""
         slots = list(self.under_way.values())
         return slots if self._concurrent else slots[:1]
 
     def sign(self, slot: Slot) -> object:
-        """A value that changes with each sign of progress with a slot's batch.
+        """A value that changes with each sign of progress on a slot's batch.
 
-        None while the model waits for a client that reads slowly.
+        None while the model waits for a slow reader.
         """
         assert slot.batch is not None
         for calls in (slot.batch.calls, self._open.values()):
             if any(call.held and not call.ended for call in calls):
                 return None
-        # Of coroutines it is not known which one asks another model.
+        # It is unknown which coroutine calls another model.
         return slot.sent, slot.responses, self._calls.moves
 
     @property
     def abandoned(self) -> bool:
-        """True if the model executes something, and nobody waits for any of it.
+        """True if the model executes something whose requests have all been abandoned.
 
-        What waits in the worker's hands behind that can go to another one.
+        Batches queued behind it in the worker can move to another one.
         """
         executing = self.executing
         return bool(executing) and all(
@@ -347,11 +349,11 @@ class Conversation:
 
     @property
     def requests(self) -> int:
-        """How many requests the process has been given."""
+        """The number of requests sent to the process."""
         return self._next - 1
 
     def send(self, slot: Slot, batch: Batch) -> None:
-        """Send the batch of a slot; raises what keeps it from being sent."""
+        """Send the batch of a slot; raises any error of sending."""
         if self._process.ended:
             raise NotStarted
         slot.first = number = self._next
@@ -371,21 +373,21 @@ class Conversation:
             self.hold(self._held_before.pop(), True)
 
     def cancel(self, call: Call) -> None:
-        """Pass on to the model that nobody waits for a request any more."""
+        """Notify the model of a cancelled request."""
         self._process.send(Kind.CANCEL, pack_request(call.run_number))
         slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None
         if batch is not None and all(other.ended for other in batch.calls):
-            self._calls.abandon(batch)  # or nothing might ever end the batch
+            self._calls.abandon(batch)  # otherwise the batch might never end
 
     def hold(self, call: Call, held: bool) -> None:
-        """Pause the responses to a request, or go on."""
+        """Pause or resume the responses to a request."""
         self._process.send(Kind.HOLD, pack_request(call.run_number, held))
 
     # --- from the worker
 
     def take(self, kind: Kind, meta: bytes, data: Buffer, size: int) -> None:
-        """Take a frame about no batch as a whole; raises what nonsense raises."""
+        """Process a frame that does not end a batch; malformed frames raise any exception."""
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
             self._frames.learn(document)
@@ -403,15 +405,15 @@ class Conversation:
             raise BrokenFrame(f"a frame of kind {kind.name}")
 
     def ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
-        """Take an answer to a batch, or the batch back: its slot, and what has become of it.
+        """Process a batch's result, or the returned batch; gives its slot, and the outcome.
 
-        Raises what nonsense raises.
+        Malformed frames raise any exception.
         """
         kind, number, under_way = header.kind, header.number, self.under_way
         slot = under_way.get(number)
         if slot is None or slot.batch is None:
             raise BrokenFrame("an answer to no batch")
-        if kind is Kind.BACK:  # the one before it waits for another model
+        if kind is Kind.BACK:  # the batch before it waits for another model
             del under_way[number]
             return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
         if not self._concurrent and slot is not next(iter(under_way.values())):
@@ -432,27 +434,27 @@ class Conversation:
         return slot, outcome
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
-        """The model has raised, or given back something else than responses."""
+        """The outcome if the model raised, or returned anything but responses."""
         text = printable(document["text"])
         self._report(batch, text, printable(document["traceback"]))
         error = failed_to_process(self._signature.model, text)
         return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
 
     def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:
-        """A response to one request, or its end."""
+        """Process an individual response, or the end, of a request."""
         number, final = int(document["request"]), bool(document["final"])
         call = self._find(number)
         if final and self._open.pop(number, None) is None and call is not None:
             self._finals.add(number)
         if call is None or call.ended:
-            if not final:  # the model has not seen it, or does not care
+            if not final:  # the model may not know of the cancellation yet
                 self._process.send(Kind.CANCEL, pack_request(number))
             return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(call, answer, final)
 
     def _find(self, number: int) -> Call | None:
-        """The request, in a batch or open, that the model has answered by its number."""
+        """The request with this number, in a batch or open."""
         call = self._open.get(number)
         if call is None and (slot := self._slot_of(number)) is not None:
             slot.responses += 1
@@ -461,7 +463,7 @@ class Conversation:
         return call
 
     def _slot_of(self, number: int) -> Slot | None:
-        """The slot whose batch has the request of a number."""
+        """The slot whose batch has the request with this number."""
         for slot in self.under_way.values():
             if slot.batch is not None and 0 <= number - slot.first < len(slot.batch.calls):
                 return slot
@@ -470,9 +472,9 @@ class Conversation:
     # --- its end
 
     def end(self, how: str, abandoned: bool = False) -> None:
-        """The process has ended: what it had begun fails, what it had not is given back.
+        """Handle the end of the process: started batches fail, others are given back.
 
-        If it was ended since its work was `abandoned`, nothing fails, and no input is to blame.
+        If it was ended for `abandoned` work, nothing fails, and no input is blamed.
         """
         now = monotonic_ns()
         self._calls.end()

@@ -1,4 +1,4 @@
-"""The environment that a worker runs in: the server's interpreter, or what a plugin provides."""
+"""The environment of a worker: the server's interpreter, or one provided by a plugin."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from headrace.core.model_spec import LoadSpec
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An interpreter and, if it is the model's own, the directory it is in.
+    """An interpreter and, if it belongs to the model, the environment's directory.
 
-    `hold` keeps a cached one from being removed while this value is there.
+    `hold` keeps a cached environment from being removed while this value exists.
     """
 
     python: str
@@ -24,24 +24,24 @@ class Environment:
 Provide = Callable[[], Environment]  # blocks; raises `LoadFailed` or `InvalidOption`
 
 
-@cache  # what is installed stays while a process runs, and looking for it takes time
+@cache  # installed plugins do not change, and scanning takes time
 def _providers() -> Mapping[str, Callable[[LoadSpec], Provide | None]]:
     return plugins.load(plugins.ENVIRONMENTS, lambda target: target)
 
 
 def demanded(spec: LoadSpec) -> Provide | None:
-    """The function that provides a model's own environment; None if it asks for none.
+    """The function that provides a model's own environment; None if it needs none.
 
-    Raises `InvalidOption` or `LoadFailed` for what cannot be followed.
+    Raises `InvalidOption` or `LoadFailed` for invalid requirements.
     """
     found = (demand(spec) for demand in _providers().values())
     return next((provide for provide in found if provide is not None), None)
 
 
 def environment_of(spec: LoadSpec) -> Environment:
-    """The environment that a model asks for; the server's interpreter if it asks for none.
+    """The environment for a model; the server's interpreter by default.
 
-    Blocks for as long as a build takes. Raises `LoadFailed` or `InvalidOption` if it cannot be had.
+    Blocks during a build. Raises `LoadFailed` or `InvalidOption`.
     """
     provide = demanded(spec)
     return provide() if provide else Environment(spec.parameters.get("python") or sys.executable)

@@ -1,9 +1,9 @@
-"""Python models in worker processes: imported, started and warmed up on loading threads.
+"""Loading of Python models in workers: import, start and warm-up, on loading threads.
 
-A model may have others loaded while it is started; what it asks for is answered by the event loop
-of the loading thread. Samples go to it as any batch does. What the worker tells of itself
-meanwhile, such as the forms of its results, holds for as long as it runs: the process keeps it for
-its next owner.
+A model may call other models while it is started; the event loop of the loading thread handles
+these calls. Samples are sent like any batch. What the worker has reported meanwhile, such as the
+forms of its results, stays valid as long as it runs: the process object keeps it for its next
+owner.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
 
 _START_SECS = 600.0
-_NOT_STARTED = "there is no server to ask while the model is started"
-_NOT_WARM = "there is no server to ask while the model is warmed up"
+_NOT_STARTED = "services of the server are unavailable while the model is started"
+_NOT_WARM = "services of the server are unavailable while the model is warmed up"
 
 
 def ask_worker(
@@ -53,11 +53,10 @@ def ask_worker(
     seconds: float,
     host: ModelServices | None = None,
 ) -> dict[str, Any]:
-    """Send a worker a question on a loading thread, and wait for its answer.
+    """Send a worker a request on a loading thread, and wait for its answer.
 
-    `host` is whom the model may ask meanwhile, from the event loop of this thread; None for nobody.
-    Raises `LoadFailed`, after which the process has ended, also if that takes longer than
-    `seconds`.
+    `host` provides services to the model meanwhile, on this thread's event loop; None for none.
+    Raises `LoadFailed` if the worker fails, or exceeds `seconds`; the process has ended then.
     """
     try:
         return asyncio.run(_ask(process, kind, document, seconds, host or NoServices(_NOT_STARTED)))
@@ -117,11 +116,11 @@ def warm_up_worker(
     concurrent: bool,
     host: ModelServices | None = None,
 ) -> None:
-    """Run all samples, on a loading thread; `concurrent` as of `Conversation`.
+    """Run all samples, on a loading thread; `concurrent` as in `Conversation`.
 
-    `host` is whom the model may ask, from the event loop of that thread; None for nobody.
+    `host` provides services to the model, on that thread's event loop; None for none.
 
-    Raises `LoadFailed` naming the one that fails; the process has ended then.
+    Raises `LoadFailed` naming the failing sample; the process has ended then.
     """
 
     async def work() -> None:
@@ -147,7 +146,7 @@ def warm_up_worker(
 
 
 class _Talk:
-    """Owner of a conversation while a worker is loaded and started; see `conversation.Owner`."""
+    """Owner of a conversation during load and start; see `conversation.Owner`."""
 
     def __init__(
         self,
@@ -166,14 +165,14 @@ class _Talk:
         process.attach(self._loop, self._take, self.talk.end)
 
     def not_sent(self, slot: Slot, error: Exception) -> None:
-        """End the batch of a slot, which did not get to the worker, later in this turn."""
+        """End the batch of a slot, which could not be sent, later in this turn."""
         if isinstance(error, NotStarted):
             error = WorkerDied(f"the worker process of model '{self._signature.model}' has ended")
         now = monotonic_ns()
         self._loop.call_soon(slot.end, Outcome((), error, slot.sent, now, now))
 
     def close(self) -> None:
-        """Nothing: the process belongs to whoever has started it."""
+        """Do nothing: the process belongs to its loader."""
 
     def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         if header.kind is Kind.METRIC:
@@ -191,15 +190,15 @@ class _Talk:
         self._process.note(logging.ERROR, text, lines)
 
 
-_CONCURRENCY = 32  # batches that a coroutine runs at a time
+_CONCURRENCY = 32  # default of concurrent batches of a coroutine
 _LOAD_SECS = 600.0  # for a model to be imported
 
 
 class LoadedWorker(LoadedModel):
     """A worker with an imported model, which `begin` starts.
 
-    `inputs` and `outputs` are empty: what a model takes and gives is in its configuration. It gets
-    whole batches, and no calls of `infer`.
+    `inputs` and `outputs` are empty: they are declared in its configuration. It receives whole
+    batches, and no calls of `infer`.
     """
 
     told_by_code = True
@@ -207,7 +206,7 @@ class LoadedWorker(LoadedModel):
     def __init__(
         self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
     ) -> None:
-        """`told` is what its loader is told besides. Raises `LoadFailed` or `InvalidOption`."""
+        """`told` are further arguments of its loader. Raises `LoadFailed` or `InvalidOption`."""
         knows_default = "default_max_batch_size" in (told or {})
         self.row_limit = DEFAULT_ROWS if knows_default else CODE_ROWS
         self._loader = loader
@@ -218,7 +217,7 @@ class LoadedWorker(LoadedModel):
         self.run_options = RunOptions()
         if not spec.path.is_file():
             raise LoadFailed(f"there is no model file {spec.path.parent.name}/{spec.path.name}")
-        # Held for as long as workers may be started again.
+        # Kept as long as workers may be restarted.
         self._environment = environment_of(spec)
         self._worker_spec = WorkerSpec(
             spec.model,
@@ -238,12 +237,12 @@ class LoadedWorker(LoadedModel):
 
     @property
     def pid(self) -> int:  # type: ignore[override]
-        """The worker's process."""
+        """The worker's process id."""
         return self.process.pid
 
     @property
     def quarantine_deaths(self) -> int:  # type: ignore[override]
-        """How many workers an input may cost."""
+        """The number of workers that an input may kill."""
         return self.options.quarantine_deaths
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
@@ -252,7 +251,7 @@ class LoadedWorker(LoadedModel):
     def kind(
         self, wanted: str, signature: Signature, device: int | None
     ) -> InstanceKind | AutoChoice:
-        """A process of its own."""
+        """Always a worker process."""
         return InstanceKind.PROCESS
 
     def begin(
@@ -262,7 +261,7 @@ class LoadedWorker(LoadedModel):
         batches: bool,
         host: ModelServices | None = None,
     ) -> None:
-        """Start the first worker; workers that are started later call `host`, too."""
+        """Start the first worker; workers started later use `host`, too."""
         self._host = host
         self._config = json.dumps(to_json(config))
         self._decoupled = config.model_transaction_policy.decoupled
@@ -271,19 +270,19 @@ class LoadedWorker(LoadedModel):
         self.run_options = RunOptions(concurrency, bool(said["asks"]))
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
-        """Run samples, also in every worker that is started later; raises `LoadFailed`."""
+        """Run samples, also in every worker started later; raises `LoadFailed`."""
         self._samples = signature, samples
         self._warm_up(self.process)
 
     def again(self) -> WorkerProcess:
-        """Another worker with the same model, started and warmed up; raises `LoadFailed`."""
+        """Start and warm up another worker with the same model; raises `LoadFailed`."""
         process, _ = self._loaded(False)
         self._start(process)
         self._warm_up(process)
         return process
 
     def placement(self, name: str, version: Surroundings) -> WorkerSet:
-        """The workers of such models."""
+        """The set of workers of a version."""
         return WorkerSet(version)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The backend of Python models under Triton's API, each instance in a worker process of its own.
+"""The backend of Python models with Triton's API, each instance in a worker process.
 
-Whatever has to do with workers is imported when the first model is loaded, on its loading thread.
+Modules for workers are imported when the first model is loaded, on its loading thread.
 """
 
 from collections.abc import Iterator, Set
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from headrace.placement.local.in_process import LoadedInProcess
     from headrace.placement.worker.loaded_worker import LoadedWorker
 
-# All that have a meaning for the server; what others mean, a model knows.
+# Parameters read by the server; the model itself may read any.
 PARAMETERS = WORKER_PARAMETERS | {
     "batching", "execution", "function", "max_concurrency", "split_requests", "strict_outputs",
 }  # fmt: skip
 
 
 class PythonBackend(Backend):
-    """Python models under Triton's API, and whatever a module makes a class like theirs of."""
+    """Python models with Triton's API, and classes of the same form made by loader modules."""
 
     isolated = True
     decoupled = True
@@ -37,9 +37,9 @@ class PythonBackend(Backend):
         platform: str = "python",
         default_filename: str = "model.py",
     ) -> None:
-        """`loader` is the module whose `load` makes the model's class, in the worker.
+        """`loader` is the module whose `load` makes the model's class in the worker.
 
-        Without one it is that of the first plugin, or else Triton's.
+        By default that of the first plugin, or else Triton's.
         """
         self.platform = platform
         self.default_filename = default_filename
@@ -57,7 +57,7 @@ class PythonBackend(Backend):
         return PARAMETERS
 
     def reads_parameter(self, name: str) -> bool:
-        """Every parameter may be read by the model itself."""
+        """Always True: the model itself may read any parameter."""
         return True
 
     def execution_problems(
@@ -72,18 +72,18 @@ class PythonBackend(Backend):
             )
 
     def load(self, spec: LoadSpec) -> LoadedModel:
-        """Import the model in a worker, or here if it asks for that; raises `LoadFailed`."""
+        """Import the model in a worker, or in this process if configured; raises `LoadFailed`."""
         here = spec.parameters.get("execution") in IN_PROCESS
         return self.load_here(spec) if here else self.load_apart(spec)
 
     def load_apart(self, spec: LoadSpec) -> "LoadedWorker":
-        """Start a worker and have it import the model; raises `LoadFailed`."""
+        """Start a worker that imports the model; raises `LoadFailed`."""
         from headrace.placement.worker.loaded_worker import LoadedWorker
 
         return LoadedWorker(spec, self._loader)
 
     def prepare(self) -> None:
-        """Import what `load_here` needs."""
+        """Import the dependencies of `load_here`."""
         from headrace.placement.local import in_process  # noqa: F401
 
     def load_here(self, spec: LoadSpec) -> "LoadedInProcess":

@@ -1,8 +1,8 @@
-"""A Python model's configuration: options of its worker, and arguments of its start.
+"""A Python model's configuration: options of its worker, and arguments of `initialize`.
 
-Parameters become `WorkerOptions`; `WorkerSpec` is how a worker process is started (interpreter,
-threads, environment variables); `start_arguments` are what `initialize` gets, and `with_completion`
-takes in what `auto_complete_config` says.
+Parameters become `WorkerOptions`; `WorkerSpec` specifies the process (interpreter, threads,
+environment variables); `start_arguments` are the arguments of `initialize`, and `with_completion`
+applies the result of `auto_complete_config`.
 """
 
 import os
@@ -26,13 +26,13 @@ from headrace.workers.limits import Limits
 
 CODE_ROWS = "the max_batch_size that its code sets"
 HEARTBEAT_SECS = 30.0
-_LEAST_HEARTBEAT_SECS = 1.0  # the worker counts twice in it
+_LEAST_HEARTBEAT_SECS = 1.0  # the worker beats twice within it
 _MOST_NICE = 19
 _LEAST_FILES = 32
 _LEAST_MEMORY = 128 << 20  # numpy with a few threads takes nearly as much
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(|[KMGT]i?B|B)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-# All that have a meaning for every worker, also those that are read elsewhere.
+# Parameters read for every worker, including those parsed elsewhere.
 WORKER_PARAMETERS = frozenset(
     {
         "EXECUTION_ENV_PATH", "execution_limit_secs", "stall_secs", "heartbeat_secs", "max_rss",
@@ -44,12 +44,12 @@ WORKER_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Times in seconds, sizes in bytes; 0 switches a limit off.
+    """Options of a worker: times in seconds, sizes in bytes; 0 switches a limit off.
 
-    `execution` is for a batch, `heartbeat_secs` for the time without a sign of life, `max_rss` and
-    `max_requests` are for the whole life of a process, and `quarantine_deaths` says at how many
-    deaths an input must have been there to be refused. `variables` are those of the server's
-    environment variables that the model sees besides, by name or pattern.
+    `execution` limits a batch, `heartbeat_secs` the time without a heartbeat, `max_rss` and
+    `max_requests` the life of a process, and `quarantine_deaths` is the number of deaths after
+    which an input is refused. `variables` are names or patterns of further environment variables
+    for the model.
     """
 
     execution: ExecutionLimits = field(default_factory=ExecutionLimits)
@@ -64,16 +64,16 @@ class WorkerOptions:
     def of(
         cls, parameters: Mapping[str, str], defaults: ExecutionLimits | None = None
     ) -> "WorkerOptions":
-        """Read a configuration's parameters; raises `InvalidOption` naming the wrong one.
+        """Parse a configuration's parameters; raises `InvalidOption` naming the invalid one.
 
-        `defaults` are the server's limits on executions, by default none.
+        `defaults` are the server's execution limits, by default none.
         """
         heartbeat = seconds(parameters, "heartbeat_secs", HEARTBEAT_SECS)
         if 0 < heartbeat < _LEAST_HEARTBEAT_SECS:
             raise _wrong(parameters, "heartbeat_secs", "0 or a number of seconds from 1 on")
         expected = "0 or a whole number from 2 on"
         deaths = _number(parameters, "quarantine_deaths", DEATHS, expected)
-        if deaths == 1:  # it would take the innocent of a batch with the guilty
+        if deaths == 1:  # 1 would also refuse the other inputs of the batch
             raise _wrong(parameters, "quarantine_deaths", expected)
         return cls(
             (defaults or ExecutionLimits()).of(parameters),
@@ -143,17 +143,17 @@ def _wrong(parameters: Mapping[str, str], name: str, expected: str) -> InvalidOp
     return InvalidOption(f"parameters['{name}']", f"expected {expected}, got {parameters[name]!r}")
 
 
-# Further variables of the server's environment that a model may see; others may be secrets.
+# Environment variables for every model; others may be secret.
 _PASSED = (
     "VIRTUAL_ENV", "ORT_DISABLE_TELEMETRY", "GLIBC_TUNABLES", "CUDA_*", "NVIDIA_*", "HF_*",
     "TRANSFORMERS_*", "TORCH_*", "OMP_*", "MKL_*", "MALLOC_*",
 )  # fmt: skip
-_OWN = "HEADRACE_"  # settings of the server, keys among them
+_OWN = "HEADRACE_"  # settings of the server, including keys
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def passed_environment(*patterns: str) -> dict[str, str]:
-    """Variables of the server's environment that are no secrets, and those that `patterns` fit.
+    """Environment variables that are not secret, and those matching `patterns`.
 
     Never the server's own settings.
     """
@@ -163,10 +163,10 @@ def passed_environment(*patterns: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a model runs its batches, as it has said when it was started, and its configuration.
+    """The execution options that a model reported at its start, and its configuration.
 
-    `concurrency` is how many a coroutine runs at a time, 0 for one after the other; `asks` whether
-    the model is to be asked if it is ready.
+    `concurrency` is the number of concurrent batches of a coroutine, 0 for one after the other;
+    `asks` is true if the model reports its readiness.
     """
 
     concurrency: int = 0
@@ -175,10 +175,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """How a worker is started, and whose it is, for the log.
+    """The specification of a worker process, and its owner for the log.
 
     `threads` is for numeric libraries. `prefix` is the directory of the model's own environment.
-    `variables` are further ones of the server's that it sees, by name or pattern.
+    `variables` are names or patterns of further environment variables.
     """
 
     model: str
@@ -191,13 +191,13 @@ class WorkerSpec:
     variables: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that the process gets."""
+        """The environment variables of the process."""
         passed = passed_environment(*self.variables)
         threads = {name: str(self.threads) for name in _THREADS if name not in passed}
         return {**passed, **threads, **self._own(), "PYTHONUNBUFFERED": "1"}
 
     def _own(self) -> dict[str, str]:
-        """Variables of an activated environment, as shells set them, for what a model starts."""
+        """The variables of an activated environment, as set by shells, for child processes."""
         if not self.prefix:
             return {}
         kind = "CONDA_PREFIX" if os.path.isdir(f"{self.prefix}/conda-meta") else "VIRTUAL_ENV"
@@ -210,17 +210,17 @@ class WorkerSpec:
         }
 
 
-# What `auto_complete_config` may say.
+# The fields that `auto_complete_config` may set.
 _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
 )  # fmt: skip
 
 
 def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> ModelConfig:
-    """A copy of `config` with what the model says of itself; raises `InvalidConfig`.
+    """A copy of `config` with the model's own declarations; raises `InvalidConfig`.
 
-    Nobody can look into such a model, so it has to say what it takes and gives. One without inputs
-    and without outputs has to say so itself: mostly they were forgotten. Raises `Contradiction`.
+    Such a model cannot be inspected, so its tensors must be declared. A model without inputs or
+    outputs has to declare this itself: mostly they were forgotten. Raises `Contradiction`.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -245,7 +245,7 @@ def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> Mo
 
 
 def start_arguments(spec: LoadSpec, config: str) -> dict[str, str]:
-    """The argument of `initialize`; `config` is the whole configuration as JSON."""
+    """The argument of `initialize`; `config` is the complete configuration as JSON."""
     return {
         "model_config": config,
         "model_instance_kind": _kind(spec),

@@ -1,15 +1,14 @@
-"""Instances in worker processes: batches go out as frames, and what comes back is an outcome.
+"""An instance in a worker process: batches are sent as frames, results become outcomes.
 
-A worker has slots, each of which can have a batch under way: while the model runs one, the next is
-in the worker's hands already. To the scheduler each slot is an instance. Only where batches are
-short is there more than one: nothing should wait behind a long one that another worker could run.
+A worker has slots, each for one batch in progress: while the model runs one, the next is already in
+the worker. To the scheduler each slot is an instance. There is only more than one if batches are
+short: nothing should wait behind a long one that another worker could run.
 
-A worker that ends takes with it only what it had begun, which is answered at once; what it had not
-goes back to the queue. It is started again: at once if it had answered anything or run for a while,
-else after a delay that grows. One that ends again and again before it has answered anything is left
-alone for a while, and its model is not ready.
+A worker that ends fails only the batches that it has started; the others go back to the queue. It
+is restarted: at once if it had answered anything or run for a while, else after a growing delay.
+After a loop of early ends restarts are paused, and its model is not ready.
 
-Owned by the event-loop thread, but for starting, which happens on a thread of its own.
+Owned by the event-loop thread, except for starting, which happens on a separate thread.
 """
 
 import asyncio
@@ -34,20 +33,20 @@ from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
 
 log = logging.getLogger(__name__)
 
-_SHORT_NS = 2_000_000  # the time of a batch up to which it is worth having the next one there
-_WEIGHT = 0.2  # of the last batch in the mean
-_PAUSE_SECS = 0.1  # before what nobody waited for is started again
-_ASK_SECS = 1.0  # between questions whether the model is ready
-_ANSWER_SECS = 5.0  # that it may take for an answer
+_SHORT_NS = 2_000_000  # duration of a batch up to which sending the next one ahead pays
+_WEIGHT = 0.2  # weight of the last batch in the mean
+_PAUSE_SECS = 0.1  # before a worker killed for abandoned work is restarted
+_ASK_SECS = 1.0  # between readiness requests to the model
+_ANSWER_SECS = 5.0  # time limit for the answer
 
 
 class WorkerInstance:
-    """One instance of a model through all its processes.
+    """One instance of a model, across restarts of its process.
 
-    As of the last `look`: for `silent` seconds none of the batches that it executes has made
-    progress, for `longest` one of them has not, and for `abandoned` nobody has waited for any.
+    As of the last `look`: seconds without progress of all executing batches (`silent`) or of one of
+    them (`longest`), and seconds of executing abandoned work only (`abandoned`).
 
-    `start` makes another process like the first; it takes its time, and raises `RepositoryError`.
+    `start` makes another process like the first; it blocks, and raises `RepositoryError`.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class WorkerInstance:
         counters: WorkerCounters,
         changed: Callable[[], None],
     ) -> None:
-        """`changed` is called when something has changed that may matter to whether it is ready."""
+        """`changed` is called after any change that may affect readiness."""
         self.name = name
-        self.grace = ABANDONED_SECS  # for the model to end open requests that nobody waits for
+        self.grace = ABANDONED_SECS  # time for the model to end abandoned open requests
         self._counters = counters
         self._killed: tuple[EndKind, str] | None = None
         self.silent = 0.0
@@ -75,12 +74,12 @@ class WorkerInstance:
         self.options = options
         self.run_options = run_options
         self.slots = [Slot(self, number) for number in range(run_options.concurrency or SLOTS)]
-        self.slots_left = 0  # of one that has been replaced, those that the scheduler still has
-        self.outsized = False  # it is too large from its start: replacing it would help nothing
+        self.slots_left = 0  # slots of a replaced worker that the scheduler still has
+        self.outsized = False  # too large from the start: replacing it would not help
         self.heartbeat = Pulse()
         self.running = True
-        self.given_up = False  # it has ended so often that it is left alone for now ...
-        self.tried_again = 0.0  # ... until then, by the loop's clock
+        self.given_up = False  # restarts are paused after a loop of early ends ...
+        self.tried_again = 0.0  # ... until this time of the loop's clock
         self._process = process
         self._signature = version.signature
         self._loop = version.loop
@@ -88,62 +87,62 @@ class WorkerInstance:
         self._host = version.host
         self._changed = changed
         self._begun = self._loop.time()
-        self._answered = False  # the process has given an answer
+        self._answered = False  # the process has answered a batch
         self._restarts = RestartPolicy()
         self._restart: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
-        self._willing = True  # as far as the model has said
+        self._willing = True  # the readiness last reported by the model
         self._question: asyncio.TimerHandle | None = None
         self._asked = 0
-        self._late = False  # the answer to the last question, so far
-        self._mean_ns = 2.0 * _SHORT_NS  # of a batch's time; not short before it is known to be
+        self._late = False  # true if the last readiness request is overdue
+        self._mean_ns = 2.0 * _SHORT_NS  # mean duration of a batch; initially assumed long
         self._prefetches = True
-        self._calls_out = False  # the model has had others run
+        self._calls_out = False  # the model has called other models
         self._attach()
 
     @property
     def requests(self) -> int:
-        """How many requests the process has been given."""
+        """The number of requests sent to the process."""
         return self.talk.requests
 
     @property
     def concurrency(self) -> int:
-        """Batches that it runs at the same time, 0 for one after the other."""
+        """The number of concurrent batches, 0 for one after the other."""
         return self.run_options.concurrency
 
     @property
     def kind(self) -> InstanceKind:
-        """Where its batches run."""
+        """Always a process."""
         return InstanceKind.PROCESS
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def beats(self) -> int:
-        """How often the running process has given a sign of life."""
+        """The number of heartbeats of the running process."""
         return self._process.beats
 
     @property
     def idle(self) -> bool:
-        """True if nobody waits for anything from the process."""
+        """True if no request for the process is waiting."""
         return not self.running or self.talk.idle
 
     def resident(self) -> int:
-        """Bytes of memory that the process has in use."""
+        """Bytes of memory in use by the process."""
         return self._process.resident()
 
     def close(self) -> None:
-        """End the process; `closed` can be waited for."""
+        """End the process; see `closed`."""
         if self._closed is not None:
             return
         self._closed = self._loop.create_future()
         if self._restart is not None:
             self._restart.cancel()
-        if not self.running:  # one that is being started is ended when it is there
+        if not self.running:  # a starting process is ended once it runs
             self._closed.set_result(None)
         elif self.talk.open:
             self._stop_timer = self._loop.call_later(self.grace, self._process.stop)
@@ -151,32 +150,32 @@ class WorkerInstance:
             self._process.stop()
 
     def _stop_if_settled(self) -> None:
-        """End a closed process with the last of its open requests."""
+        """End a closed process after the last of its open requests."""
         if self._stop_timer is not None and not self.talk.open:
             self._stop_timer.cancel()
             self._stop_timer = None
             self._process.stop()
 
     def kill(self, kind: EndKind, why: str) -> None:
-        """End the running process as if it had died; `why` follows its name in messages."""
+        """Kill the running process as if it had died; `why` follows its name in messages."""
         log.error(
             "worker %d of %s %s and is killed", self.pid, self.name, why,
             extra={"model": self._signature.model, "worker": self.pid},
         )  # fmt: skip
         self._killed = kind, why
-        for slot in self.slots:  # what came until it has ended would be lost with it
+        for slot in self.slots:  # batches sent until it has ended would be lost
             self._scheduler.suspend(slot)
         self._process.kill()
 
     async def closed(self) -> None:
-        """Wait until no process is left."""
+        """Wait until all processes have ended."""
         if self._closed is not None:
             await asyncio.shield(self._closed)
 
     # --- to the worker
 
     def not_sent(self, slot: Slot, error: Exception) -> None:
-        """End the batch of a slot, which did not get to the worker, once its sender is done."""
+        """End the batch of a slot, which could not be sent, after the sender has returned."""
 
         def end() -> None:
             now = monotonic_ns()
@@ -190,13 +189,13 @@ class WorkerInstance:
 
     @property
     def start_secs(self) -> float:
-        """How long the running process has taken until it could be given batches."""
+        """Seconds that the running process took to start."""
         return self._process.start_secs
 
     def look(self, elapsed: float, stall_secs: float) -> None:
-        """Hold what is executed against what it was at the last look, `elapsed` seconds ago.
+        """Compare executions with those at the last look, `elapsed` seconds ago.
 
-        After `stall_secs` of silence it is stalled, unless they are 0.
+        The instance is stalled after `stall_secs` without progress, unless 0.
         """
         talk = self.talk
         times = [slot.pulse.look(talk.sign(slot), elapsed) for slot in talk.executing]
@@ -238,7 +237,7 @@ class WorkerInstance:
             self.choose_slots()
 
     def _on_other(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
-        """Take what is no answer to a batch."""
+        """Process a frame that does not end a batch."""
         kind = header.kind
         if kind is Kind.METRIC:
             self._host.metric(json.loads(meta))
@@ -250,14 +249,15 @@ class WorkerInstance:
             self._scheduler.suspend(slot)
         else:
             if kind is Kind.CALL and not self._calls_out:
-                # What asks for another model's answer must not be given what that one waits for.
+                # A worker that waits for another model must not hold batches that this one waits
+                # for.
                 self._calls_out = True
                 self.choose_slots()
             self.talk.take(kind, meta, data, header.data)
             self._stop_if_settled()
 
     def choose_slots(self) -> None:
-        """Take part with further slots only while batches are short."""
+        """Use further slots only while batches are short."""
         if self.run_options.concurrency:
             return
         prefetches = self._mean_ns <= _SHORT_NS and not self._calls_out
@@ -269,7 +269,7 @@ class WorkerInstance:
             self._prefetches = False
         elif prefetches != self._prefetches:
             free = [slot for slot in self.slots[1:] if slot.batch is None]
-            if len(free) == len(self.slots) - 1:  # else after the next batch
+            if len(free) == len(self.slots) - 1:  # otherwise after the next batch
                 self._prefetches = prefetches
                 for slot in free:
                     (self._scheduler.resume if prefetches else self._scheduler.suspend)(slot)
@@ -282,22 +282,22 @@ class WorkerInstance:
         else:
             self._process.note(logging.ERROR, text, lines, batch.calls[0].id)
 
-    # --- whether the model says that it is ready
+    # --- the model's own readiness
 
     @property
     def willing(self) -> bool:
-        """True if it runs, and the model does not say that it is not ready."""
+        """True if it runs, and the model does not report itself as not ready."""
         return self.running and self._willing
 
     def _ask(self) -> None:
-        """Ask the model; until it has answered, nothing changes, unless that takes too long."""
+        """Request the model's readiness; it stays unchanged until the answer, or a timeout."""
         self._asked = monotonic_ns()
         self._late = False
         self._process.send(Kind.ASK)
         self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
 
     def _on_silence(self) -> None:
-        # A batch that it had before is no reason to be not ready: the question waits for its end.
+        # An earlier batch is no reason for not being ready: the request waits for its end.
         if any(slot.sent < self._asked for slot in self.talk.under_way.values()):
             self._question = self._loop.call_later(_ANSWER_SECS, self._on_silence)
         else:
@@ -305,7 +305,7 @@ class WorkerInstance:
             self._set_willing(False)
 
     def _on_answer(self, ready: bool) -> None:
-        """Take an answer; one that took too long counts as no, as in Triton."""
+        """Process the answer; a late one counts as not ready, as in Triton."""
         if self._question is not None:
             self._question.cancel()
         self._question = self._loop.call_later(_ASK_SECS, self._ask)
@@ -318,7 +318,7 @@ class WorkerInstance:
                      extra={"model": self._signature.model, "worker": self.pid})  # fmt: skip
             self._changed()
 
-    # --- its end, and the next one
+    # --- end and restart
 
     def _on_exit(self, how: str) -> None:
         self.running = False
@@ -340,7 +340,7 @@ class WorkerInstance:
             if self._answered or self._loop.time() - self._begun >= RestartPolicy.STEADY_SECS:
                 self._restarts.steady()
             if not abandoned:
-                # What kills a worker that does nothing is somebody else.
+                # A worker that dies while idle was killed from outside.
                 outside = kind is EndKind.SIGNAL and self._process.killed and self.talk.idle
                 self._restarts.ended(to_blame=not outside)
             self._counters.ends[kind] += 1
@@ -352,12 +352,12 @@ class WorkerInstance:
         for slot in self.slots:
             self._scheduler.suspend(slot)
         if self._closed is None:
-            # What nobody waited for may have been the last that kept its version from going.
+            # Abandoned work may have been the last thing that kept its version from being freed.
             self._plan_restart(_PAUSE_SECS if abandoned else 0.0)
         self._changed()
 
     def _plan_restart(self, least: float = 0.0) -> None:
-        """Start again after `least` seconds or later."""
+        """Restart after at least `least` seconds."""
         delay = max(self._restarts.delay, least)
         if self._restarts.looping:
             self.given_up = True

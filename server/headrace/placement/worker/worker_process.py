@@ -1,9 +1,9 @@
-"""A worker process as its parent sees it, and the server's end of the socket to it.
+"""A worker process and its socket, on the server's side.
 
 Loading may take minutes, so `start` and `ask` block and are for a loading thread. From `attach` on
-the event loop owns it: frames go both ways without waiting. Frames that cannot go at once wait
-here, with the open files that go along. What is in a file is written, or copied, before a call
-returns, and a file is written again only when the worker refers to nothing in it.
+the event loop owns it: frames are exchanged without blocking. Frames that cannot be sent at once
+are queued here, with their open files. File contents are written, or copied, before a call returns,
+and a file is reused only when the worker refers to nothing in it.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ from headrace.workers.memory import BatchFiles, write_file
 log = logging.getLogger(__name__)
 
 CLOSED = "closed its socket"
-_REST_SECS = 10.0  # without large batches, after which a slot's files give back their memory
-_PENDING = 4  # files that may have come before their frames
+_REST_SECS = 10.0  # without large batches after which a slot's files release their memory
+_PENDING = 4  # files that may arrive before their frames
 Take = Callable[[Header[Kind], bytes, Buffer], None]
 
 
@@ -64,13 +64,13 @@ class WorkerSocket:
         log: Callable[[bytes], None],
         lost: Callable[[str, Exception | None], None],
     ) -> None:
-        """`log` takes the meta of LOG; `lost` is told why the worker is of no more use."""
+        """`log` receives the meta of LOG; `lost` is called when the worker is unusable."""
         self.socket = FrameSocket(
             socket.socket(fileno=descriptor), FrameReader(Kind, MAX_TOLD, MAX_SLOTS)
         )
         self.sock = self.socket.sock
         self.closed = False
-        self.on_empty: Callable[[], None] = _nothing  # called when nothing waits any more
+        self.on_empty: Callable[[], None] = _nothing  # called when no frames are queued
         self._log, self._lost = log, lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
@@ -81,11 +81,11 @@ class WorkerSocket:
 
     @property
     def unsent(self) -> int:
-        """Frames that wait to be sent."""
+        """The number of queued frames."""
         return len(self._unsent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
-        """Read on the event loop, and hand frames to `take`."""
+        """Read on the event loop, and pass frames to `take`."""
         self._loop = loop
         self._take = take
         self.sock.setblocking(False)
@@ -95,7 +95,7 @@ class WorkerSocket:
             loop.add_writer(self.sock, self._on_writable)
 
     def detach(self) -> None:
-        """Belong to no event loop any more; frames that come wait for the next one."""
+        """Detach from the event loop; frames that arrive wait for the next one."""
         self.give_up()
         self._stop_resting()
         if self._loop is not None:
@@ -103,7 +103,7 @@ class WorkerSocket:
         self._loop = self._take = None
 
     def give_up(self) -> None:
-        """Take nothing in any more."""
+        """Stop receiving."""
         if self._reading and self._loop is not None:
             self._reading = False
             self._loop.remove_reader(self.sock)
@@ -115,9 +115,9 @@ class WorkerSocket:
     def send_data(
         self, kind: Kind, slot: int, meta: bytes, pieces: Sequence[Buffer], size: int
     ) -> None:
-        """Send a frame with data, which are written or copied before this returns.
+        """Send a frame with data, which is written or copied before this returns.
 
-        Raises `OSError` if there is no memory for them.
+        Raises `OSError` without enough memory.
         """
         known = self._files.slots.get(slot)
         flags = known.used() if known is not None else 0
@@ -133,7 +133,7 @@ class WorkerSocket:
             known.lend()
 
     def _rest_later(self) -> None:
-        """Look after a while whether slots still use the memory of their files."""
+        """Schedule a check for slots that no longer use their files' memory."""
         if self._resting is None and self._loop is not None:
             self._resting = self._loop.call_later(_REST_SECS, self._rest)
 
@@ -150,24 +150,24 @@ class WorkerSocket:
     def send_loose(
         self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
     ) -> None:
-        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+        """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
-        Raises `OSError` if there is no memory for them.
+        Raises `OSError` without enough memory.
         """
         told, pieces, size = told_frame(kind, document, blocks)
         self._write(told, write_file(pieces, size) if size else -1)
 
     def _write(self, data: bytes | memoryview, descriptor: int) -> None:
-        """Send a frame as soon as it can go, with an open file, which is closed then."""
+        """Send or queue a frame, with an open file, which is closed afterwards."""
         if self.closed:
             if descriptor >= 0:
                 os.close(descriptor)
             return
-        if descriptor < 0 and not self._unsent:  # as nearly always
+        if descriptor < 0 and not self._unsent:  # the usual case
             try:
                 sent = self.sock.send(data)
             except OSError:
-                sent = 0  # which is tried again, and then told
+                sent = 0  # tried again, and then reported
             if sent == len(data):
                 return
             data = memoryview(data)[sent:]
@@ -184,13 +184,13 @@ class WorkerSocket:
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ConnectionResetError):
-            return len(data)  # the worker has ended: what it has sent before is still to be read
+            return len(data)  # the worker has ended: its last frames are still to be read
         except OSError as error:
             self._lost(f"cannot be written to: {error}", None)
             return len(data)
 
     def _flush(self) -> None:
-        """Send of what waits as much as can go now."""
+        """Send as many queued frames as possible."""
         while self._unsent:
             data, descriptor = self._unsent[0]
             sent = self._send_some(data, descriptor)
@@ -209,7 +209,7 @@ class WorkerSocket:
             self.on_empty()
 
     def receive(self) -> bool:
-        """Take in what has come; whether there may be more."""
+        """Process received bytes; returns True if there may be more."""
         if not self._reading:
             return False
         files = self.socket.files
@@ -236,7 +236,7 @@ class WorkerSocket:
         except ConnectionError:
             self._lost(CLOSED, None)
             return False
-        except Exception as error:  # what reading nonsense may raise, or a bug of ours
+        except Exception as error:  # from a malformed frame, or a bug
             self._lost(f"sent what makes no sense ({type(error).__name__}: {error})", error)
         return self._reading
 
@@ -261,9 +261,9 @@ def _nothing() -> None:
 
 
 _PACKAGES = Path(__file__).parents[2]
-# The package without what its root imports, and without whatever else lies beside it: the worker
-# may belong to another environment. Nothing is imported from the working directory. Limits are set
-# and signs of life are given before anything large is imported.
+# Imports the package without its root module's imports, and nothing else from its directory: the
+# worker may belong to another environment. Nothing is imported from the working directory. Limits
+# are set and heartbeats start before anything large is imported.
 _BOOT = (
     "import sys,types;"
     "given=sys.argv[1:];sys.argv[:]=[''];"  # as in Triton: models may read the command line
@@ -276,24 +276,24 @@ _BOOT = (
 
 
 def command(python: str, socket: int, heartbeat: int, limits: Limits) -> list[str]:
-    """The command; `socket` and `heartbeat` are descriptors that the process inherits."""
+    """The command line; `socket` and `heartbeat` are inherited descriptors."""
     given = str(socket), str(_PACKAGES), str(heartbeat), limits.encode(), __version__
     return [python, "-c", _BOOT, *given]
 
 
-_LAST_READS = 64  # of what a worker has left behind
+_LAST_READS = 64  # reads of an ended worker's last frames
 _STOP_SECS = 5.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 class WorkerProcess:
-    """One process, from its start to its end."""
+    """One worker process, from its start to its end."""
 
     def __init__(self, spec: WorkerSpec, deadline: float = inf) -> None:
-        """Start the process, which may take until `deadline` for answers; raises `LoadFailed`."""
+        """Start the process, which may take until `deadline` to answer; raises `LoadFailed`."""
         self.spec = spec
         self._begun = monotonic()
-        self.start_secs = 0.0  # that it has taken to be given to an event loop
+        self.start_secs = 0.0  # duration of the start, until `attach`
         self._deadline = deadline
         fields = {"model": spec.model, "version": spec.version}
         self._output = ProcessOutput("", fields)
@@ -314,24 +314,24 @@ class WorkerProcess:
                 kind = NoResources if error.errno in _EXHAUSTED else LoadFailed
                 raise kind(f"cannot start {spec.python}: {error.strerror}") from error
             ours.pop_all()
-        # A worker that wakes up does not take the core from whoever has woken it: the server goes
-        # on with what else has come. Where that is not allowed it is merely slower.
+        # The scheduler must not preempt the server in favour of a worker that it wakes: the server
+        # continues with other work first. Where this is not permitted it is merely slower.
         with suppress(OSError):
             os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
         self._output.name = f"{spec.model} worker {self.pid}"
         self._output.fields["worker"] = self.pid
         self.link = WorkerSocket(own, self._log, self._give_up)
-        self._early: list[tuple[Header[Kind], bytes]] = []  # frames for who is attached next
+        self._early: list[tuple[Header[Kind], bytes]] = []  # frames kept for the next owner
         self._take: Take | None = None
         self._on_exit: Callable[[str], None] | None = None
         self.ended = False
-        self.end_kind = EndKind.EXIT  # once it has ended
-        self.killed = False  # it was ended by SIGKILL, whoever has sent that
+        self.end_kind = EndKind.EXIT  # the kind of its end
+        self.killed = False  # ended by SIGKILL, from whomever
         self._given_up = False
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._child.pid
 
     @property
@@ -341,15 +341,15 @@ class WorkerProcess:
 
     @property
     def patience(self) -> float | None:
-        """For how many seconds it may still start; None for as long as it takes."""
+        """Seconds that the start may still take; None for no limit."""
         return None if self._deadline == inf else self._deadline - monotonic()
 
     def resident(self) -> int:
-        """Bytes of memory that it has in use, shared ones counted; 0 if it has ended."""
+        """Bytes of memory in use, including shared memory; 0 if it has ended."""
         return 0 if self.ended else resident_bytes(self.pid)
 
     def answer(self, kind: Kind, meta: bytes) -> dict[str, Any]:
-        """The answer of a worker; raises `LoadFailed` if that is a failure."""
+        """The answer of the worker; raises `LoadFailed` if it is a failure."""
         answer = json.loads(meta)
         if kind is Kind.FAILED:
             if answer["problems"]:
@@ -359,14 +359,14 @@ class WorkerProcess:
         return dict(answer or {})
 
     def kill(self) -> None:
-        """Kill the process, and those that it has started; without an event loop, wait for that."""
+        """Kill the process and its descendants; without an event loop, wait for the end."""
         if not self._child.ended and self._child.kill():
             self._close()
 
     def attach(
         self, loop: asyncio.AbstractEventLoop, take: Take, on_exit: Callable[[str], None]
     ) -> None:
-        """Hand frames to `take`, and call `on_exit`, once, with how the process ended."""
+        """Pass frames to `take`, and call `on_exit`, once, with a description of the end."""
         self._take, self._on_exit = take, on_exit
         self.start_secs = monotonic() - self._begun
         early, self._early = self._early, []
@@ -376,14 +376,14 @@ class WorkerProcess:
         self._child.attach(loop, self._on_ended)
 
     def detach(self) -> None:
-        """Belong to no event loop any more; to be called on the one that it belongs to."""
+        """Detach from the event loop; call it on that loop."""
         if not self.ended:
             self._child.detach()
             self.link.detach()
         self._take = self._on_exit = None
 
     def keep(self, header: Header[Kind], meta: bytes) -> None:
-        """Hand a frame to whom the process is attached to next, too."""
+        """Keep a frame for the next owner, too."""
         self._early.append((header, meta))
 
     def send(self, kind: Kind, meta: bytes = b"") -> None:
@@ -391,13 +391,13 @@ class WorkerProcess:
         self.link.send(kind, meta)
 
     def stop(self) -> None:
-        """Send STOP, by which it finishes and ends; it is killed if that takes long."""
+        """Send STOP, which ends the process in order; it is killed if that takes too long."""
         if not self.ended:
             self.send(Kind.STOP)
             self._child.kill_after(_STOP_SECS)
 
     def _give_up(self, reason: str, error: Exception | None) -> None:
-        """Kill a process that is of no more use, and log why."""
+        """Kill an unusable process, and log the reason."""
         if self.ended or self._given_up or self._take is None:
             return
         self._given_up = True
@@ -405,14 +405,15 @@ class WorkerProcess:
             self.end_kind = EndKind.NONSENSE
         self.link.give_up()
         self.kill()
-        # What is not the worker's nonsense is a bug of ours; a closed socket is only how it ends.
+        # Malformed frames are the worker's fault, other errors bugs; a closed socket is only its
+        # end.
         bug = None if isinstance(error, BrokenFrame) else error
         level = logging.DEBUG if reason == CLOSED else logging.ERROR
         log.log(level, "%s worker %d %s, and is killed", self.spec.model, self.pid, reason,
                 exc_info=bug, extra=self._output.fields)  # fmt: skip
 
     def _on_ended(self) -> None:
-        for _ in range(_LAST_READS):  # what it has sent last
+        for _ in range(_LAST_READS):  # its last frames
             if not self.link.receive():
                 break
         status = self._child.status
@@ -437,6 +438,6 @@ class WorkerProcess:
         )
 
     def note(self, level: int, text: str, trace: str = "", request_id: str = "") -> None:
-        """Put what the model has said or done into the log."""
+        """Log something that the model has reported or done."""
         fields: dict[str, object] = {"request_id": request_id} if request_id else {}
         self._output.note(level, f"{text}\n{trace}" if trace else text, fields)

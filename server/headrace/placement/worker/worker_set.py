@@ -1,18 +1,17 @@
-"""Placement in workers: the processes of one model version, watched and replaced.
+"""Placement in workers: the processes of one version, watched and replaced.
 
-Once a second each worker is looked at: one that has given no sign of life for too long, or whose
-batch makes no progress for too long, is killed, which is answered like any other death. One that
-goes on with work that nobody waits for any more is killed, too, which is no death of the model's:
-soon where it is not needed any longer, else after as long as a stall takes to be called one, or as
-it took to start, since starting it again may take longer than its work. Its end is known at once,
-by its process descriptor.
+Each worker is checked once a second: one without heartbeat for too long, or whose batch makes no
+progress for too long, is killed, which is handled like any other death. One that continues
+abandoned work is killed, too, but not counted as a death: soon if it is no longer needed, else
+after the stall time, or the time of its start, since restarting it may take longer than its work.
+The end of a process is noticed at once, by its process descriptor.
 
-One that has grown too large, or has served enough requests, is replaced: a successor is started
-beside it, and takes over once it is there; the old one finishes what it has. Workers of one version
-are replaced one after the other, so that no more than one is there in addition. If the successor
-cannot be started, the old one goes on, and it is tried again after a delay that grows.
+One that has grown too large, or has served enough requests, is recycled: a successor is started
+beside it, and takes over once it is ready; the old one finishes its requests. Workers of one
+version are replaced one after the other, so that there is at most one in addition. If the successor
+cannot be started, the old one continues, and the attempt is repeated after a growing delay.
 
-Owned by the event-loop thread, but for starting.
+Owned by the event-loop thread, except for starting.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ _MOST_SECS = 60.0
 
 
 def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> RecycleReason | None:
-    """Why a worker with so many bytes in use, after so many requests, is to be replaced."""
+    """The reason to replace a worker with this memory and number of requests; None for none."""
     if options.max_rss and resident > options.max_rss:
         return RecycleReason.MAX_RSS
     if options.max_requests and requests >= options.max_requests:
@@ -49,7 +48,7 @@ def recycle_reason(options: WorkerOptions, resident: int, requests: int) -> Recy
 
 
 class WorkerSet(Placement):
-    """The workers of a version: those that serve, and those that have been replaced and finish."""
+    """The workers of a version: those that serve, and replaced ones that finish."""
 
     def __init__(self, version: Surroundings) -> None:
         self.counters = WorkerCounters()
@@ -65,10 +64,10 @@ class WorkerSet(Placement):
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
         self._pace = LOOK_SECS
-        self._grace: float | None = None  # for what nobody waits for, while the version goes
+        self._grace: float | None = None  # grace for abandoned work while the version drains
 
     def add(self, name: str, model: Any, *given: object) -> None:
-        """Put a started worker, of a `LoadedWorker`, behind the scheduler."""
+        """Add a started worker, of a `LoadedWorker`, to the scheduler."""
         worker = self._worker(name, model.process, model.again, model.options, model.run_options)
         self._serving.append(worker)
         limits = worker.options.execution
@@ -80,7 +79,7 @@ class WorkerSet(Placement):
             self._timer = self._loop.call_later(self._pace, self._look)
 
     def leave(self, grace: float) -> None:
-        """Finish what somebody waits for; what nobody does is ended after `grace` seconds."""
+        """Start draining; abandoned work is ended after `grace` seconds."""
         self._grace = grace
         for worker in (*self._serving, *self._finishing):
             worker.grace = grace
@@ -90,9 +89,9 @@ class WorkerSet(Placement):
             self._look()
 
     def remove(self, name: str) -> None:
-        """Give the worker of this name nothing more, and end it once it has finished what it has.
+        """Remove the worker of this name, and end it once it has finished its requests.
 
-        One that is not there has nothing to finish.
+        One that is not running has nothing to finish.
         """
         for worker in self._serving:
             if worker.name == name:
@@ -101,12 +100,12 @@ class WorkerSet(Placement):
                 return
 
     def __iter__(self) -> Iterator[WorkerInstance]:
-        """Workers that serve; not those that were replaced and finish."""
+        """The serving workers, without replaced ones."""
         return iter(self._serving)
 
     @property
     def healthy(self) -> bool:
-        """True if any worker runs, does not stall, and its model is ready as far as it says."""
+        """True if any worker runs, is not stalled, and its model does not report otherwise."""
         return any(worker.willing and not worker.stalled for worker in self)
 
     @property
@@ -126,7 +125,7 @@ class WorkerSet(Placement):
         return [worker for worker in self if worker.stalled]
 
     def waiting_error(self) -> ModelNotReady:
-        """The error while no worker runs, with the time until the next start."""
+        """The error while no worker runs, with the time until the next restart."""
         tried = min((worker.tried_again for worker in self), default=0.0)
         seconds = max(ceil(tried - self._loop.time()), 1)
         return ModelNotReady(
@@ -147,7 +146,7 @@ class WorkerSet(Placement):
         )
 
     def close(self) -> None:
-        """Look no more, and replace nothing; the scheduler ends those that serve."""
+        """Stop checks and replacements; the scheduler closes the serving workers."""
         for worker in self._finishing:
             worker.close()
         if self._timer is not None:
@@ -155,7 +154,7 @@ class WorkerSet(Placement):
             self._timer = None
 
     async def closed(self) -> None:
-        """Wait until no process is left."""
+        """Wait until all processes have ended."""
         await asyncio.gather(*(w.closed() for w in (*self._serving, *self._finishing)))
 
     def _worker(
@@ -166,7 +165,7 @@ class WorkerSet(Placement):
         options: WorkerOptions,
         run_options: RunOptions,
     ) -> WorkerInstance:
-        """Put a process behind the scheduler."""
+        """Add a process to the scheduler."""
         worker = WorkerInstance(
             name, process, start, options, run_options, self._version, self.counters, self.changed
         )
@@ -176,15 +175,15 @@ class WorkerSet(Placement):
         return worker
 
     def changed(self) -> None:
-        """A worker has ended, runs again, or says something else of itself."""
+        """Update after a worker has ended, restarted, or changed its readiness."""
         self._end_finished()
-        # First: who is told that a request has failed may have the next one ready.
+        # First, since a callback of a failed request may submit the next one.
         self._version.changed()
         if self.given_up:
             self._scheduler.fail_waiting(self.waiting_error())
 
     def _end_finished(self) -> None:
-        """End what has been replaced and is done; also if it has died, or it would come back."""
+        """End replaced workers that are done; also dead ones, which would be restarted."""
         for worker in self._finishing:
             if not worker.slots_left and worker.idle:
                 worker.close()
@@ -206,7 +205,7 @@ class WorkerSet(Placement):
                 self._weigh(worker)
 
     def _feel(self, worker: WorkerInstance, elapsed: float) -> None:
-        """Kill a worker that hangs, or goes on with what nobody waits for."""
+        """Kill a worker that hangs, or continues abandoned work."""
         limits, heartbeat = worker.options.execution, worker.options.heartbeat_secs
         silent = worker.heartbeat.look((worker.pid, worker.beats), elapsed)
         worker.look(elapsed, limits.stall_secs)
@@ -220,7 +219,7 @@ class WorkerSet(Placement):
             worker.kill(EndKind.ABANDONED, why)
 
     def _grace_of(self, worker: WorkerInstance) -> float:
-        """Seconds that a worker may go on with what nobody waits for; 0 for as long as it takes."""
+        """Seconds that a worker may continue abandoned work; 0 for no limit."""
         if self._grace is not None:
             return self._grace
         if worker in self._finishing:
@@ -228,10 +227,10 @@ class WorkerSet(Placement):
         stall = worker.options.execution.stall_secs
         return max(stall, worker.start_secs) if stall else 0.0
 
-    # --- one takes over from another
+    # --- replacement
 
     def _weigh(self, worker: WorkerInstance) -> None:
-        """Start a successor of a worker that has grown too large or has done enough."""
+        """Start a successor for a worker that has grown too large or served enough requests."""
         options = worker.options
         resident = worker.resident() if options.max_rss and not worker.outsized else 0
         reason = recycle_reason(options, resident, worker.requests)
@@ -255,7 +254,7 @@ class WorkerSet(Placement):
         reason: RecycleReason,
         started: asyncio.Future[WorkerProcess],
     ) -> None:
-        """Replace a worker, unless it was removed meanwhile, or has been started again."""
+        """Replace a worker, unless it was removed or restarted meanwhile."""
         self._successor_starts = False
         self._recycles_from = self._loop.time() + _REST_SECS
         needless = self._timer is None or old not in self._serving or old.pid != pid
@@ -284,10 +283,10 @@ class WorkerSet(Placement):
         self._serving[self._serving.index(old)] = new
         self._compare(new)
         self._finish(old)
-        self._version.changed()  # the old one may have said that it is not ready
+        self._version.changed()  # the old one may have been reported as not ready
 
     def _finish(self, old: WorkerInstance) -> None:
-        """Give a worker nothing more; it ends with what it has."""
+        """Remove a worker from the scheduler; it ends once its requests are finished."""
         old.slots_left = len(old.slots)
         self._finishing.append(old)
 
@@ -299,7 +298,7 @@ class WorkerSet(Placement):
             self._scheduler.remove_instance(slot, removed)
 
     def _compare(self, worker: WorkerInstance) -> None:
-        """Note whether a fresh worker is too large already."""
+        """Note whether a fresh worker already exceeds the limit of memory."""
         resident, limit = worker.resident(), worker.options.max_rss
         worker.outsized = 0 < limit < resident
         if worker.outsized:
