@@ -41,6 +41,27 @@ def test_what_arrives_within_a_tick_or_while_the_instance_is_busy_runs_together(
     assert instance.running == ["d", "e", "f"]
 
 
+def test_fewer_calls_than_ran_together_wait_one_more_tick_for_others() -> None:
+    bench = Bench(inline=True)
+    for name in "abc":
+        bench.submit(name)
+    bench.clock.tick()
+    bench.submit("d")
+    bench.clock.tick()
+    (instance,) = bench.instances
+    assert instance.runs == [["a", "b", "c"]]
+    bench.submit("e")
+    bench.clock.tick()
+    assert instance.runs[1:] == [["d", "e"]]
+    bench.submit("f")
+    bench.clock.tick()
+    bench.clock.tick()
+    assert instance.runs[2:] == [["f"]]
+    bench.submit("g")
+    bench.clock.tick()
+    assert instance.runs[3:] == [["g"]]
+
+
 def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
     bench = Bench()
     sinks = [bench.submit(str(n), *range(n + 1)) for n in (0, 1, 2, 3, 0)]

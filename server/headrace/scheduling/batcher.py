@@ -3,6 +3,7 @@
 Requests are queued and given to free instances in batches. An instance is reserved first and the
 batch is formed then, so that the queue grows a better batch while instances are busy. Requests that
 arrive within one tick of the event loop run together: a flush is scheduled for the end of the tick.
+If fewer arrive than ran together last time, the flush waits one more tick for the others.
 
 Owned by the event-loop thread: every method runs there, never blocks, and there is no lock. Calls
 are answered when all state is updated: their callbacks may submit or cancel at once. Only the
@@ -206,6 +207,7 @@ class Batcher:
         self._uniform = signature.uniform
         self._now, self._soon = clock.now, clock.soon
         self._flush_scheduled = False
+        self._together = 0  # calls of the last batch
         self._timer: Timer | None = None
         self._timer_at = 0
         self._on_drained: list[Callable[[], None]] = []
@@ -355,9 +357,15 @@ class Batcher:
 
     def _flush(self) -> None:
         """Give queued requests to idle instances; runs at the end of the event loop's tick."""
+        queue = self._queue
+        if 0 < queue.waiting < self._together and not self._retries:
+            # Fewer calls than ran together last time: what their clients have sent meanwhile costs
+            # less in this batch, a turn later, than in one of its own.
+            self._together = 0
+            self._soon(self._flush)
+            return
         self._flush_scheduled = False
         now = self._now()
-        queue = self._queue
         if queue.deadlines:
             self._expire(now)
         # One batch per instance: an inline instance is idle again at once, and between two of its
@@ -390,6 +398,7 @@ class Batcher:
             if self.quarantine.cases:
                 calls = self._screened(calls, now)
             if calls:
+                self._together = len(calls)
                 return Batch(self._signature, calls)
 
     def _screened(self, calls: list[Call], now: int) -> list[Call]:
