@@ -18,7 +18,7 @@ from headrace.core.tensors import Array, Tensor
 from headrace.protocol.elements import FLAT
 from headrace.protocol.json_text import LONG
 from headrace.protocol.parameters import server_timing
-from headrace.protocol.plain_json import HTTP_ANSWER, PlainJson
+from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson
 from headrace.protocol.v2_json import ResponseForm, decode_infer
 from tests.protocol.strategies import PROPERTY, any_text, mutations, outcome, tensors
 
@@ -421,6 +421,11 @@ def test_rows_of_a_batch(datatype: Datatype) -> None:
     tensors = [Tensor("y", datatype, whole), Tensor("z", datatype, whole[:, :1])]
     written = writer.write(tensors, 3)
     assert written is not None
+    each = writer.encode_each(written, 1_500_000, 6)
+    for row, rest in enumerate(each):
+        body = writer.encode("", written, row, 1)
+        assert rest == HTTP_REST % (1.5, 6, len(body), body)
+    assert len(each) == 6
     for first, rows in ((0, 1), (1, 3), (4, 2)):
         own = [Tensor(t.name, datatype, t.array[first : first + rows]) for t in tensors]
         answer = InferResponse("m", "3", "7", own, Timing(0, 0, 6))
@@ -457,7 +462,8 @@ def test_answers_for_the_complete_encoder() -> None:
 @given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(1, 10**6), st.binary(max_size=9))
 def test_the_head_of_an_answer(queue_ns: int, compute_ns: int, rows: int, body: bytes) -> None:
     timing = server_timing(Timing(queue_ns, compute_ns, rows))
-    assert HTTP_ANSWER % (queue_ns / 1e6, compute_ns / 1e6, rows, len(body), body) == (
+    rest = HTTP_REST % (compute_ns / 1e6, rows, len(body), body)
+    assert HTTP_ANSWER % (queue_ns / 1e6, rest) == (
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: %b\r\n"
         b"content-length: %d\r\n\r\n%b" % (timing, len(body), body)
     )

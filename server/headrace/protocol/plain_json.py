@@ -31,16 +31,15 @@ from headrace.protocol.elements import FLAT
 from headrace.protocol.json_text import LONG
 from headrace.protocol.v2_json import model_text, tensor_text
 
-# The complete answer over HTTP: milliseconds queued and executing, rows of the batch, body size,
-# body.
+# An answer over HTTP: milliseconds queued, and the rest: milliseconds executing, rows of the
+# batch, body size, body.
 HTTP_ANSWER = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-    b'server-timing: queue;dur=%.3f, compute;dur=%.3f, batch;desc="%d"\r\n'
-    b"content-length: %d\r\n\r\n%b"
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nserver-timing: queue;dur=%.3f%b"
 )
+HTTP_REST = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: %d\r\n\r\n%b'
 _REMEMBERED = 256  # cached input shapes, output shapes and leading texts
 _REMEMBERED_SIZE = 1024  # bytes of a leading text
-_ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]]}]}"
+_ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]"
 _NO_NUMBERS = frozenset({Datatype.BYTES, Datatype.FP16, Datatype.BF16})
 _INT = frozenset({int})
 
@@ -95,12 +94,14 @@ class PlainJson:
         """Return id, arrays by input name, and the number of rows, at most `max_batch_size`."""
         if len(body) > LONG or not self._count:
             return None
-        body = bytes(body)
+        if type(body) is not bytes:
+            body = bytes(body)
         head, _, rest = body.partition(_DATA)
-        if not rest.endswith(_END) or rest.endswith(_NESTED):
+        if rest[-4:] != _END or rest[-5:-4] == _NESTED:
             return None  # before any work is duplicated
         request_id = ""
-        if head.startswith(_ID):
+        form = self._heads.get(head)
+        if form is None and head.startswith(_ID):
             start = head.find(b'"', 6) + 1
             end = head.find(b'"', start)
             try:
@@ -110,8 +111,8 @@ class PlainJson:
             if "\\" in request_id or not request_id.isprintable():
                 return self._decode_document(body, head, request_id)
             head = head[:start] + head[end:]
-        form = self._heads.get(head)
-        # Only words before the numbers contain letters other than those of `true` and `false`.
+            form = self._heads.get(head)
+        # A `u` or `l` is of `true` or `false`, which `struct` takes for numbers.
         if form is None or b"u" in rest or b"l" in rest:
             return self._decode_document(body, head, request_id)
         name, datatype, pack, dtype, shape, rows = form
@@ -136,15 +137,17 @@ class PlainJson:
                 return None
             flat = array.ravel()
             if calls == 1:
-                texts = [orjson.dumps(flat, None, orjson.OPT_SERIALIZE_NUMPY)[1:-1]]
+                text = orjson.dumps(flat, None, orjson.OPT_SERIALIZE_NUMPY)
+                texts = [text[1:-1]]
             elif flat.size:
-                rows = flat.reshape((len(array), -1))
-                texts = orjson.dumps(rows, None, orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+                text = orjson.dumps(
+                    flat.reshape((len(array), -1)), None, orjson.OPT_SERIALIZE_NUMPY
+                )
+                texts = text[2:-2].split(b"],[")
             else:
                 return None
-            for text in texts:
-                if b"n" in text:  # null, for NaN or an infinity
-                    return None
+            if b"n" in text:  # null, for NaN or an infinity
+                return None
             shape = array.shape
             key = shape if calls == 1 else (-1, *shape[1:])
             heads = known.get(key)
@@ -156,16 +159,25 @@ class PlainJson:
         return written
 
     def encode(self, request_id: str, written: Rows, first: int, rows: int) -> bytes:
-        """The body of the answer with `rows` rows starting at `first`.
-
-        `HTTP_ANSWER` precedes it.
-        """
+        """The body of the answer with `rows` rows starting at `first`."""
         pieces = [b'{"id":', orjson.dumps(request_id), b","] if request_id else [b"{"]
         for heads, texts in written:
             data = texts[first] if rows == 1 else b",".join(texts[first : first + rows])
             pieces += (heads[rows], data)
         pieces.append(b"]}]}")
         return b"".join(pieces)
+
+    def encode_each(self, written: Rows, compute_ns: int, rows: int) -> list[bytes]:
+        """The rests of the answers over HTTP to calls of one row each, without ids."""
+        before = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: ' % (
+            compute_ns / 1e6,
+            rows,
+        )
+        bodies = [b"{"] * len(written[0][1])
+        for heads, texts in written:
+            head = heads[1]
+            bodies = [body + head + text for body, text in zip(bodies, texts, strict=True)]
+        return [b"%b%d\r\n\r\n%b]}]}" % (before, len(body) + 4, body) for body in bodies]
 
     def _decode_document(
         self, body: bytes, head: bytes, head_id: str

@@ -11,6 +11,7 @@ plain Content-Length, no upgrade and no expectation.
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_
 from headrace.engine.doors import Entrance
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
-from headrace.protocol.plain_json import HTTP_ANSWER, PlainJson
+from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson
 from headrace.protocol.v2_json import error_body
 
 _END = b"\r\n\r\n"
@@ -100,13 +101,24 @@ class HttpCall(Exchange):
         """Answer with the call's part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not self._more:
-            texts = batch.texts
-            if texts is None:
-                batch.texts = texts = json.write(batch.tensors, len(batch.calls)) or False
+            written = batch.texts
+            if written is None:
+                calls = len(batch.calls)
+                texts = json.write(batch.tensors, calls)
+                rests: Sequence[bytes] = ()
+                if texts and 1 < calls == batch.rows:
+                    rests = json.encode_each(texts, batch.compute_ns, calls)
+                batch.texts = written = texts, rests
+            texts, rests = written
             if texts:
-                body = json.encode(self.id, texts, self.first, self.rows)
-                if not self.connection.answer(self, batch, body):
+                if rests and not self.id and self.rows == 1:
+                    rest = rests[self.first]
+                else:
+                    body = json.encode(self.id, texts, self.first, self.rows)
+                    rest = HTTP_REST % (batch.compute_ns / 1e6, batch.rows, len(body), body)
+                if not self.connection.answer(self, batch.started, rest):
                     timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
+                    body = json.encode(self.id, texts, self.first, self.rows)
                     self.end(Answer(200, plain_lines(timing), [body]))
                 return
         self.respond(batch.response(self), True)
@@ -225,7 +237,7 @@ class FastProtocol(BoundedProtocol):
         self._touched = self.loop.time()
         self._go_on()
 
-    def answer(self, request: HttpCall, batch: Computed, body: bytes) -> bool:
+    def answer(self, request: HttpCall, started: int, rest: bytes) -> bool:
         """Write the answer to the only request in flight, if nothing else is pending."""
         requests = self._requests
         if (
@@ -238,16 +250,7 @@ class FastProtocol(BoundedProtocol):
             return False
         requests.popleft()
         request.account.leave(request.nbytes)
-        self.transport.write(
-            HTTP_ANSWER
-            % (
-                (batch.started - request.arrived) / 1e6,
-                batch.compute_ns / 1e6,
-                batch.rows,
-                len(body),
-                body,
-            )
-        )
+        self.transport.write(HTTP_ANSWER % ((started - request.arrived) / 1e6, rest))
         self._answers[200] += 1
         self._touched = self.loop.time()
         if self._held:
@@ -258,8 +261,6 @@ class FastProtocol(BoundedProtocol):
         """Process received, or held, bytes as far as possible now."""
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
-        if not self._in_head:
-            self._touched = self.loop.time()
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
@@ -267,10 +268,11 @@ class FastProtocol(BoundedProtocol):
         known, requests = self._heads.known, self._requests
         cycle: Any = self.cycle  # of the application's last request, if any
         position, size = 0, len(data)
-        while position < size and not self.transport.is_closing():
+        while position < size and not (position and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)
             elif self._skip:
+                self._touched = self.loop.time()
                 passed = min(self._skip, size - position)
                 self._skip -= passed
                 position += passed
@@ -300,7 +302,7 @@ class FastProtocol(BoundedProtocol):
                 else:
                     position = start
                     self._gathering = request
-                    self._begun = self.loop.time()
+                    self._begun = self._touched = self.loop.time()
                     self._begin_message(request)
         self._consuming = False
 
@@ -356,6 +358,7 @@ class FastProtocol(BoundedProtocol):
 
     def _gather(self, request: HttpCall, data: bytes, position: int) -> int:
         """Add received bytes to a body; returns the start of the next request."""
+        self._touched = self.loop.time()
         length = request.head.length or 0
         begin = request.filled
         if request.answer is not None:  # answered early, it waits for earlier answers
@@ -416,6 +419,7 @@ class FastProtocol(BoundedProtocol):
 
     def _hold(self, data: bytes) -> None:
         self._held = data
+        self._touched = self.loop.time()
         self.flow.pause_reading()
         self.count_waiting()
 
