@@ -29,11 +29,12 @@ TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a
 PYTHON = "headrace.python"  # `load` of a module, which workers import, as `workers.python_loader`
 DOORS = "headrace.doors"  # see `headrace.doors.server.ServerDoors`
 PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
+UPSTREAM_MEMORY = "headrace.upstream_memory"  # makes what makes clients that share memory
 GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
 TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
 GROUPS = (
     BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
-    TRANSPORTS, PYTHON, DOORS, PAGES,
+    TRANSPORTS, PYTHON, DOORS, PAGES, UPSTREAM_MEMORY,
 )  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -77,6 +78,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     PYTHON: {"functions": "headrace.plugins.functions:load"},
     DOORS: {"frontends": "headrace.plugins.frontends.supervisor:supervisor"},
     PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
+    UPSTREAM_MEMORY: {"system": "headrace.plugins.upstream_memory.client:sharing_clients"},
     TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"

@@ -1,18 +1,17 @@
 """Creation of clients for a model's endpoints, by protocol and scheme."""
 
-import logging
 import os
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from headrace.connections.endpoint import Endpoint
+from headrace.core import plugins
 from headrace.core.errors import InvalidOption
 from headrace.core.plugins import resolve
 from headrace.core.signature import Signature
 from headrace.placement.upstream.connection import Declared, ProtocolClient, Visit, visiting
 from headrace.placement.upstream.options import Credentials, RemoteOptions
-
-log = logging.getLogger(__name__)
 
 _GRPC = ("grpc", "grpcs")
 
@@ -43,11 +42,10 @@ class ProtocolClients:
                 self._contexts[scheme] = tls_context(options.credentials)
         if "grpcs" in self._contexts:
             self._contexts["grpcs"].set_alpn_protocols(["h2"])
+        # Makes clients that share memory with their server.
+        self._sharing: Callable[..., ProtocolClient] | None = None
         if options.shared_memory:
-            from headrace.placement.upstream.shared_regions import remove_left_behind
-
-            if count := remove_left_behind():
-                log.info("removed shared memory that ended servers have left: %d regions", count)
+            self._sharing = plugins.find(plugins.UPSTREAM_MEMORY, "system").load()()
 
     def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
         """A client for the running event loop.
@@ -73,12 +71,9 @@ class ProtocolClients:
         from headrace.placement.upstream.grpc_client import GrpcClient
 
         buffer = buffer or receive_buffer()
-        if signature is None or not self.options.shared_memory:
+        if signature is None or self._sharing is None:
             return GrpcClient(endpoint, self._messages, context, buffer)
-        from headrace.placement.upstream.shared_memory import FixedSizes, SharedMemoryClient
-
-        sizes = FixedSizes.of(signature)
-        return SharedMemoryClient(endpoint, self._messages, context, buffer, sizes)
+        return self._sharing(endpoint, self._messages, context, buffer, signature)
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

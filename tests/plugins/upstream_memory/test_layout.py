@@ -8,14 +8,14 @@ from headrace.core.datatypes import BY_NUMPY, Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import RemoteRequest
-from headrace.placement.upstream.shared_memory import (
+from headrace.plugins.upstream_memory.client import (
     FixedSizes,
     laid_out,
     large_inputs,
     needed,
     write,
 )
-from headrace.placement.upstream.shared_regions import THRESHOLD
+from headrace.plugins.upstream_memory.regions import THRESHOLD
 from headrace.protocol.v2_protobuf import RemoteInput
 
 WIDTH = THRESHOLD // 4

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.placement.upstream.shared_regions import (
+from headrace.plugins.upstream_memory.regions import (
     GRACE_SECS,
     SMALLEST,
     Lease,
@@ -29,7 +29,7 @@ FOLDER = Path("/dev/shm")
 # Makes a region and is killed.
 KILLED = """
 import os, signal
-from headrace.placement.upstream.shared_regions import SharedRegion
+from headrace.plugins.upstream_memory.regions import SharedRegion
 print(SharedRegion(4096).name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -19,8 +19,8 @@ from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.grpc_client import GrpcMessages
 from headrace.placement.upstream.options import RemoteOptions
-from headrace.placement.upstream.shared_memory import FixedSizes, SharedMemoryClient
-from headrace.placement.upstream.shared_regions import THRESHOLD, exists
+from headrace.plugins.upstream_memory.client import FixedSizes, SharedMemoryClient
+from headrace.plugins.upstream_memory.regions import THRESHOLD, exists
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteInput

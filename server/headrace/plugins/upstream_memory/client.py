@@ -17,7 +17,7 @@ Owned by the event-loop thread.
 import logging
 import math
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,12 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import Call, Receiver, RemoteRequest
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
-from headrace.placement.upstream.shared_regions import THRESHOLD, SharedLease, SharedRegions
+from headrace.plugins.upstream_memory.regions import (
+    THRESHOLD,
+    SharedLease,
+    SharedRegions,
+    remove_left_behind,
+)
 from headrace.protocol.compression import DEFAULT_LEVEL, compress
 from headrace.protocol.grpc import End, Reason
 from headrace.protocol.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
@@ -281,3 +286,23 @@ class SharedMemoryClient(GrpcClient):
         await self.regions.withdraw()
         await super().close()
         await self.regions.close()
+
+
+def sharing_clients() -> Callable[..., GrpcClient]:
+    """A maker of clients, called as `GrpcClient` with the model's signature as well.
+
+    Regions that ended servers have left are removed first.
+    """
+    if count := remove_left_behind():
+        log.info("removed shared memory that ended servers have left: %d regions", count)
+
+    def make(
+        endpoint: Endpoint,
+        messages: GrpcMessages,
+        context: ssl.SSLContext | None,
+        buffer: memoryview,
+        signature: Signature,
+    ) -> SharedMemoryClient:
+        return SharedMemoryClient(endpoint, messages, context, buffer, FixedSizes.of(signature))
+
+    return make
