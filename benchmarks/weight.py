@@ -73,9 +73,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("core, code lines", 18_000, 36_129, lambda w: w.core.lines),
-    Budget("core, files", 130, 203, lambda w: w.core.files),
-    Budget("core and plugins, code lines", 33_000, 46_931, lambda w: w.everything.lines),
+    Budget("core, code lines", 18_000, 35_585, lambda w: w.core.lines),
+    Budget("core, files", 130, 201, lambda w: w.core.files),
+    Budget("core and plugins, code lines", 33_000, 46_928, lambda w: w.everything.lines),
     Budget("core and plugins, files", 230, 271, lambda w: w.everything.files),
     Budget("tests, lines", 45_000, None, lambda w: w.test_lines),
     Budget("HTTP JSON, Python calls alone", 32, 27, lambda w: w.http.calls),

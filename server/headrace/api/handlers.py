@@ -292,7 +292,7 @@ def _version_and_reason(parts: Parts, body: Document) -> traffic_pb2.ModelVersio
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "ServerLive": Handler(lambda engine, _: pb.ServerLiveResponse(live=engine.live)),
+    "ServerLive": Handler(lambda engine, _: pb.ServerLiveResponse(live=True)),
     "ServerReady": Handler(lambda e, _: pb.ServerReadyResponse(ready=e.ready), _server_ready),
     "ModelReady": Handler(
         lambda e, asked: pb.ModelReadyResponse(ready=e.model_ready(asked.name, asked.version)),

@@ -99,6 +99,21 @@ class Target(Protocol):
         """Check and queue a call; raises `ServerError`, or refuses the call later."""
 
 
+class Router(Target, Protocol):
+    """The target of requests without a version, for a model with traffic rules."""
+
+    @property
+    def ready(self) -> bool:
+        """True if the router is still valid."""
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why requests are not executed; "" if they are."""
+
+    def waits_for(self, version: object) -> bool:
+        """True if a request may have to wait for this version to finish."""
+
+
 NOTHING_KNOWN: Mapping[tuple[str, str], Any] = MappingProxyType({})
 
 

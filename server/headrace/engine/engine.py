@@ -15,12 +15,11 @@ from headrace.core.limits import ABANDONED_SECS
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlOptions
-from headrace.engine.doors import Readiness
+from headrace.engine.doors import Readiness, Router
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import (
     Model,
     ModelVersion,
-    Router,
     State,
     Traffic,
     parse_version,
@@ -83,10 +82,6 @@ class ServerReadiness(Readiness):
         if self._strict and (missing := [model.name for model in models if not model.loaded]):
             return f"models are not loaded (--strict-readiness): {_list(missing)}"
         return ""
-
-    def initialise(self) -> None:
-        """Note that all models are known."""
-        self.initialised = True
 
     def start(self) -> None:
         """Note that a load of every model expected at start was attempted."""
@@ -275,11 +270,6 @@ class Engine:
     # --- health
 
     @property
-    def live(self) -> bool:
-        """True if the server answers at all."""
-        return True
-
-    @property
     def exiting(self) -> bool:
         """True if shutdown has begun."""
         return self.admission.exiting
@@ -402,7 +392,7 @@ class Engine:
                 places = [s.file or s.path for s in both if s.file or s.path.name]
                 where = f" ({' and '.join(map(str, places))})" if places else ""
                 log.error("failed to load %s: %s%s", source.name, model.reason, where)
-        self.readiness.initialise()
+        self.readiness.initialised = True
         wanted = [model.source for model in self._models.values() if not model.reason]
         self.loads.start()
         wanted = [source for source in wanted if self.loads.at_start(source.name)]

@@ -22,9 +22,9 @@ from typing import TypeAlias
 
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
-from headrace.engine.doors import Entrance
+from headrace.engine.doors import Entrance, Router
 from headrace.engine.loading import Change, LoadedVersion, update
-from headrace.engine.model import Model, ModelVersion, Router, State
+from headrace.engine.model import Model, ModelVersion, State
 from headrace.engine.model_services import EngineServices, LoadingServices
 from headrace.engine.opening import LoadOptions, Opened, open_model
 from headrace.engine.shared_memory import Regions

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from sys import maxsize
-from typing import Protocol
 
 from headrace.core.call import Call, InferResponse, Submit
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, ServerError, Unavailable
@@ -17,7 +16,7 @@ from headrace.core.limits import ABANDONED_SECS, ModelLoad
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ModelAccount
 from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
-from headrace.engine.doors import Direct, FutureCall, Target
+from headrace.engine.doors import Direct, FutureCall, Router
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
 from headrace.engine.model_services import EngineServices
@@ -641,21 +640,6 @@ def parse_version(text: str) -> int:
             " version should be an integral value > 0"
         )
     return int(text)
-
-
-class Router(Target, Protocol):
-    """The target of requests without a version, for a model with traffic rules."""
-
-    @property
-    def ready(self) -> bool:
-        """True if the router is still valid."""
-
-    @property
-    def obstacle(self) -> str:
-        """The reason why requests are not executed; "" if they are."""
-
-    def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait for this version to finish."""
 
 
 class Traffic:

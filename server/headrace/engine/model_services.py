@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, ServerError, Unsupported
 from headrace.core.model_spec import LoadParameters
+from headrace.engine.doors import Router
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.trace_settings import TRACE_PARAMETER
@@ -25,20 +26,6 @@ from headrace.protocol.parameters import load_parameters_of_json
 from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
-
-
-class Found(Protocol):
-    """A version that takes requests."""
-
-    @property
-    def decoupled(self) -> bool:
-        """True if a request may get more than one response."""
-
-    def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait for that version to finish."""
-
-    def submit(self, call: Call) -> None:
-        """Check and queue a call; raises `ServerError`."""
 
 
 class Control(Protocol):
@@ -58,7 +45,7 @@ class Models(Protocol):
     def control(self) -> Control:
         """Model control."""
 
-    def find(self, name: str, version: str = "") -> Found:
+    def find(self, name: str, version: str = "") -> Router:
         """The target of requests for a model, possibly loaded on request; raises `ServerError`."""
 
     def model_ready(self, name: str, version: str = "") -> bool:
