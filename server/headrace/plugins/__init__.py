@@ -1,1 +1,1 @@
-"""Extras that not everyone needs, each a folder that could leave, registered like any plugin."""
+"""Plugins of the server itself: optional features, each a folder registered like any plugin."""

@@ -1,4 +1,4 @@
-"""CUDA shared memory: what clients have allocated on a GPU, by its `cudaIpcMemHandle_t`."""
+"""CUDA shared memory: GPU memory of clients, opened by its `cudaIpcMemHandle_t`."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _HANDLE_SIZE = 64  # bytes of a cudaIpcMemHandle_t
 
 
 class CudaMemory:
-    """Memory of a GPU that another process has allocated."""
+    """GPU memory allocated by another process."""
 
     def __init__(self, cuda: CudaDriver, device: int, address: int) -> None:
         self._cuda = cuda
@@ -22,23 +22,23 @@ class CudaMemory:
         self._address = address
 
     def read(self, into: memoryview, offset: int) -> int:
-        """`Memory.read`."""
+        """Implements `Memory.read`."""
         self._cuda.to_host(self._device, self._address + offset, into)
         return len(into)
 
     def write(self, data: memoryview, offset: int) -> bool:
-        """`Memory.write`."""
+        """Implements `Memory.write`."""
         self._cuda.to_device(self._device, self._address + offset, data)
         return True
 
     def close(self) -> None:
-        """`Memory.close`."""
+        """Implements `Memory.close`."""
         self._cuda.close(self._device, self._address)
 
 
 def opener(find: Callable[[], CudaDriver | None]) -> Open:
-    """Opens shared memory of the GPUs of the driver that `find` gives."""
-    driver = cache(find)  # to look for GPUs takes time
+    """Create the function that opens regions on the GPUs of the driver returned by `find`."""
+    driver = cache(find)  # detecting GPUs takes time
 
     def opened(name: str, handle: bytes, device_id: int, byte_size: int) -> Memory:
         cuda = driver()

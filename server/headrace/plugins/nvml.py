@@ -1,7 +1,7 @@
-"""State of GPUs, by NVIDIA's management library through the package nvidia-ml-py.
+"""State of GPUs, from NVIDIA's management library through the package nvidia-ml-py.
 
 The library comes with the driver, the package with the extra `gpu`. Calls may block for
-milliseconds, and belong on a thread.
+milliseconds: use a thread.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from headrace.observability.statistics import GpuReading
 
 
 class NvmlError(OSError):
-    """A call of the library that did not succeed."""
+    """A failed call of the library."""
 
 
 class Nvml:
     """The library, ready for use. Every method blocks and may be called on any thread."""
 
     def __init__(self) -> None:
-        """Raises `NvmlError` where the package or the library is not, or does not work."""
+        """Raises `NvmlError` if the package or the library is missing or does not work."""
         try:
             import pynvml
         except ImportError:
@@ -36,12 +36,12 @@ class Nvml:
         return f"GPU-{uuid}"
 
     def memory(self, name: str) -> tuple[int, int]:
-        """Bytes in all, and in use by whatever process; raises `NvmlError`."""
+        """Total bytes, and bytes used by all processes; raises `NvmlError`."""
         memory = self._call("nvmlDeviceGetMemoryInfo", self._handle(name))
         return memory.total, memory.used
 
     def read(self, name: str) -> GpuReading:
-        """Read the state of a GPU; raises `NvmlError` if not even its memory is told."""
+        """Read the state of a GPU; raises `NvmlError` if not even its memory is available."""
         total, used = self.memory(name)
         handle = self._handle(name)
 

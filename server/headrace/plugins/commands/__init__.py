@@ -1,4 +1,4 @@
-"""Commands that need no server in their process: `infer`, `models`, `top` and `completion`.
+"""Commands that do not run a server: `infer`, `models`, `top` and `completion`.
 
-What asks a running server does so by `headrace.cli.remote`. `models check` is `check`.
+Commands for a running server use `headrace.cli.remote`. `models check` is in `check`.
 """

@@ -1,4 +1,4 @@
-"""`headrace models check`: models that are loaded without being served, and the report on them."""
+"""`headrace models check`: loads models without serving them, and reports on them."""
 
 import argparse
 import asyncio
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def check_models(given: argparse.Namespace, settings: Settings) -> int:
-    """Print a report on repositories and model files; 0 if all of them can be served, and some."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
+    """Print a report on repositories and model files; 0 if there are models, all without errors."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as by `head`, is no error
     Logs(LogSettings(info=False))
     try:
         paths = [Path(path) for path in given.paths]
@@ -64,7 +64,7 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
 
 @contextmanager
 def _running(known: Mapping[str, Backend]) -> Iterator[Mapping[str, Backend]]:
-    """Let backends start what models need, such as Tritons, for as long as that is needed."""
+    """Run what backends start for models, such as Tritons, within `with`."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="backends")
     thread.start()
@@ -102,7 +102,7 @@ def _check(
                 instance.model.close()
     except RepositoryError as error:
         return report | {"error": str(error)}
-    except Exception as error:  # the others are to be checked all the same
+    except Exception as error:  # the other models are checked all the same
         log.error("bug while checking %s", source.name, exc_info=error)
         return report | {"error": f"internal error: {type(error).__name__}"}
     return report | {"ok": True}

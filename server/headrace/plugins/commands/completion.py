@@ -1,4 +1,4 @@
-"""`headrace completion SHELL`: a script that lets a shell complete the command line."""
+"""`headrace completion SHELL`: prints a script for shell completion."""
 
 import argparse
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from headrace.cli.command import EXIT_FAILURE, Command, option
 from headrace.settings import OPTIONS
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
-# Asked each time: the server in the environment has what there is to be completed.
+# Run for each completion: the server named by the environment lists its models.
 _MODELS = "headrace models list --names --timeout 2 2>/dev/null"
 _FILES, _FOLDERS, _NAMES = ("FILE", "PATH", "VALUE"), ("DIR",), ("MODEL",)
 
@@ -23,7 +23,7 @@ def _print_script(options: argparse.Namespace) -> int:
     kinds: dict[str, Any] = dict.fromkeys(_FILES, shtab.FILE)
     kinds |= dict.fromkeys(_FOLDERS, shtab.DIRECTORY)
     kinds |= dict.fromkeys(_NAMES, shtab.cmd(_MODELS))
-    # Settings check their choices on their own.
+    # Settings validate their choices themselves.
     choices = {
         f"--{one.name}": ("true", "false") if one.kind is bool else one.choices for one in OPTIONS
     }
@@ -37,7 +37,7 @@ def _print_script(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Options and arguments of the parser and of all below it."""
+    """Options and arguments of the parser and of all its subparsers."""
     for action in parser._actions:
         yield action
         if isinstance(action.choices, dict):

@@ -1,4 +1,4 @@
-"""`headrace infer MODEL`: ask a model of a running server."""
+"""`headrace infer MODEL`: sends a request to a model of a running server."""
 
 import argparse
 import base64
@@ -49,11 +49,11 @@ _FLOATS = (Datatype.FP32, Datatype.FP64)
 
 
 def _infer(options: argparse.Namespace, server: "Client") -> int:
-    """Ask as the command line says, and print what comes."""
+    """Send the request of the command line, and print the response."""
     model, version = options.model, options.version or ""
     config: Document = {}
     metadata = server.document("ModelMetadata", name=model, version=version)
-    with suppress(StatusError):  # not every server of the protocol has configurations
+    with suppress(StatusError):  # configurations are an extension of the protocol
         config = server.document("ModelConfig", name=model, version=version)
     known = Signature.of(metadata, config)
     images = ImageOptions(options.layout, options.scale, options.mean, options.std)
@@ -76,7 +76,7 @@ def _infer(options: argparse.Namespace, server: "Client") -> int:
     for _ in range(options.repeat):
         started = time.perf_counter()
         first = server.send(parts[0])
-        # Of the same version, whatever share of the requests each version gets.
+        # Of the same version, however traffic is divided.
         others = [server.send(replace(part, version=first.version)) for part in parts[1:]]
         replies = [result.response for result in (first, *others)]
         seconds.append(time.perf_counter() - started)
@@ -112,7 +112,7 @@ def _question(options: argparse.Namespace, given: Given, known: Signature) -> In
 
 
 def divided(request: InferRequest, most_rows: int) -> list[InferRequest]:
-    """Requests of at most so many rows each that are this one together; 0 is for any number."""
+    """Divide a request into requests of at most `most_rows` rows; 0: no limit."""
     counts = {tensor.array.shape[:1] for tensor in request.inputs}
     if not most_rows or len(counts) != 1 or counts == {()}:
         return [request]
@@ -130,7 +130,7 @@ def divided(request: InferRequest, most_rows: int) -> list[InferRequest]:
 
 
 def joined(replies: Sequence[InferResponse]) -> InferResponse:
-    """One reply with the rows of all; raises `AnswerError` if they do not fit together."""
+    """Concatenate the rows of responses; raises `AnswerError` if they do not match."""
     first, *others = replies
     if not others:
         return first
@@ -145,7 +145,7 @@ def joined(replies: Sequence[InferResponse]) -> InferResponse:
 
 
 def _stream(options: argparse.Namespace, server: "Client", given: Given, known: Signature) -> int:
-    """Print each response as it comes: texts one behind the other, or a line each."""
+    """Print each response as it arrives: texts concatenated, other responses on a line each."""
     for name in ("classes", "save"):
         if getattr(options, name) is not None:
             raise CommandFailed(
@@ -187,14 +187,14 @@ def _print_response(response: Document, wanted: list[str], as_json: bool, texts:
         print(json.dumps(shown, ensure_ascii=False), flush=True)
 
 
-# --- replies
+# --- responses
 
-_SHOWN = 128  # elements that are printed, of more the first and last
+_SHOWN = 128  # elements printed; of larger tensors the first and last
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
 def reply_lines(reply: InferResponse, classified: Container[str], width: int) -> list[str]:
-    """The reply for a terminal with `width` columns; `classified` outputs hold classes."""
+    """A response for a terminal of `width` columns; `classified` outputs contain classes."""
     heads = [(t.name, f"{t.datatype} {brackets(t.array.shape)}") for t in reply.outputs]
     lines = table(("", ""), heads)[1:]
     shown: list[str] = []
@@ -212,7 +212,7 @@ def reply_lines(reply: InferResponse, classified: Container[str], width: int) ->
 
 
 def timing_line(seconds: Sequence[float]) -> str:
-    """Duration of requests, with quantiles where there are several."""
+    """The duration of requests, with quantiles if there are several."""
     if len(seconds) == 1:
         return duration(seconds[0])
     found = _timing(seconds)
@@ -222,7 +222,7 @@ def timing_line(seconds: Sequence[float]) -> str:
 
 
 def reply_document(reply: InferResponse, seconds: Sequence[float]) -> Document:
-    """The protocol's response, and how long requests took."""
+    """The protocol's response, with the requests' durations."""
     return {
         "model_name": reply.model_name,
         "model_version": reply.model_version,
@@ -258,14 +258,14 @@ def save(reply: InferResponse, folder: Path) -> list[Path]:
 
 
 def _file_name(output: str) -> str:
-    """The name is the model's: nothing in it may lead out of the folder."""
+    """A file name for an output, which cannot leave the folder: the name is the model's."""
     return re.sub(r"[^\w.-]", "_", output).lstrip(".") or "_"
 
 
 def _saved(tensor: Tensor) -> Array:
-    """An array that .npy can hold."""
+    """The tensor in a form that .npy can store."""
     if tensor.datatype is Datatype.BF16:
-        return np.asarray(tensor.array).astype(np.float32)  # the same values
+        return np.asarray(tensor.array).astype(np.float32)  # float32 has the same values
     if tensor.datatype is not Datatype.BYTES:
         return np.asarray(tensor.array)
     items: list[bytes] = tensor.array.ravel().tolist()
@@ -285,7 +285,7 @@ def _timing(seconds: Sequence[float]) -> Document:
 
 
 def _json_value(item: Any) -> Any:
-    """Texts as texts, other bytes as base64; what JSON has no number for as a text."""
+    """Text as a string, other bytes as base64, non-finite numbers as text."""
     if isinstance(item, bytes):
         try:
             return item.decode()
@@ -319,7 +319,7 @@ def _array_lines(tensor: Tensor, width: int) -> list[str]:
 
 
 def _class_lines(tensor: Tensor) -> list[str]:
-    """Rows of `score:index` or `score:index:label`, the best first."""
+    """Lines for rows of `score:index` or `score:index:label`, highest first."""
     rows: list[list[bytes]] = np.asarray(tensor.array).reshape(-1, tensor.array.shape[-1]).tolist()
     lines: list[str] = []
     for number, row in enumerate(rows):

@@ -1,8 +1,8 @@
-"""Inputs of a model, from what stands on the command line of `headrace infer`.
+"""Inputs of a model from the command line of `headrace infer`.
 
-A value is a file, told by its suffix, or JSON, or for a BYTES input the text itself. Files are
-arrays, tables and images; each is brought into the form that the model declares.
-Functions raise `CommandFailed` that says what is wrong with which file.
+A value is a file, recognised by its suffix, or JSON, or the text itself for a BYTES input. Files
+are arrays, tables and images; each is converted to the declared form. Functions raise
+`CommandFailed` that names the file and the problem.
 """
 
 import csv
@@ -35,10 +35,10 @@ _RANDOM_LETTERS = 8
 def random(
     declared: Declared, generator: np.random.Generator, rows: int, shape: Sequence[int] | None
 ) -> Array:
-    """Values that mean nothing, of a shape that the model takes; what may be any number is 1.
+    """Random values in a valid shape, with 1 for variable dimensions.
 
-    Floats are from 0 to 1, integers from 0 to 9, texts have eight letters. `shape` is in place of
-    the declared one, rows and all.
+    Floats are from 0 to 1, integers from 0 to 9, texts have eight letters. `shape` replaces the
+    declared one, including rows.
     """
     full = tuple(1 if size < 0 else size for size in declared.shape)
     if declared.rows:
@@ -65,9 +65,9 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """Conversion of pixels to values: (pixel * scale - mean) / std, a number each or one a channel.
+    """Conversion of pixels: (pixel * scale - mean) / std, a number for all channels or for each.
 
-    Empty `layout` is what the model's shape says, no `scale` is 1/255 for floats, else 1.
+    An empty `layout` is derived from the shape; the default `scale` is 1/255 for floats, else 1.
     """
 
     layout: str = ""
@@ -80,7 +80,7 @@ def read_image(path: Path, declared: Declared, options: ImageOptions) -> Array:
     """The image in `path` as one row of `declared`; raises `CommandFailed`."""
     dims = declared.shape[1:] if declared.rows else declared.shape
     if not declared.rows and len(dims) == 4:
-        dims = dims[1:]  # a model that counts rows without saying so
+        dims = dims[1:]  # an undeclared batch dimension
     layout = options.layout or _layout(dims)
     if len(layout) != len(dims) or not layout:
         raise CommandFailed(
@@ -108,7 +108,7 @@ def read_image(path: Path, declared: Declared, options: ImageOptions) -> Array:
 
 
 def _layout(dims: tuple[int, ...]) -> str:
-    """Layout of an image's axes, if the number of channels tells it."""
+    """The layout of an image's axes, if the number of channels determines it."""
     if len(dims) == 2:
         return "HW"
     if len(dims) != 3:
@@ -145,7 +145,7 @@ def _opened(path: Path) -> "Image":
         ) from None
     try:
         image = Image.open(path)
-        # Cameras store pictures as they were held, and say so beside.
+        # Cameras store the orientation separately.
         return ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
         raise CommandFailed(f"{path}: not an image that Pillow can read") from None
@@ -165,7 +165,7 @@ KNOWN_SUFFIXES = (".csv", ".json", ".npy", ".npz", *SUFFIXES)
 
 
 def file_of(text: str) -> Path | None:
-    """The file that `text` means: after an @, or by its suffix."""
+    """The file that `text` names: after an @, or by its suffix."""
     if text.startswith("@"):
         return Path(text[1:])
     if "\n" in text or len(text) > 4096 or text.lstrip()[:1] in ("{", "[", '"'):
@@ -175,7 +175,7 @@ def file_of(text: str) -> Path | None:
 
 
 def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
-    """Array in a file for one input, read by its suffix."""
+    """The array in a file for one input, read according to its suffix."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         return _array(path)
@@ -191,7 +191,7 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
     if declared.datatype is Datatype.BYTES:
         return np.array(content(path), object)
     if suffix in SUFFIXES:
-        content(path)  # says why if it cannot be read
+        content(path)  # reports unreadable files
         return read_image(path, declared, images)
     raise CommandFailed(
         f"{path}: what it holds is told by its suffix; known are {' '.join(KNOWN_SUFFIXES)}"
@@ -199,12 +199,12 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
 
 
 def read_standard_input() -> str:
-    """All of it, without the line feed at its end."""
+    """Standard input, without the final line break."""
     return sys.stdin.read().removesuffix("\n")
 
 
 def to_array(value: Any, declared: Declared) -> Array:
-    """JSON values as an array of the datatype that is declared."""
+    """JSON values as an array of the declared datatype."""
     try:
         return elements(value, declared.datatype)
     except ValueError as error:
@@ -226,16 +226,16 @@ def _array(path: Path) -> Array:
 
 
 def open_archive(path: Path) -> Any:
-    """The arrays in an .npz, a context manager."""
+    """The arrays in an .npz file, as a context manager."""
     content(path)
     try:
         return np.load(path, allow_pickle=False)
-    except Exception as error:  # of zipfile's and zlib's, too
+    except Exception as error:  # including those of zipfile and zlib
         raise CommandFailed(f"{path}: not an archive that can be read: {error}") from None
 
 
 def read_member(path: Path, arrays: Any, name: str) -> Array:
-    """The array called `name`."""
+    """The array named `name`."""
     try:
         return _texts(arrays[name])
     except KeyError:
@@ -249,7 +249,7 @@ def _texts(array: Array) -> Array:
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """The cells of a CSV file, as many in each row."""
+    """The cells of a CSV file, with equally long rows."""
     rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     if not rows:
         raise CommandFailed(f"{path}: it is empty")
@@ -260,7 +260,7 @@ def read_rows(path: Path) -> list[list[str]]:
 
 
 def read_cells(path: Path, rows: list[list[str]], declared: Declared) -> Array:
-    """A table as an array; a first row without numbers names the columns of others."""
+    """A table as an array; a first row without numbers is the header."""
     if declared.datatype is Datatype.BYTES:
         return np.array(rows, object)
     if len(rows) > 1 and not any(map(_is_number, rows[0])):
@@ -282,14 +282,14 @@ def _is_number(cell: str) -> bool:
 
 def _number(cell: str) -> int | float:
     try:
-        return int(cell)  # a float has not all digits of a large one
+        return int(cell)  # a float would lose digits of a large one
     except ValueError:
         return float(cell)
 
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Options of made-up inputs: number of rows, and shapes of some inputs."""
+    """Options of generated inputs: number of rows, and shapes of some inputs."""
 
     rows: int = 1
     seed: int | None = None
@@ -298,7 +298,7 @@ class Random:
 
 @dataclass(slots=True)
 class Given:
-    """Inputs read so far, with all else that a whole request in JSON says."""
+    """The inputs read so far, with the other members of a JSON request."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -308,7 +308,7 @@ class Given:
 
 
 class Reader:
-    """Reads inputs of one model; every method raises `CommandFailed`."""
+    """Reads the inputs of one model; every method raises `CommandFailed`."""
 
     def __init__(
         self, model: str, inputs: Mapping[str, Declared], images: ImageOptions | None = None
@@ -320,7 +320,7 @@ class Reader:
     def read(
         self, whole: str | None, named: Sequence[tuple[str, str]], make_up: Random | None = None
     ) -> Given:
-        """All inputs: `whole` is for several, `named` are single ones; `make_up` is for others."""
+        """Read all inputs: `whole` has several, `named` are single ones, `make_up` the rest."""
         given = Given()
         for name, text in named:
             declared = self._declared(name)
@@ -393,7 +393,7 @@ class Reader:
         ]
 
     def _only(self, given: Given) -> Declared:
-        """The input that a value without a name is for."""
+        """The input for a value without a name."""
         left = self._left(given)
         if len(left) == 1:
             return left[0]
@@ -406,7 +406,7 @@ class Reader:
         )
 
     def _document(self, given: Given, document: Any, where: str) -> None:
-        """JSON for all inputs: a request of the protocol, values by name, or the only input's."""
+        """Read JSON for all inputs: a request, values by name, or the only input's value."""
         if not isinstance(document, dict):
             declared = self._only(given)
             self._add(given, declared, to_array(document, declared))
@@ -422,7 +422,7 @@ class Reader:
                 self._add(given, declared, to_array(value, declared))
 
     def _request(self, given: Given, document: Mapping[str, Any]) -> None:
-        """Take a request as it is written; the server checks it."""
+        """Read a request of the protocol; the server validates it."""
         for item in document["inputs"]:
             name, data = str(item["name"]), item["data"]
             if "shape" not in item or "datatype" not in item:
@@ -449,7 +449,7 @@ class Reader:
         given.parameters.pop("binary_data_output", None)
 
     def _table(self, given: Given, path: Path) -> None:
-        """Columns named like inputs; several of one name are that input's, side by side."""
+        """Read columns named like inputs; several of one name form one input."""
         names, *rows = read_rows(path)
         columns: dict[str, list[int]] = {}
         for column, name in enumerate(names):
@@ -469,7 +469,7 @@ class Reader:
         return self._inline(text, declared)
 
     def _inline(self, text: str, declared: Declared) -> Array:
-        """JSON, or for a BYTES input the text itself."""
+        """Read JSON, or the text itself for a BYTES input."""
         takes_text = declared.datatype is Datatype.BYTES
         try:
             value = json.loads(text)

@@ -45,7 +45,7 @@ _RIGHT = "WEIGHT SHARE ROUTED FAILED LATENCY"
 
 
 def _traffic(options: argparse.Namespace, server: "Client") -> int:
-    """Show it, or change it and show what has become of it."""
+    """Show the traffic, or change it and show the result."""
     model: str = options.model
     match options.action:
         case "set":
@@ -67,7 +67,7 @@ def _traffic(options: argparse.Namespace, server: "Client") -> int:
 
 
 def _rules(words: list[str]) -> Document:
-    """Rules as JSON, from a file, or a split as VERSION=WEIGHT; raises `CommandFailed`."""
+    """Rules as JSON, from a file, or as VERSION=WEIGHT; raises `CommandFailed`."""
     if all("=" in word for word in words) and not words[0].lstrip().startswith("{"):
         pairs = [word.partition("=")[::2] for word in words]
         try:
@@ -193,7 +193,7 @@ TRAFFIC = Command(
 )  # fmt: skip
 
 
-_CONTROL_SECS = 600.0  # models may take long to load, and to finish what they have
+_CONTROL_SECS = 600.0  # models may take long to load, and to drain
 _CHECK_SETTINGS = (
     *(
         one
@@ -213,15 +213,15 @@ def _check(options: argparse.Namespace) -> int:
             options.parser.exit(EXIT_USAGE, f"headrace models check: {error}\n")
         options.paths += written
         settings = shared_settings(options, _CHECK_SETTINGS)
-        # Imported late: `--help` and usage errors should not wait for ONNX Runtime.
+        # Imported late, so that `--help` and usage errors do not wait for ONNX Runtime.
         from headrace.plugins.commands.check import check_models
 
         return check_models(options, settings)
 
 
 def _manifest(options: argparse.Namespace) -> int:
-    """Write or check the manifests of directories, and report; 0 if all is well."""
-    # Imported late: what asks a server needs no protobuf.
+    """Write or check the manifests of directories, and report; 0 if there are no problems."""
+    # Imported late: commands for a running server need no protobuf.
     from headrace.repository.model_files import MANIFEST
 
     reports = [_report(Path(path), options.check) for path in options.paths]
@@ -255,7 +255,7 @@ def _report(directory: Path, check: bool) -> dict[str, Any]:
 
 
 def _list(options: argparse.Namespace, server: "Client") -> int:
-    """Print the index, each version on a line."""
+    """Print the index, one version per line."""
     entries = [
         {"name": "", "version": "", "state": "", "reason": ""} | entry
         for entry in server.documents("RepositoryIndex", {"ready": options.ready})
@@ -294,12 +294,12 @@ def _list(options: argparse.Namespace, server: "Client") -> int:
 
 
 def _description(server: "Client", entry: Document) -> Document:
-    """Inputs, outputs, backend and instances of a version that serves."""
+    """The inputs, outputs, backend and instances of a serving version."""
     if entry["state"] != "READY":
         return {}
     try:
         metadata = server.document("ModelMetadata", name=entry["name"], version=entry["version"])
-    except StatusError:  # it has gone meanwhile
+    except StatusError:  # unloaded meanwhile
         return {}
     properties = metadata.get("properties", {})
     return {
@@ -334,11 +334,12 @@ def _load(options: argparse.Namespace, server: "Client") -> int:
     overridden = options.config is not None or options.file
     if overridden and len(options.models) > 1:
         options.parser.error("--config and --file are for one model")
-    config = "{}" if options.file else ""  # files need one, which the model may complete
+    # Files require a configuration, which the model may complete.
+    config = "{}" if options.file else ""
     if options.config is not None:
         config = _config_text(options.config)
     files = {path: content(local) for path, local in options.file}
-    known = not files  # else the name may be new
+    known = not files  # with files, the name may be new
     return _each(options, server, "loaded", lambda name: server.load(name, config, files), known)
 
 
@@ -369,7 +370,7 @@ def _each(
 
 
 def _stats(options: argparse.Namespace, server: "Client") -> int:
-    """Print counters since the server's start: a line a version, or all about one model."""
+    """Print counters since the server's start: a line per version, or one model in detail."""
     if options.version and not options.model:
         options.parser.error("--version is of a model: name one")
     document = server.document(
@@ -440,7 +441,7 @@ def _details(version: Document) -> list[str]:
 
 
 def _mean(counted: Mapping[str, int]) -> float | None:
-    """Seconds on average."""
+    """The mean in seconds."""
     return counted["ns"] / counted["count"] / 1e9 if counted["count"] else None
 
 
@@ -454,7 +455,7 @@ def _config(options: argparse.Namespace, server: "Client") -> int:
     if options.json:
         print_json(document)
     else:
-        # Imported late: everything else needs no protobuf.
+        # Imported late: the other commands need no protobuf.
         from google.protobuf import json_format, text_format
 
         from headrace.protocol.pb.model_config_pb2 import ModelConfig

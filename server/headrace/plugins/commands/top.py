@@ -1,4 +1,4 @@
-"""`headrace top`: what a running server is doing, from its metrics."""
+"""`headrace top`: live activity of a running server, from its metrics."""
 
 import argparse
 import ipaddress
@@ -45,7 +45,7 @@ _QUIT = ("q", "\x1b")
 
 
 def _top(options: argparse.Namespace, server: "Client") -> int:
-    """Show a table for every interval, until it is enough."""
+    """Show a table per interval, until interrupted."""
     live = sys.stdout.isatty() and not (options.once or options.json)
     metrics = _Metrics(options, server)
     watch = _Watch(options, str(server.address), metrics, live)
@@ -60,22 +60,22 @@ def _top(options: argparse.Namespace, server: "Client") -> int:
 
 
 class _Metrics:
-    """The metrics of a server, wherever it says that they are.
+    """The metrics of a server, at the address that it reports.
 
-    What listens there may be another server: whose metrics they are is compared with what the
-    server says of itself, unless the user has said where they are.
+    Another server may listen there, so the server's identity is checked, unless the user has given
+    the address.
     """
 
     def __init__(self, options: argparse.Namespace, server: "Client") -> None:
         self._options = options
         self._server = server
-        self._found: tuple[Client, str] | None = None  # and the server's id; "" for any
+        self._found: tuple[Client, str] | None = None  # with the server's id; "" for any
 
     def scrape(self) -> Scrape:
-        """The values now; raises `ClientError` and `CommandFailed`."""
+        """The current values; raises `ClientError` and `CommandFailed`."""
         known = self._found is not None
         scrape = self._scrape()
-        if scrape is None and known:  # it may have been started anew
+        if scrape is None and known:  # it may have been restarted
             self.close()
             scrape = self._scrape()
         if scrape is None:
@@ -86,7 +86,7 @@ class _Metrics:
         return scrape
 
     def close(self) -> None:
-        """Close the connection; the next scrape looks anew where metrics are."""
+        """Close the connection; the next scrape locates the metrics again."""
         if self._found is not None:
             self._found[0].close()
             self._found = None
@@ -101,7 +101,7 @@ class _Metrics:
         return self._found
 
     def _scrape(self) -> Scrape | None:
-        """The values now, None if they are another server's."""
+        """The current values; None if they are another server's."""
         connection, identity = self._locate()
         at = connection.address
         try:
@@ -119,7 +119,7 @@ class _Metrics:
 
 
 class _Watch:
-    """Asks again and again, and shows what has changed."""
+    """Scrapes repeatedly, and shows the changes."""
 
     def __init__(
         self, options: argparse.Namespace, title: str, metrics: _Metrics, live: bool
@@ -132,7 +132,7 @@ class _Watch:
         self._order: str = options.sort
 
     def lines(self) -> int:
-        """A line of JSON for every interval."""
+        """Print a line of JSON per interval."""
         before = self._metrics.scrape()
         while True:
             time.sleep(self._interval)
@@ -143,7 +143,7 @@ class _Watch:
             before = after
 
     def tables(self) -> int:
-        """In a terminal a table for every interval, in place of the last one; elsewhere one."""
+        """Show a table per interval on a terminal, replacing the last one; otherwise print one."""
         before: Scrape | None = self._metrics.scrape()
         view = View(self._title, None, self._order, "looking ...")
         with _screen(self._live) as screen:
@@ -167,7 +167,7 @@ class _Watch:
                     return 0
 
     def _next(self, before: Scrape | None, view: View) -> tuple[Scrape | None, View]:
-        """Scrape again. In a terminal a server that is away is waited for."""
+        """Scrape again; on a terminal, wait for a server that is down."""
         try:
             after = self._metrics.scrape()
         except (ClientError, CommandFailed) as error:
@@ -183,18 +183,16 @@ class _Watch:
 
 
 def _where(options: argparse.Namespace, server: "Client") -> tuple[Address, str]:
-    """Address of the metrics, and the id of the server that they must be of; "" for any."""
+    """The address of the metrics, and the id of the expected server; "" for any."""
     given: Address | None = options.metrics_url
     if given is not None:
         identity = ""
-        with suppress(
-            ConnectionFailed
-        ):  # who names the metrics may be where only they can be reached
+        with suppress(ConnectionFailed):  # possibly only the metrics can be reached from here
             identity = str((server.document("ServerMetadata").get("headrace") or {}).get("id", ""))
         return replace(given, prefix=given.prefix.removesuffix("/metrics")), identity
     own = address(options)
     told = server.document("ServerMetadata").get("headrace")
-    if told is None:  # Triton says nothing
+    if told is None:  # Triton does not report it
         return replace(own, port=METRICS_PORT, prefix=""), ""
     try:
         if told["metrics"] is None:
@@ -203,21 +201,25 @@ def _where(options: argparse.Namespace, server: "Client") -> tuple[Address, str]
         listens = ipaddress.ip_address(host)
     except (TypeError, KeyError, ValueError):
         raise AnswerError(f"{server.address}/v2 does not say where metrics are: {told}") from None
-    # Where they are for everyone, or for its own machine alone, they are where the server is.
+    # Metrics on a wildcard or loopback address are on the server's host.
     if listens.is_unspecified or listens.is_loopback:
         host = own.host
     return Address("http", host, port), str(identity)
 
 
-# --- where it is shown
+# --- screens
 
-_ABOVE = 6  # lines that are not versions
+_ABOVE = 6  # lines above the versions
 _CLEAR = "\x1b[H\x1b[J"
-_HIDE, _UNHIDE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the cursor, on another page
+# The cursor and the alternate screen.
+_HIDE, _UNHIDE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class TextScreen:
-    """Table after table, for a file or a pipe; a context manager, as other screens are."""
+    """Prints tables one after the other, for files and pipes.
+
+    A context manager like all screens.
+    """
 
     def __init__(self) -> None:
         self._shown = False
@@ -229,19 +231,19 @@ class TextScreen:
         return None
 
     def show(self, view: View) -> None:
-        """Print all of it."""
+        """Print the whole table."""
         width = shutil.get_terminal_size((100, 0)).columns
         print("\n" * self._shown + "\n".join(plain_lines(view, width)), flush=True)
         self._shown = True
 
     def key(self, seconds: float) -> str:
-        """The key that is pressed within that time; empty for none, as always here."""
+        """The key pressed within that time; "" for none, as always here."""
         time.sleep(seconds)
         return ""
 
 
 class PlainScreen(TextScreen):
-    """A terminal that is written anew each time; keys are read if standard input is one, too."""
+    """A terminal that is redrawn; reads keys if standard input is one, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class PlainScreen(TextScreen):
     def __enter__(self) -> Self:
         if sys.stdin.isatty():
             self._state = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)  # keys without Return, and not on the screen
+            tty.setcbreak(sys.stdin)  # unbuffered keys without echo
         self.begin()
         return self
 
@@ -260,15 +262,15 @@ class PlainScreen(TextScreen):
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._state)
 
     def begin(self) -> None:
-        """Take the terminal."""
+        """Switch the terminal to the alternate screen."""
         print(_HIDE, end="", flush=True)
 
     def end(self) -> None:
-        """Give it back as it was."""
+        """Restore the terminal."""
         print(_UNHIDE, end="", flush=True)
 
     def show(self, view: View) -> None:
-        """Write it over what was there."""
+        """Redraw the screen."""
         size = shutil.get_terminal_size()
         lines = plain_lines(view, size.columns, max(size.lines - _ABOVE, 1))
         print(_CLEAR + "\n".join(line[: size.columns] for line in lines), end="", flush=True)
@@ -282,7 +284,7 @@ class PlainScreen(TextScreen):
 
 
 class RichScreen(PlainScreen):
-    """A terminal by rich, with colours; raises `ImportError` if that is not installed."""
+    """A coloured terminal by rich; raises `ImportError` if that is not installed."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -293,21 +295,21 @@ class RichScreen(PlainScreen):
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
 
     def begin(self) -> None:
-        """Take the terminal."""
+        """Start the live display."""
         self._live.start()
 
     def end(self) -> None:
-        """Give it back as it was."""
+        """End the live display."""
         self._live.stop()
 
     def show(self, view: View) -> None:
-        """Show it in place of what was there."""
+        """Update the live display."""
         size = self._console.size
         self._live.update(rich_lines(view, size.width, max(size.height - _ABOVE, 1)), refresh=True)
 
 
 def _screen(live: bool) -> TextScreen:
-    """A terminal if `live`, which standard output must be; by rich if it is there."""
+    """The screen: a terminal if `live`, by rich if installed."""
     if not live:
         return TextScreen()
     try:

@@ -1,7 +1,7 @@
-"""Activity of a server between two scrapes of its metrics, and the table of it.
+"""Activity of a server between two scrapes of its metrics, and its table.
 
-`parse` reads Prometheus' text format, `activity` makes rates, quantiles and sizes of two scrapes,
-and `plain_lines`, `rich_lines` and `document` show them.
+`parse` reads Prometheus' text format, `activity` computes rates, quantiles and sizes from two
+scrapes, and `plain_lines`, `rich_lines` and `document` format them.
 """
 
 import re
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from headrace.api.operations import Document
 
 
-_ERRORS = 4  # kinds of wrong answers that are named above the table
-_LEAST_NAME = 8  # columns that a model's name gets at least
+_ERRORS = 4  # kinds of error answers listed above the table
+_LEAST_NAME = 8  # minimum width of a model's name
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -36,7 +36,7 @@ class Sample:
 
 
 def parse(text: str) -> dict[str, list[Sample]]:
-    """The samples by name, in their order; raises `ValueError` for a line that is none."""
+    """The samples by name, in order; raises `ValueError` for a malformed line."""
     found: dict[str, list[Sample]] = {}
     for line in text.split("\n"):
         if not line or line[0] == "#":
@@ -59,14 +59,14 @@ def _plain(value: str) -> str:
 
 Samples = Mapping[str, Sequence[Sample]]
 Key = tuple[str, str]  # model and version
-Counts = Sequence[tuple[float, float]]  # upper bounds, and how many are up to each
+Counts = Sequence[tuple[float, float]]  # upper bounds with cumulative counts
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The values at a time, in seconds of a clock that does not jump."""
+    """The values at a time, in seconds of a monotonic clock."""
 
     at: float
     samples: Samples
@@ -74,8 +74,8 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class VersionActivity:
-    """One version of a model. Rates are per second, times seconds by name of quantile; both are
-    of the interval. None is where nothing happened or nothing is told.
+    """One version of a model during the interval. Rates are per second, times in seconds by name of
+    quantile. None means no events, or no such metric.
     """
 
     model: str
@@ -89,41 +89,42 @@ class VersionActivity:
     queue_seconds: Mapping[str, float | None]
     compute_seconds: Mapping[str, float | None]
     memory_bytes: float | None
-    instances: Mapping[str, int] = field(default_factory=dict)  # how many by their kind
-    backends: Mapping[str, bool] = field(default_factory=dict)  # of several, which gets requests
-    servers: Mapping[str, bool] = field(default_factory=dict)  # that run it, which are sent calls
+    instances: Mapping[str, int] = field(default_factory=dict)  # number by kind
+    backends: Mapping[str, bool] = field(default_factory=dict)  # backends, true if active
+    # Upstreams, true if they receive calls.
+    servers: Mapping[str, bool] = field(default_factory=dict)
     failures_per_second_by_reason: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
-        """The reason of most failures; "" where nothing fails."""
+        """The most frequent reason of failures; "" without failures."""
         rates = self.failures_per_second_by_reason
         return max(rates, key=rates.__getitem__, default="")
 
     @property
     def backend(self) -> str:
-        """Backend that gets the requests, of several."""
+        """The backend that gets the requests, of several."""
         return next((name for name, active in self.backends.items() if active), "")
 
     @property
     def detoured(self) -> bool:
-        """True if that is not the first of them."""
+        """True if it is not the preferred one."""
         return bool(self.backends) and not next(iter(self.backends.values()))
 
     @property
     def servers_in(self) -> int:
-        """Number of its servers that are sent calls."""
+        """The number of upstreams that receive calls."""
         return sum(self.servers.values())
 
     @property
     def rows_per_batch(self) -> float | None:
-        """Rows of a batch on average."""
+        """The mean number of rows per batch."""
         return self.rows_per_second / self.batches_per_second if self.batches_per_second else None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRate:
-    """Requests a second that a door has answered with a status."""
+    """Requests per second answered by a door with one status."""
 
     door: str
     operation: str
@@ -132,13 +133,13 @@ class AnswerRate:
 
     @property
     def error(self) -> bool:
-        """True if they were answered with an error, or their clients have gone."""
+        """True for an error status, or a disconnected client."""
         return self.status >= "4" if self.status.isdigit() else self.status != "OK"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerActivity:
-    """The server as a whole; `cpu` is 1 for a whole core in use by its own process."""
+    """The whole server; `cpu` is 1 for one core used by its own process."""
 
     seconds: float
     ready: bool
@@ -148,26 +149,26 @@ class ServerActivity:
     resident_bytes: float | None
     cpu: float | None
     versions: Sequence[VersionActivity]
-    answers: Sequence[AnswerRate] = ()  # of the interval, most first
+    answers: Sequence[AnswerRate] = ()  # during the interval, highest rate first
 
     @property
     def errors(self) -> list[AnswerRate]:
-        """Answers that were errors, of wrong requests included."""
+        """Error answers, including those to invalid requests."""
         return [answer for answer in self.answers if answer.error]
 
     @property
     def requests_per_second(self) -> float:
-        """Answered per second, of all models."""
+        """Requests answered per second, all models together."""
         return sum(version.requests_per_second for version in self.versions)
 
     @property
     def failures_per_second(self) -> float:
-        """Failed per second, of all models."""
+        """Requests failed per second, all models together."""
         return sum(version.failures_per_second for version in self.versions)
 
 
 def activity(before: Scrape, after: Scrape) -> ServerActivity:
-    """Activity from one scrape to the next."""
+    """The activity between two scrapes."""
     seconds = max(after.at - before.at, 1e-9)
     old, new = _Values(before.samples), _Values(after.samples)
 
@@ -231,17 +232,17 @@ def _answers(old: "_Values", new: "_Values", seconds: float) -> list[AnswerRate]
 
 
 def grown_counts(before: Counts, after: Counts) -> Counts:
-    """Counts of a histogram from one scrape to the next, by upper bound."""
+    """The growth of a histogram's counts between two scrapes, by upper bound."""
     old = dict(before)
     if any(count < old.get(bound, 0) for bound, count in after):
-        return after  # the server has started anew
+        return after  # the server was restarted
     return [(bound, count - old.get(bound, 0)) for bound, count in after]
 
 
 def quantile(counts: Counts, share: float) -> float | None:
-    """The value that `share` of what was counted is below, evenly spread within each bucket.
+    """The quantile `share`, with values evenly distributed within each bucket.
 
-    The highest bound that is finite for what is above all; None if there is nothing.
+    The highest finite bound for values above all of them; None without values.
     """
     if not counts or not counts[-1][1]:
         return None
@@ -265,7 +266,7 @@ class _Values:
         return list(self._of(name))
 
     def sum(self, name: str, key: Key | None = None) -> float:
-        """The sum of all values, of those of `key` only if there is one; 0 if there are none."""
+        """The sum of all values, or of those of `key`; 0 if there are none."""
         found = self._samples.get(name, ()) if key is None else self._of(name).get(key, ())
         return sum(sample.value for sample in found)
 
@@ -304,7 +305,7 @@ class _Values:
 
 
 def _grown(before: float, after: float) -> float:
-    return after - before if after >= before else after  # the server has started anew
+    return after - before if after >= before else after  # the server was restarted
 
 
 # --- the table
@@ -312,7 +313,7 @@ def _grown(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Content of the screen; a `notice` stands above the table."""
+    """Content of the screen; a `notice` is shown above the table."""
 
     title: str
     activity: ServerActivity | None
@@ -324,9 +325,9 @@ class View:
 class _Column:
     head: str
     text: Callable[[VersionActivity], str]
-    least_width: int = 0  # of the terminal
+    least_width: int = 0  # terminal width from which on the column is shown
     alarms: Callable[[VersionActivity], bool] | None = None
-    told: Callable[[VersionActivity], object] | None = None  # shown if so of any version
+    told: Callable[[VersionActivity], object] | None = None  # shown if true for any version
 
 
 def _rate(value: float) -> str:
@@ -356,7 +357,7 @@ _COLUMNS = (
             alarms=lambda v: v.servers_in < len(v.servers), told=lambda v: v.servers),
 )  # fmt: skip
 
-# By the key that chooses them: largest first, but names.
+# By key: largest first, except for names.
 ORDERS: Mapping[str, tuple[str, Callable[[VersionActivity], Any]]] = {
     "requests": ("r", lambda v: v.requests_per_second),
     "rows": ("o", lambda v: v.rows_per_second),
@@ -372,7 +373,7 @@ KEYS = {key: order for order, (key, _) in ORDERS.items()}
 
 
 def ordered(versions: Sequence[VersionActivity], order: str) -> list[VersionActivity]:
-    """The versions, largest first by `order`; those alike by name."""
+    """The versions, largest first by `order`; equal ones by name."""
     value = ORDERS[order][1]
     return sorted(versions, key=lambda v: (-value(v), v.model, _number(v.version), v.version))
 
@@ -401,7 +402,7 @@ def summary(view: View) -> list[str]:
 
 
 def plain_lines(view: View, width: int, most: int | None = None) -> list[str]:
-    """All as text: `width` characters a line, `most` versions, all for None."""
+    """The view as text of `width` columns with `most` versions; None: all."""
     lines = [*summary(view), ""]
     if view.activity is None:
         return lines
@@ -440,7 +441,7 @@ def _styled(columns: Sequence[_Column], version: VersionActivity, row: Sequence[
 
 
 def document(view: View, time: float) -> "Document":
-    """One line of `--json`; `time` is in seconds since 1970."""
+    """One line of `--json`; `time` is Unix time."""
     now = view.activity
     assert now is not None, "no document without two scrapes. This is a bug."
     server = asdict(now) | {
@@ -456,7 +457,7 @@ def document(view: View, time: float) -> "Document":
 
 
 def _columns(now: ServerActivity, width: int) -> list[_Column]:
-    """Columns that fit the width and have something to show."""
+    """The columns that fit the width and have values."""
     return [
         column
         for column in _COLUMNS
@@ -466,7 +467,7 @@ def _columns(now: ServerActivity, width: int) -> list[_Column]:
 
 
 def _cells(view: View, width: int, most: int | None) -> tuple[list[list[str]], str]:
-    """Rows of cells with the width of their columns, the heads first; and what is left out."""
+    """The padded cells of the table including its head, and a note on omitted rows."""
     assert view.activity is not None
     columns = _columns(view.activity, width)
     versions = ordered(view.activity.versions, view.order)

@@ -1,6 +1,6 @@
-"""TensorFlow Serving and TorchServe as upstreams: what configurations say of them.
+"""TensorFlow Serving and TorchServe as upstreams: their configuration parameters.
 
-The protocols themselves are imported when a model has such servers.
+The protocols themselves are imported when a model has such upstreams.
 """
 
 from collections.abc import Mapping

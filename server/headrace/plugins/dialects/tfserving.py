@@ -1,7 +1,7 @@
 """TensorFlow Serving as an upstream, over gRPC and HTTP.
 
-What requests of the same names, datatypes and shapes have in common is serialised once; over gRPC
-the rows of a batch's requests go into the message as they lie.
+The common part of requests with the same names, datatypes and shapes is serialised once; over gRPC
+the rows of a batch's requests are added without copying.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,13 +56,13 @@ _FIELDS: dict[Datatype, str] = {
     Datatype.UINT32: "uint32_val", Datatype.UINT64: "uint64_val",
 }  # fmt: skip
 _HALF = (Datatype.FP16, Datatype.BF16)
-_REMEMBERED = 256  # kinds of request
-_MOST_FILLED = 1 << 24  # elements that a few bytes may become
+_REMEMBERED = 256  # cached request layouts
+_MOST_FILLED = 1 << 24  # elements that a few bytes may expand to
 _INPUT, _NAME, _TENSOR, _CONTENT = b"\x12", b"\x0a", b"\x12", b"\x22"
 
 
 def model_spec(name: str, version: str, label: str, signature: str = "") -> tf.ModelSpec:
-    """Which model is meant; `version` is a number, empty for any, as is `label`."""
+    """The ModelSpec; `version` is a number, "" for any, as is `label`."""
     spec = tf.ModelSpec(name=name, signature_name=signature)
     if version:
         spec.version.value = int(version)
@@ -72,14 +72,14 @@ def model_spec(name: str, version: str, label: str, signature: str = "") -> tf.M
 
 
 class PredictMessages:
-    """Writes requests for one signature of one model."""
+    """Encodes requests for one signature of one model."""
 
     def __init__(self, spec: tf.ModelSpec) -> None:
         self._spec = spec
         self._known: dict[object, tuple[bytes, list[bytes]]] = {}
 
     def request(self, inputs: Sequence[RemoteInput], outputs: Sequence[str]) -> list[Buffer]:
-        """A PredictRequest, one piece behind the other."""
+        """A PredictRequest, in consecutive pieces."""
         key = (tuple(outputs), *[(i.name, i.datatype, i.shape) for i in inputs])
         known = self._known.get(key)
         if known is None:
@@ -103,7 +103,7 @@ class PredictMessages:
         heads = []
         for item in inputs:
             tensor = tf.Tensor(dtype=tf.DataType.ValueType(_NUMBERS[item.datatype]))
-            tensor.tensor_shape.SetInParent()  # also if there are no dimensions
+            tensor.tensor_shape.SetInParent()  # set even without dimensions
             for size in item.shape:
                 tensor.tensor_shape.dim.add(size=size)
             heads.append(tensor.SerializeToString())
@@ -111,7 +111,7 @@ class PredictMessages:
 
 
 def read_predictions(data: Buffer) -> RemoteAnswer:
-    """The response in `data`; raises `InvalidRequest`."""
+    """Decode the response in `data`; raises `InvalidRequest`."""
     try:
         message = tf.PredictResponse.FromString(bytes(data))
     except DecodeError as error:
@@ -121,9 +121,9 @@ def read_predictions(data: Buffer) -> RemoteAnswer:
 
 
 def metadata_of(signatures: tf.SignatureDefMap, name: str) -> pb.ModelMetadataResponse:
-    """Inputs and outputs of a signature; raises `InvalidRequest` if the model has no such one.
+    """The inputs and outputs of a signature; raises `InvalidRequest` if it does not exist.
 
-    What has a tensor whose rank is unknown is left out, with all others beside it.
+    If a tensor has an unknown rank, all tensors of its kind are left out.
     """
     found = signatures.signature_def
     if name not in found:
@@ -145,19 +145,19 @@ def metadata_of(signatures: tf.SignatureDefMap, name: str) -> pb.ModelMetadataRe
 
 
 def _foreign(number: int) -> str:
-    """The name of a datatype that is none here; later servers may have others than these."""
+    """The name of an unsupported datatype; newer servers may have further ones."""
     return tf.DataType.Name(number) if number in tf.DataType.values() else f"DataType {number}"
 
 
 def available(status: tf.GetModelStatusResponse) -> bool:
-    """True if any version of those that were asked for serves."""
+    """True if any of the requested versions is available."""
     return any(
         version.state == tf.ModelVersionStatus.AVAILABLE for version in status.model_version_status
     )
 
 
 def _content(item: RemoteInput) -> tuple[list[Buffer], int]:
-    """The data of a tensor as fields of its message, and their size."""
+    """The fields of a tensor's data, and their size."""
     if item.datatype is Datatype.BYTES:
         tensor = tf.Tensor()
         for part in item.parts:
@@ -181,14 +181,14 @@ def _array(name: str, tensor: tf.Tensor) -> TensorArray:
     if datatype is Datatype.BYTES:
         return bytes_array(_filled(name, list(tensor.string_val), count, b""), shape)
     content = tensor.tensor_content
-    if len(content) == count * ITEM_SIZES[datatype]:  # so nearly always where it is used
+    if len(content) == count * ITEM_SIZES[datatype]:  # the usual case
         return Tensor.from_bytes(name, datatype, shape, content).array
     if content:
         raise InvalidRequest(f"output '{name}' of shape {shape} has {len(content)} bytes")
     values = list(getattr(tensor, _FIELDS.get(datatype, "int_val")))
     values = _filled(name, values, count, 0)
     try:
-        if datatype in _HALF:  # these are bits
+        if datatype in _HALF:  # stored as bits
             return np.array(values, "<u2").view(NUMPY[datatype]).reshape(shape)
         return np.array(values, NUMPY[datatype]).reshape(shape)
     except OverflowError:
@@ -196,7 +196,7 @@ def _array(name: str, tensor: tf.Tensor) -> TensorArray:
 
 
 def _filled(name: str, values: list[Any], count: int, nothing: Any) -> list[Any]:
-    """As many values as a shape asks for, of which the last one may stand for many."""
+    """Expand values to `count`: the last one stands for all missing ones."""
     if len(values) > count or (count - len(values) > _MOST_FILLED):
         raise InvalidRequest(f"output '{name}' has {len(values)} values, not {count}")
     last = values[-1] if values else nothing
@@ -214,18 +214,18 @@ def signatures_of(metadata: Mapping[str, tf.Any]) -> tf.SignatureDefMap:
 
 
 class TfServingGrpc(GrpcMessages):
-    """`GrpcMessages` with TensorFlow Serving's procedures."""
+    """`GrpcMessages` for TensorFlow Serving's procedures."""
 
     infer_path = _PREDICTIONS + b"Predict"
 
     def __init__(self, options: RemoteOptions, model: str) -> None:
-        """Raises `InvalidOption` for what is no certificate or key."""
+        """Raises `InvalidOption` for an invalid certificate or key."""
         super().__init__(options, model)
         self._signature = options.own.get("signature_name", SIGNATURE)
         self._predictions = PredictMessages(self._spec(self._signature))
 
     def describe(self) -> Description:
-        """Ask for the model's signature."""
+        """Query the model's signature."""
         asked = tf.GetModelMetadataRequest(
             model_spec=self._spec(), metadata_field=[SIGNATURE_FIELD]
         )
@@ -239,19 +239,19 @@ class TfServingGrpc(GrpcMessages):
         return _described(signatures, self._signature)
 
     def readiness(self) -> Question:
-        """The question in which states the model's versions are."""
+        """The request for the states of the model's versions."""
         asked = tf.GetModelStatusRequest(model_spec=self._spec())
         return _MODELS + b"GetModelStatus", asked.SerializeToString()
 
     def is_ready(self, data: Buffer) -> bool:
-        """True if any of them is available; raises `CallFailed`."""
+        """True if any version is available; raises `CallFailed`."""
         try:
             return available(tf.GetModelStatusResponse.FromString(bytes(data)))
         except DecodeError as error:
             raise self.nonsense(error) from None
 
     def message(self, request: RemoteRequest) -> list[Buffer]:
-        """A PredictRequest; it has no place for an id and parameters."""
+        """A PredictRequest; it has no id and no parameters."""
         return self._predictions.request(request.inputs, request.outputs)
 
     def answer(self, data: Buffer) -> RemoteAnswer:
@@ -268,7 +268,7 @@ class TfServingGrpc(GrpcMessages):
 
 
 class TfServingRest(Rest):
-    """TensorFlow Serving over HTTP: all inputs at once, in JSON, and all outputs of them."""
+    """TensorFlow Serving over HTTP: all inputs and outputs as columnar JSON."""
 
     def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
         super().__init__(options, model, declared)
@@ -282,7 +282,7 @@ class TfServingRest(Rest):
         self._head = b'{"signature_name":' + orjson.dumps(self._signature) + b',"inputs":{'
 
     def describe(self) -> Conversation[RemoteDescription]:
-        """The signature of the model, which is among its metadata."""
+        """Query the model's signature, from its metadata."""
         response = yield HttpRequest("GET", f"{self._path}/metadata")
         metadata = self._object(response).get("metadata")
         found = metadata.get(SIGNATURE_FIELD) if isinstance(metadata, dict) else None
@@ -297,7 +297,7 @@ class TfServingRest(Rest):
         return available(message_of(self.model, document, tf.GetModelStatusResponse()))
 
     def request(self, request: RemoteRequest) -> HttpRequest:
-        """The columnar form, in which tensors are as they are here."""
+        """The columnar form, whose tensors have the V2 layout."""
         tensors = [
             orjson.dumps(item.name) + b":" + nested_json(item.datatype, item.array())
             for item in request.inputs
@@ -307,7 +307,7 @@ class TfServingRest(Rest):
         return HttpRequest("POST", f"{self._path}:predict", headers, body)
 
     def answer(self, response: HttpResponse) -> RemoteAnswer:
-        """The outputs; a model with one has no name at it."""
+        """The outputs; a single output has no name in the response."""
         found = self._object(response).get("outputs")
         specs = self.declared.outputs
         if not isinstance(found, dict) or found.keys() == {"b64"}:

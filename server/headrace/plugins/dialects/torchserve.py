@@ -1,13 +1,13 @@
-"""TorchServe over HTTP, which knows nothing of tensors: a handler makes of a body what it likes.
+"""TorchServe over HTTP, which has no tensors: a handler interprets the body as it likes.
 
-So inputs and outputs are declared here. What is sent, and what is understood, is:
+So inputs and outputs are declared in the configuration. Bodies are one of:
 
 1. `array`: one input as nested arrays of JSON. For models with one input.
 2. `object`: an object with each input under its name.
 3. `raw`: the element of a BYTES tensor, or the bytes of another one.
 
-An answer is the value of the only output, or an object with outputs under their names. The only
-output may also be BYTES: it is the whole answer then.
+A response is the value of the only output, or an object with outputs by name. A single BYTES output
+is the whole response.
 """
 
 from typing import Any
@@ -50,14 +50,14 @@ class TorchServeRest(Rest):
         self._path = f"/predictions/{quote(options.model, safe='')}{which}"
 
     def describe(self) -> Conversation[RemoteDescription]:
-        """Nothing but that the model is there."""
+        """Query whether the model exists; its tensors are unknown."""
         response = yield HttpRequest("OPTIONS", self._path)
         if response.status != 200:
             raise failure(self.model, response)
         return RemoteDescription(pb.ModelMetadataResponse(), None)
 
     def ready(self) -> Conversation[bool]:
-        """True if the server has healthy workers, and the model."""
+        """True if the server has the model with healthy workers."""
         response = yield HttpRequest("GET", "/ping")
         if response.status != 200:
             return False
@@ -65,7 +65,7 @@ class TorchServeRest(Rest):
         return response.status == 200
 
     def request(self, request: RemoteRequest) -> HttpRequest:
-        """A body of the kind that is configured, or else suits the inputs."""
+        """A body of the configured kind, or one that suits the inputs."""
         inputs = request.inputs
         kind = self.options.own.get("request_body")
         if not kind and len(inputs) == 1:
@@ -115,7 +115,7 @@ class TorchServeRest(Rest):
 
 
 def failure(model: str, response: HttpResponse) -> CallFailed:
-    """An answer that is an error. TorchServe gives 503 also if a handler has raised."""
+    """The failure for an error response. TorchServe also returns 503 if a handler raised."""
     try:
         document = orjson.loads(response.body)
     except orjson.JSONDecodeError:

@@ -1,1 +1,1 @@
-"""Environments of their own for models: what a model asks for, found in a cache or built."""
+"""Python environments of models: requirements, cache and builds."""

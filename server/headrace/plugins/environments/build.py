@@ -1,9 +1,8 @@
-"""Building environments: with venv and uv or pip, or from an archive.
+"""Builds of environments: with venv and uv or pip, or from an archive.
 
-Builders fill a directory that a cache gives them, and raise `StepFailed` or `OSError`. They run on
-loading threads. Each command is read while it runs, told of in the log, and bounded. The server may
-end beneath such a thread: the reaper, a process between the server and the command, notices and
-ends the command.
+Builders fill a directory provided by the cache, and raise `StepFailed` or `OSError`. They run on
+loading threads. The output of each command is read while it runs, logged, and bounded. If the
+server ends during a build, a reaper between it and the command kills the command.
 """
 
 import asyncio
@@ -33,18 +32,18 @@ from headrace.plugins.environments.requirements import Line, Requirements, redac
 
 log = logging.getLogger(__name__)
 
-_LAST_LINES = 15  # that an error shows
-_LONGEST = 300  # characters of a line that are shown
-_TELL_SECS = 5.0  # between two lines in the log about one build
-_LOOK_SECS = 1.0  # between two looks what a silent command is at
+_LAST_LINES = 15  # lines shown in an error
+_LONGEST = 300  # characters shown of a line
+_TELL_SECS = 5.0  # between two log lines about one build
+_LOOK_SECS = 1.0  # between checks of a silent command
 
 
 class StepFailed(Exception):
-    """A command that failed or took too long; the text ends with the last lines of its output."""
+    """A command failed or took too long; the text ends with the last lines of its output."""
 
 
 class Progress:
-    """Tells of one build in the log: its begin, what it is at every few seconds, its end."""
+    """Logs one build: its start, its current step every few seconds, its end."""
 
     def __init__(self, model: str, version: str, what: str) -> None:
         self.begun = self._told = monotonic()
@@ -54,11 +53,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the begin."""
+        """Seconds since the start."""
         return monotonic() - self.begun
 
     def at(self, line: str) -> None:
-        """The build is at `line`; that is told if nothing has been for a while."""
+        """Note that the build is at `line`; logged if nothing was for a while."""
         now = monotonic()
         if line and now - self._told >= _TELL_SECS:
             self._told = now
@@ -66,13 +65,13 @@ class Progress:
                      line, extra=self._fields)  # fmt: skip
 
     def done(self, what: str) -> None:
-        """The build has come to a good end."""
+        """Log the successful end of the build."""
         log.info("built the environment of %s in %.1f s: %s", self._model, self.seconds, what,
                  extra=self._fields)  # fmt: skip
 
 
 class Steps:
-    """Runs the commands of one build. `lock` is held by each until nothing of it is left."""
+    """Runs the commands of one build. Each holds `lock` until its processes are gone."""
 
     def __init__(
         self, environment: Mapping[str, str], lock: int, progress: Progress, limit_secs: float
@@ -84,7 +83,7 @@ class Steps:
         self._deadline = progress.begun + limit_secs
 
     def run(self, what: str, command: Sequence[str], folder: Path) -> str:
-        """Run a command in a directory; what it printed last. Raises `StepFailed`, `OSError`."""
+        """Run a command in a directory; returns its last output. Raises `StepFailed`, `OSError`."""
         output = _LastLines(self._progress)
         status = asyncio.run(self._run(command, folder, output))
         text = "\n".join(output.lines)
@@ -95,7 +94,7 @@ class Steps:
         return text
 
     async def _run(self, command: Sequence[str], folder: Path, output: "_LastLines") -> int | None:
-        """The status of a command; None for one that has not ended in time, and is killed."""
+        """The status of a command; None if it exceeded the time limit and was killed."""
         child = ChildProcess(
             command, self.environment, output, descriptors=(self._lock,), folder=folder,
             reaping=Reaping(),
@@ -115,7 +114,7 @@ class Steps:
 
 
 class _LastLines(ProcessOutput):
-    """The last lines of a command's output, without secrets; the log has one now and then."""
+    """The last lines of a command's output, without secrets; some of them are logged."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__("")
@@ -129,27 +128,27 @@ class _LastLines(ProcessOutput):
         self.tell()
 
     def tell(self) -> None:
-        """The build is at the last line."""
+        """Report the last line as the current step."""
         self._progress.at(self.lines[-1] if self.lines else "")
 
 
-_LAYOUT = 1  # counts up when environments are built in another way
+_LAYOUT = 1  # incremented when the build procedure changes
 _UNPACK = Path(__file__).with_name("unpack.py")
-_MOST_UNPACKED = 64 << 30  # bytes that an archive may hold
-_LEAST_NUMPY = "numpy>=1.23"  # for workers, where the requirements bring none
+_MOST_UNPACKED = 64 << 30  # maximum bytes of an unpacked archive
+_LEAST_NUMPY = "numpy>=1.23"  # for workers, if the requirements include none
 _LINKED = "headrace-numpy"
 UNFIT = "the model's environment lacks an interpreter, or numpy"
 _PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color")
 _PIP_INSTALL = ("install", "--progress-bar=off")
-_LEAST_PIP = Version("22.3")  # that installs into environments without a pip
-# As pip does: the best version of all indexes, and byte code, which an image cannot add to later.
+_LEAST_PIP = Version("22.3")  # first version that installs into environments without pip
+# Like pip: the best version of all indexes, and byte code, which an image cannot add later.
 _UV = "pip install --no-progress --compile-bytecode --index-strategy=unsafe-best-match"
-# Options that uv takes on its command line alone, by their names there.
+# Options that uv accepts on the command line only, by requirements option.
 _UV_OPTIONS = {
     "--pre": "--prerelease=allow", "--prefer-binary": "", "--require-hashes": "--require-hashes",
     "--trusted-host": "--allow-insecure-host",
 }  # fmt: skip
-# Settings of pip that choose neither packages nor where they come from.
+# Settings of pip that affect neither packages nor their sources.
 _HARMLESS = frozenset({
     "PIP_USER", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_INPUT", "PIP_NO_COLOR", "PIP_CACHE_DIR",
     "PIP_NO_CACHE_DIR", "PIP_PROGRESS_BAR", "PIP_ROOT_USER_ACTION",
@@ -162,14 +161,14 @@ _PIP_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an environment comes about; equal keys mean equal environments."""
+    """The plan for building an environment; equal keys mean equal environments."""
 
     key: str
     build: Callable[[Path, int], Built]
 
 
 def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Interpreter) -> Plan:
-    """A virtual environment of an interpreter with what the requirements ask for."""
+    """A virtual environment of an interpreter with the required packages."""
     wheelhouse = spec.environments.wheelhouse and os.path.abspath(spec.environments.wheelhouse)
     identity = [
         _LAYOUT, interpreter.real, interpreter.version, interpreter.abi,
@@ -181,7 +180,7 @@ def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Inter
 
 
 def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
-    """The environment in an archive, as conda-pack makes them; raises `OSError`."""
+    """The environment in an archive, as made by conda-pack; raises `OSError`."""
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Plan(
@@ -190,7 +189,7 @@ def archive_plan(spec: LoadSpec, archive: Path) -> Plan:
 
 
 def check_ready(directory: Path) -> Interpreter:
-    """The interpreter of an environment that others have made; raises `LoadFailed`."""
+    """The interpreter of an existing environment; raises `LoadFailed`."""
     python = directory / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise LoadFailed(f"{directory} is no environment: it has no bin/python", UNFIT)
@@ -229,7 +228,7 @@ class _Venv:
         if uv:
             arguments = uv_arguments(requirements.lines, steps.environment, offline)
             command = [uv, *arguments, "--python", self._python]
-        # Putting a pip into it takes most of the time that an environment of little takes.
+        # Installing pip takes most of the time of a small environment.
         without = ["--without-pip"] if command[0] != self._python else []
         venv = [self._interpreter.path, "-I", "-m", "venv", *without, str(self._path)]
         steps.run("venv", venv, temporary)
@@ -253,7 +252,7 @@ class _Venv:
         return Built(wanted, str(self._interpreter))
 
     def _files(self, requirements: Requirements, folder: Path, uv: bool) -> list[str]:
-        """Write the requirements; the options that name their files, which go with the folder."""
+        """Write the requirements files; returns the options that name them."""
         lines = [line.text for line in requirements.lines]
         if self._wheelhouse:
             lines = [t for t in lines if not (t.startswith("--find-links") and "://" in t)]
@@ -269,10 +268,10 @@ class _Venv:
 
 
 def find_uv(choice: str, environment: Mapping[str, str]) -> str:
-    """The program of uv if it is to install packages, else empty: then pip does.
+    """The path of uv if it is to install packages, else "" for pip.
 
-    Unless `choice` names one of them, uv does where it is and pip has no settings, which uv would
-    not heed. Raises `StepFailed`.
+    Unless `choice` names one of them, uv is used if it is installed and pip has no settings, which
+    uv would ignore. Raises `StepFailed`.
     """
     if choice == "pip":
         return ""
@@ -291,13 +290,13 @@ def find_uv(choice: str, environment: Mapping[str, str]) -> str:
 
 
 def uv_arguments(lines: Sequence[Line], environment: Mapping[str, str], offline: bool) -> list[str]:
-    """Arguments by which uv does what pip does of itself, and by what the requirements say."""
+    """The arguments that make uv behave like pip, and those from the requirements."""
     arguments = _UV.split()
     for line in lines:
         name, _, value = line.text.partition(" ")
         if name in _UV_OPTIONS:
             arguments += filter(None, (_UV_OPTIONS[name], value))
-    if any("--hash" in line.text for line in lines):  # of one, as with pip
+    if any("--hash" in line.text for line in lines):  # one hash requires all, as with pip
         arguments.append("--require-hashes")
     cache = environment.get("UV_CACHE_DIR") or environment.get("XDG_CACHE_HOME") or "~/.cache"
     if offline or not os.access(os.path.expanduser(cache), os.W_OK):
@@ -306,7 +305,7 @@ def uv_arguments(lines: Sequence[Line], environment: Mapping[str, str], offline:
 
 
 def _pip_command(interpreter: Interpreter, python: str) -> list[str]:
-    """How to install with the server's pip, or for another Python with that of the environment."""
+    """The command of the server's pip, or for another Python that of the environment's."""
     with suppress(metadata.PackageNotFoundError):
         able = Version(metadata.version("pip")) >= _LEAST_PIP
         if able and interpreter.version == own().version:
@@ -315,7 +314,7 @@ def _pip_command(interpreter: Interpreter, python: str) -> list[str]:
 
 
 def _unpack(spec: LoadSpec, archive: Path, path: Path, lock: int) -> Built:
-    """Unpack an archive, have it adapt itself to its place, and look what it is."""
+    """Unpack an archive, adapt it to its location, and inspect it."""
     progress = _progress(spec, f"from the archive {archive.name}")
     steps = _steps(spec, lock, progress, None, True)
     command = [str(_UNPACK), str(archive), str(path), str(_MOST_UNPACKED)]
@@ -340,20 +339,20 @@ def _steps(
     spec: LoadSpec, lock: int, progress: Progress, temporary: Path | None, offline: bool
 ) -> Steps:
     surroundings = build_surroundings(os.environ, offline)
-    if temporary is not None:  # where there is room, unlike perhaps in the system's
+    if temporary is not None:  # in the cache, which has room, unlike perhaps the system's
         surroundings["TMPDIR"] = str(temporary)
     return Steps(surroundings, lock, progress, spec.environments.build_secs)
 
 
 def _numpy_for(interpreter: Interpreter) -> str:
-    """Where an environment has numpy from whose requirements do not bring it."""
+    """The source of numpy for an environment whose requirements do not include it."""
     if interpreter.abi != own().abi:
         return _LEAST_NUMPY
     return f"{Path(np.__file__).parent} {np.__version__}"
 
 
 def _link_numpy(path: Path, site: Path) -> None:
-    """Let an environment have the server's numpy, and nothing else of the server's packages."""
+    """Make the server's numpy, and no other package of it, available in an environment."""
     home = Path(np.__file__).parent
     folder = path / _LINKED
     folder.mkdir()

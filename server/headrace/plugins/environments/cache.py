@@ -1,14 +1,14 @@
-"""The directory in which environments lie, each under the name of what it was made from.
+"""The directory of cached environments, each named by a key of its ingredients.
 
     <cache>/<key>/                     an environment; built in place, because it knows its own path
     <cache>/<key>/environment.json     written last: without it, the environment is none
-    <cache>/<key>.lock                 held alone by who builds or removes it, shared by who uses it
+    <cache>/<key>.lock              exclusive for building and removal, shared for use
 
-Locks are the kernel's (`flock`), so that they end with their process, and hold among the threads of
-a server and among servers. What a crash has left has no document, and is removed by who builds it
-next. A cache that cannot be written serves what it has.
+Locks are the kernel's (`flock`), so that they end with their process, and work between threads of a
+server and between servers. Leftovers of a crash have no document, and are removed by the next
+build. A read-only cache serves its content.
 
-All methods may wait for files and are for loading threads and commands.
+All methods may block on files and are for loading threads and commands.
 """
 
 import errno
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 DOCUMENT = "environment.json"
 CANNOT_BE_BUILT = "the model's environment cannot be built; the server's log says why"
 _OURS = re.compile(r"[0-9a-f]{32}(\.lock)?")
-_PAUSE_SECS = 0.1  # between two looks at a lock
+_PAUSE_SECS = 0.1  # between two attempts to lock
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An environment that is whole. `wanted` says what was asked for, times are of the epoch."""
+    """A complete environment. `wanted` are its requirements, times are Unix times."""
 
     key: str
     path: Path
@@ -51,37 +51,37 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Description of a built environment, by its builder."""
+    """A builder's description of a built environment."""
 
     wanted: tuple[str, ...]
     python: str
 
 
 class Hold:
-    """Keeps an environment from being removed for as long as this value is referred to."""
+    """Keeps an environment from being removed while this object exists."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """`descriptor` is an open lock, or -1 where none can be had."""
+        """`descriptor` is an open lock, or -1 if locks are unavailable."""
         self.path = path
         if descriptor >= 0:
             weakref.finalize(self, os.close, descriptor)
 
 
 class EnvironmentCache:
-    """The environments in one directory, which need not be there yet."""
+    """The environments in one directory, which need not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def entries(self) -> Iterator[Entry]:
-        """All that are whole, by key."""
+        """All complete environments, by key."""
         with suppress(FileNotFoundError):
             for path in sorted(self._root.iterdir()):
                 if entry := self.entry(path.name):
                     yield entry
 
     def entry(self, key: str) -> Entry | None:
-        """An environment that is whole; raises `LoadFailed` if others can change it."""
+        """A complete environment; raises `LoadFailed` if other users can change it."""
         document = self._root / key / DOCUMENT
         try:
             told = json.loads(document.read_text("utf-8"))
@@ -101,10 +101,10 @@ class EnvironmentCache:
     def acquire(
         self, key: str, model: str, build: Callable[[Path, int], Built], wait_secs: float
     ) -> Hold:
-        """An environment, from `build` if it is not there; raises `LoadFailed`.
+        """An environment, built by `build` if missing; raises `LoadFailed`.
 
-        `build` fills a directory, and is given the lock's descriptor so that what it starts can
-        hold on to it. If somebody else builds the same environment, that is awaited.
+        `build` fills a directory, and receives the lock's descriptor for its child processes. A
+        concurrent build of the same environment is awaited.
         """
         deadline = time.monotonic() + wait_secs
         waits = False
@@ -128,14 +128,14 @@ class EnvironmentCache:
                 time.sleep(_PAUSE_SECS)
 
     def prune(self, before: float) -> tuple[list[Entry], list[Entry]]:
-        """Remove what was last used before a time: (removed, those that are in use and stay).
+        """Remove environments last used before a time; returns (removed, still in use).
 
-        What a crash has left is removed whatever its age.
+        Leftovers of crashes are removed whatever their age.
         """
         removed: list[Entry] = []
         kept: list[Entry] = []
         names = os.listdir(self._root) if self._root.is_dir() else ()
-        # By their names only: whatever else may lie there is not ours.
+        # Only by valid names: other files may exist in the directory.
         for name in sorted({n.removesuffix(".lock") for n in names if _OURS.fullmatch(n)}):
             entry = self.entry(name)
             if entry is not None and entry.used >= before:
@@ -151,7 +151,7 @@ class EnvironmentCache:
         return removed, kept
 
     def _use(self, key: str) -> Hold | None:
-        """Hold an environment that is whole, and note that it is used."""
+        """Hold a complete environment, and note its use."""
         entry = self.entry(key)
         if entry is None:
             return None
@@ -159,22 +159,22 @@ class EnvironmentCache:
         if lock >= 0:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:  # it is being removed
+            except BlockingIOError:  # being removed
                 os.close(lock)
                 return None
-            except OSError:  # no locks on this file system; what is there can be used
+            except OSError:  # no locks on this file system; existing environments can be used
                 os.close(lock)
                 lock = -1
         if self.entry(key) is None:  # removed in between
             if lock >= 0:
                 os.close(lock)
             return None
-        with suppress(OSError):  # of a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             os.utime(entry.path / DOCUMENT)
         return Hold(entry.path, lock)
 
     def _open(self, key: str) -> int:
-        """A lock's file, for one who only uses what is there; -1 where none can be made."""
+        """The lock file, for using an environment; -1 if it cannot be created."""
         path = self._root / f"{key}.lock"
         for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
             with suppress(OSError):
@@ -182,7 +182,7 @@ class EnvironmentCache:
         return -1
 
     def _lock(self, key: str) -> int:
-        """The lock, held alone; -1 if another holds it. Raises `LoadFailed`."""
+        """The lock, held exclusively; -1 if another process holds it. Raises `LoadFailed`."""
         path = self._root / f"{key}.lock"
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class EnvironmentCache:
             raise self._unusable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), path.stat()):  # else it was removed in between
+            if os.path.samestat(os.fstat(lock), path.stat()):  # otherwise it was removed in between
                 return lock
         except FileNotFoundError:
             pass
@@ -212,8 +212,8 @@ class EnvironmentCache:
     def _build(self, key: str, build: Callable[[Path, int], Built], lock: int) -> None:
         path = self._root / key
         try:
-            shutil.rmtree(path, ignore_errors=True)  # what a crash has left
-            path.mkdir(mode=0o755)  # to be used by others too: built by root into an image, say
+            shutil.rmtree(path, ignore_errors=True)  # leftovers of a crash
+            path.mkdir(mode=0o755)  # usable by others, too: for example built by root into an image
             document = asdict(build(path, lock)) | {"built": time.time()}
             draft = path / f"{DOCUMENT}.new"
             draft.write_text(json.dumps(document), "utf-8")
@@ -226,7 +226,7 @@ class EnvironmentCache:
             raise
 
     def _remove(self, key: str) -> None:
-        """Take an environment away, its document first; for who holds the lock alone."""
+        """Remove an environment, its document first; requires the exclusive lock."""
         path = self._root / key
         with suppress(OSError):
             (path / DOCUMENT).unlink()
@@ -238,12 +238,12 @@ class EnvironmentCache:
 
 
 def key_of(document: object) -> str:
-    """The name of what is made from `document`, a value that JSON can hold."""
+    """The key of `document`, a JSON value."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
-    """Where environments lie unless the operator says otherwise; raises `LoadFailed`."""
+    """The default directory of environments; raises `LoadFailed`."""
     base = Path(environment.get("XDG_CACHE_HOME") or "")
     if not base.is_absolute():
         try:

@@ -1,4 +1,4 @@
-"""`headrace environments`: build models' environments ahead, list them, remove old ones."""
+"""`headrace environments`: builds, lists and removes environments of models."""
 
 import argparse
 import sys
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _UNUSED_DAYS = 30
 _DAY = 24 * 60 * 60.0
-_SHOWN = 60  # characters of what an environment was made of
+_SHOWN = 60  # characters shown of an environment's requirements
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -47,13 +47,13 @@ def _run(given: argparse.Namespace) -> int:
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    except KeyboardInterrupt:  # a build has been ended and removed
+    except KeyboardInterrupt:  # an interrupted build has been removed
         return EXIT_INTERRUPTED
 
 
 def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
-    """Build what the models of repositories and files need; raises `RepositoryError`."""
-    # Imported late: the others should not wait for ONNX Runtime.
+    """Build the environments for models of repositories and files; raises `RepositoryError`."""
+    # Imported late: the other actions do not need ONNX Runtime.
     from headrace.repository.layout import find_sources
 
     paths = [Path(path) for path in given]
@@ -74,7 +74,7 @@ def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
 
 
 def _specs(source: "ModelSource", options: EnvironmentOptions) -> Iterator[LoadSpec]:
-    """One instance of each version that is served, if the model runs in processes of its own."""
+    """One instance of each served version, if the model runs in processes of its own."""
     from headrace.engine.opening import LoadOptions, open_model
     from headrace.placement.backend import load_backends
     from headrace.placement.local.instances import core_limit

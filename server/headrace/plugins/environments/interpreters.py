@@ -1,4 +1,4 @@
-"""Python interpreters of this machine: what they are, and which of them a model can have."""
+"""Python interpreters of this machine: their properties, and the choice for a model."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from headrace.core.errors import LoadFailed
 from headrace.placement.isolation import passed_variables
 
-# Further variables that a build sees: more than workers, namely what pip, uv, compilers and
-# downloads are configured with. Without those that would have packages installed elsewhere.
+# Environment variables for builds, besides those of workers: the configuration of pip, uv,
+# compilers and downloads, without variables that would redirect the installation.
 _PASSED = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE", "NETRC", "SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "CC", "CXX", "CFLAGS",
@@ -33,7 +33,7 @@ _ELSEWHERE = frozenset(
 
 
 def build_surroundings(environment: Mapping[str, str], offline: bool = False) -> dict[str, str]:
-    """Environment variables of a build; `offline` takes pip its configuration, files and all."""
+    """The environment variables of a build; `offline` removes pip's configuration."""
     found = passed_variables(environment, _PASSED if offline else (*_PASSED, "PIP_*", "UV_*"))
     if offline:
         found["PIP_CONFIG_FILE"] = os.devnull
@@ -41,11 +41,11 @@ def build_surroundings(environment: Mapping[str, str], offline: bool = False) ->
     return kept | {"PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
 
 
-OLDEST = (3, 10)  # that a worker runs with
-_NEWEST_MINOR = 20  # that is looked for
+OLDEST = (3, 10)  # oldest Python for a worker
+_NEWEST_MINOR = 20  # newest minor version that is searched for
 _PROBE_SECS = 60.0
 _UNFIT = "the model's interpreter cannot run it; the server's log says why"
-# Understood by any Python, so that an old one can be told from what is none.
+# Valid in any Python, so that an old one is recognised as such.
 _PROBE = """
 import json, os, sys
 told = [sys.executable, os.path.realpath(sys.executable), list(sys.version_info[:3])]
@@ -56,16 +56,16 @@ if told[2] >= [3, 10]:
     told += [abi, util.find_spec("numpy") is not None]
 print(json.dumps(told))
 """
-# Looked up once, while the import lock is held: of two threads that ask `sysconfig` for the first
-# time at once, one may get nothing.
+# Evaluated once, at import: two threads that first use `sysconfig` concurrently may get an
+# incomplete result.
 _ABI = f"{sysconfig.get_config_var('SOABI')} {sysconfig.get_platform()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An interpreter: `path` is how it is started, `real` the file behind all links.
+    """An interpreter: `path` is its command, `real` the file with all links resolved.
 
-    Compiled packages of interpreters with an equal `abi` can be exchanged.
+    Compiled packages are compatible between interpreters with an equal `abi`.
     """
 
     path: str
@@ -79,13 +79,13 @@ class Interpreter:
 
 
 def own() -> Interpreter:
-    """The one that runs the server."""
+    """The server's own interpreter."""
     real = os.path.realpath(sys.executable)
     return Interpreter(sys.executable, real, tuple(sys.version_info[:3]), _ABI)
 
 
 def probe(path: str) -> Interpreter:
-    """Ask an interpreter what it is; raises `LoadFailed` if it cannot run workers."""
+    """Inspect an interpreter; raises `LoadFailed` if it cannot run workers."""
     try:
         ended = subprocess.run(
             [path, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECS,
@@ -104,9 +104,9 @@ def probe(path: str) -> Interpreter:
 
 
 def choose(requires: str) -> Interpreter:
-    """The server's own interpreter if it satisfies `requires`, else the newest that does.
+    """The server's interpreter if it satisfies `requires`, else the newest one that does.
 
-    Others are looked for on the PATH, by the names that interpreters have. Raises `LoadFailed`.
+    Others are searched on the PATH, by their usual names. Raises `LoadFailed`.
     """
     mine = own()
     if satisfies(mine.version, requires):
@@ -116,7 +116,7 @@ def choose(requires: str) -> Interpreter:
         try:
             candidate = probe(path)
         except LoadFailed:
-            continue  # what stands there under that name runs nothing here
+            continue  # the file of that name is not a working interpreter
         if satisfies(candidate.version, requires):
             return candidate
         found.append(candidate)
@@ -125,9 +125,9 @@ def choose(requires: str) -> Interpreter:
 
 
 def satisfies(version: tuple[int, ...], requires: str) -> bool:
-    """True if a version is one of those that a specifier such as `>=3.11,<4` means.
+    """True if a version satisfies a specifier such as `>=3.11,<4`.
 
-    Raises `ValueError` for one that cannot be read.
+    Raises `ValueError` for an invalid specifier.
     """
     try:
         return SpecifierSet(requires).contains(".".join(map(str, version)))

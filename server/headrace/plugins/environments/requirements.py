@@ -1,13 +1,13 @@
-"""Requirements of a model: a requirements file, a list, or the block in a Python file (PEP 723).
+"""Requirements of a model: a requirements file, a list, or a script block (PEP 723).
 
     # /// script
     # requires-python = ">=3.11"
     # dependencies = ["scikit-learn==1.6.*"]
     # ///
 
-Files that requirements name must lie within the model's directory, also once links are followed.
-They are named to pip by their absolute paths, and by what is in them where environments are told
-apart: an environment is the same one wherever the model lies.
+Files named by requirements must be within the model's directory, even with links resolved. pip gets
+their absolute paths, but keys of environments use their content: an environment is the same
+wherever the model is stored.
 """
 
 import hashlib
@@ -29,30 +29,30 @@ _QUERY = re.compile(r"(\w://[^\s?#]*\?)[^\s#'\")>]+")
 
 
 def redact(text: str) -> str:
-    """`text` without what stands before the host of a URL, or after its question mark."""
+    """`text` without credentials and queries of URLs."""
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
-# Of several ends of a run of comments the last one counts. Without an end there is no block.
+# Of several ends in a run of comments the last one counts. Without an end there is no block.
 _BLOCK = re.compile(r"(?m)^# /// script\n((?:#(?:| .*)\n)*)# ///$")
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptBlock:
-    """Wishes of a script block; `requires_python` is empty if it has none."""
+    """The content of a script block; `requires_python` is "" if not set."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str = ""
 
 
 def read_script_block(source: str) -> ScriptBlock | None:
-    """The block of a Python file; None without one. Raises `ValueError` for one that is wrong."""
+    """Parse the script block of a Python file; None without one. Raises `ValueError`."""
     found = _BLOCK.findall("\n".join(source.splitlines()))
     if not found:
         return None
     if len(found) > 1:
         raise ValueError("there is more than one")
-    document = tomllib.loads(re.sub("(?m)^# ?", "", found[0]))  # its error is a ValueError
+    document = tomllib.loads(re.sub("(?m)^# ?", "", found[0]))  # raises a ValueError
     dependencies = document.get("dependencies", [])
     requires = document.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(d, str) for d in dependencies):
@@ -73,12 +73,12 @@ _VALUES = {
     "-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c",
 }  # fmt: skip
 _FLAGS = ("--pre", "--prefer-binary", "--require-hashes", "--no-index")
-_MOST_FILES = 50  # that include one another
+_MOST_FILES = 50  # files that include one another
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line for pip, and what tells it from others: without paths of this machine."""
+    """One line for pip, and its identity without paths of this machine."""
 
     text: str
     identity: str
@@ -86,33 +86,33 @@ class Line:
 
 @dataclass(slots=True)
 class Requirements:
-    """Lines for pip: those of all included files behind one another, and constraints."""
+    """The lines for pip, of all included files in order, and constraints."""
 
     lines: list[Line] = field(default_factory=list)
     constraints: list[Line] = field(default_factory=list)
 
     @property
     def wanted(self) -> list[Line]:
-        """The lines that ask for a package."""
+        """The lines that name a package."""
         return [line for line in self.lines if not line.text.startswith("-")]
 
     @property
     def identity(self) -> list[list[str]]:
-        """A value that tells these requirements from others."""
+        """A value that identifies these requirements."""
         return [
             sorted({line.identity for line in lines}) for lines in (self.lines, self.constraints)
         ]
 
 
 def read_requirements(path: Path, root: Path) -> Requirements:
-    """Requirements of a file in the model's directory `root`; raises `LoadFailed`."""
+    """The requirements in a file of the model directory `root`; raises `LoadFailed`."""
     found = Requirements()
     _Reader(root, found).read_file(path, found.lines)
     return found
 
 
 def from_dependencies(dependencies: Iterable[str], root: Path, where: str) -> Requirements:
-    """Requirements of a list, without any options; `where` is for errors. Raises `LoadFailed`."""
+    """The requirements in a list, without options; `where` is for errors. Raises `LoadFailed`."""
     found = Requirements()
     reader = _Reader(root, found)
     for text in dependencies:
@@ -123,7 +123,7 @@ def from_dependencies(dependencies: Iterable[str], root: Path, where: str) -> Re
 
 
 class _Reader:
-    """Reads one set of requirements from the files that it lies in."""
+    """Reads one set of requirements from its files."""
 
     def __init__(self, root: Path, found: Requirements) -> None:
         self._root = root.resolve()
@@ -131,7 +131,7 @@ class _Reader:
         self._files: set[tuple[Path, bool]] = set()
 
     def read_file(self, path: Path, into: list[Line]) -> None:
-        """Append the lines of a file and of those that it includes; raises `LoadFailed`."""
+        """Append the lines of a file and of its includes; raises `LoadFailed`."""
         real = path.resolve()
         name = str(real.relative_to(self._root)) if self._inside(real) else path.name
         constrains = into is self._found.constraints
@@ -155,7 +155,7 @@ class _Reader:
                 into.append(self.requirement(line, real.parent, where))
 
     def requirement(self, line: str, folder: Path, where: str) -> Line:
-        """A line that asks for a package; raises `LoadFailed`."""
+        """Parse a line that names a package; raises `LoadFailed`."""
         if _URL.match(line):
             return self._from_url(line, line.split()[0], where)
         text, *options = re.split(r"\s(?=--)", line, maxsplit=1)
@@ -181,7 +181,7 @@ class _Reader:
 
     def _local(self, line: str, folder: Path, where: str) -> Line:
         match = _PATH.fullmatch(line)
-        assert match is not None  # it matches anything
+        assert match is not None  # the pattern matches any text
         name = match["path"].strip()
         if not (folder / name).exists() and "/" not in name and not _is_archive(name):
             raise LoadFailed(
@@ -225,9 +225,9 @@ class _Reader:
             into.append(Line(f"{name} {value}", f"{name} {value}"))
 
     def _archive(self, path: Path, where: str) -> Path:
-        """A file within the model's directory; raises `LoadFailed`.
+        """The path of a file within the model's directory; raises `LoadFailed`.
 
-        Not a directory: pip builds in it, which would make other requirements of it.
+        Not a directory: pip builds inside it, which would change its content.
         """
         real = self._within(path, where)
         if real.is_dir():
@@ -235,7 +235,7 @@ class _Reader:
         return real
 
     def _within(self, path: Path, where: str) -> Path:
-        """`path` without links, in the model's directory; raises `LoadFailed`."""
+        """`path` with links resolved, within the model's directory; raises `LoadFailed`."""
         real = path.resolve()
         if not self._inside(real):
             raise LoadFailed(f"{where}: {path.name!r} lies outside of the model's directory")
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without comments, joined where they end with a backslash."""
+    """Lines with their numbers, without comments, with continuations joined."""
     parts: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         comment = line.lstrip().startswith("#")
@@ -277,7 +277,7 @@ def _refusal(name: str) -> str:
 
 
 def _digest(path: Path, root: Path, where: str) -> str:
-    """A name for what is in a file, or in all files of a directory; raises `LoadFailed`."""
+    """The digest of a file, or of all files of a directory; raises `LoadFailed`."""
     total = hashlib.sha256()
     try:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:

@@ -1,18 +1,17 @@
-"""Environments of models: from what a model asks for to an interpreter, built if it is not there.
+"""Environment of a model: from its requirements to an interpreter, built on demand.
 
-What a model asks for is, in this order:
+The requirements come from the first of:
 
-1. `EXECUTION_ENV_PATH` in the configuration's parameters, as in Triton: an environment that is
-   there, as a directory or an archive.
+1. `EXECUTION_ENV_PATH` in the configuration's parameters, as in Triton: an existing environment, as
+a directory or an archive.
 2. In the version's directory, a `requirements.txt` or a script block in the Python file itself.
 3. A `requirements.txt` in the model's directory.
 
-A model that is nothing but a file has no directory of its own: only its script block counts, not
-what happens to lie beside it.
+A model that consists of a single file has no directory: only its script block counts, not the files
+that happen to be beside it.
 
-Blocks for as long as a build takes, and is for loading threads and commands. Called for each
-instance that is loaded, so that it is quick where the environment is there; restarts of workers
-keep what their instance was loaded with.
+Blocks during a build, and is for loading threads and commands. Called for each loaded instance, and
+fast if the environment exists; restarted workers keep the environment of their instance.
 """
 
 import os
@@ -57,7 +56,7 @@ _FILE = "requirements.txt"
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Packages to install, and which interpreter: a name or path, or a specifier of versions."""
+    """Packages to install, and the interpreter: a name or path, or a version specifier."""
 
     requirements: Requirements
     python: str = ""
@@ -66,15 +65,15 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An environment that somebody else has made: a directory, or an archive of one."""
+    """An existing environment: a directory, or an archive of one."""
 
     path: Path
 
 
 def demand_of(spec: LoadSpec) -> Packages | Ready | None:
-    """The environment that the model asks for; None if it has nothing to say.
+    """The environment that the model requests; None for none.
 
-    Raises `InvalidOption` or `LoadFailed` for what cannot be followed.
+    Raises `InvalidOption` or `LoadFailed` for invalid requests.
     """
     python = spec.parameters.get("python", "")
     if value := spec.parameters.get(PATH_PARAMETER, ""):
@@ -91,7 +90,7 @@ def demand_of(spec: LoadSpec) -> Packages | Ready | None:
 
 
 def _ready_path(value: str, root: Path) -> Path:
-    """The path that a parameter means."""
+    """The path named by the parameter."""
     field = f"parameters['{PATH_PARAMETER}']"
     inside = value.startswith(_MODEL_DIRECTORY)
     path = Path(value.replace(_MODEL_DIRECTORY, str(root.resolve())))
@@ -108,7 +107,7 @@ def _ready_path(value: str, root: Path) -> Path:
 
 
 def _block(spec: LoadSpec) -> ScriptBlock:
-    """The script block of the model's file, an empty one if it has none."""
+    """The script block of the model's file, empty if it has none."""
     if spec.path.suffix != ".py":
         return ScriptBlock()
     where = f"{spec.path.name}: its script block"
@@ -124,7 +123,7 @@ def _block(spec: LoadSpec) -> ScriptBlock:
 
 
 def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
-    """From the first of the places that say anything, be it that nothing is needed."""
+    """The requirements from the first source that has any, even an empty list."""
     folder, name = spec.path.parent, spec.path.name
     asked = from_dependencies(block.dependencies, spec.root, f"{name}: dependencies")
     if folder == spec.root:
@@ -140,14 +139,14 @@ def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
 
 
 def _read(path: Path, root: Path) -> Requirements | None:
-    """Requirements of a file; None if there is none."""
+    """The requirements in a file; None if it does not exist."""
     return read_requirements(path, root) if os.path.lexists(path) else None
 
 
 def demanded(spec: LoadSpec) -> Callable[[], Environment] | None:
-    """Environment that a model asks for, as a function that finds or builds it; None without.
+    """A function that finds or builds the environment a model requests; None for none.
 
-    Raises as `demand_of`, and what is returned raises likewise if it cannot be had.
+    Raises as `demand_of`; the returned function raises likewise if it fails.
     """
     demand = demand_of(spec)
     return None if demand is None else partial(_provided, spec, demand)
@@ -167,7 +166,7 @@ def _provided(spec: LoadSpec, demand: Packages | Ready) -> Environment:
 
 
 def cache_of(root: str) -> EnvironmentCache:
-    """The cache in a directory, or in the usual one for an empty name; raises `LoadFailed`."""
+    """The cache in a directory, or in the default one for ""; raises `LoadFailed`."""
     return EnvironmentCache(Path(root).absolute() if root else default_root(os.environ))
 
 
@@ -184,7 +183,7 @@ def _ready(spec: LoadSpec, path: Path) -> Environment:
 
 
 def _cached(spec: LoadSpec, plan: Plan) -> Environment:
-    """From the cache, or built."""
+    """The environment from the cache, built if missing."""
 
     def build(path: Path, lock: int) -> Built:
         try:
@@ -193,14 +192,14 @@ def _cached(spec: LoadSpec, plan: Plan) -> Environment:
             text = f"its environment could not be built: {error}"
             raise LoadFailed(text, CANNOT_BE_BUILT) from error
 
-    # Another may build for as long as it is allowed to, and begin just now.
+    # A concurrent build may take its whole time limit, and start only now.
     patience = spec.environments.build_secs + 60.0
     hold = cache_of(spec.environments.cache).acquire(plan.key, spec.model, build, patience)
     return Environment(str(hold.path / "bin" / "python"), str(hold.path), hold)
 
 
 def _interpreter(demand: Packages) -> Interpreter:
-    """The interpreter that is named, else one that fits; raises `LoadFailed`, `InvalidOption`."""
+    """The named interpreter, else a suitable one; raises `LoadFailed`, `InvalidOption`."""
     if not demand.python:
         return choose(demand.requires_python)
     path = demand.python if "/" in demand.python else shutil.which(demand.python)
@@ -209,7 +208,7 @@ def _interpreter(demand: Packages) -> Interpreter:
         raise InvalidOption("parameters['python']", text)
     found = own() if path == sys.executable else probe(path)
     if "/" in demand.python:
-        found = replace(found, path=path)  # it may be a script that starts the interpreter
+        found = replace(found, path=path)  # the path may be a script that starts the interpreter
     if not satisfies(found.version, demand.requires_python):
         text = f"the model requires Python {demand.requires_python}, and this is {found}"
         raise InvalidOption("parameters['python']", text)

@@ -1,7 +1,7 @@
-"""Unpacks an archived environment. A program of its own: `python unpack.py ARCHIVE TARGET BYTES`.
+"""Unpacks an archived environment, as a separate program: `python unpack.py ARCHIVE TARGET BYTES`.
 
-Archives are taken apart away from the server: it may take long, and keeps an interpreter busy.
-Nothing gets out of the target, by name or by link, and there is a limit to what comes out.
+Separate from the server, since it may take long, and keeps an interpreter busy. Nothing is written
+outside of the target, by name or by link, and the unpacked size is limited.
 """
 
 import sys
@@ -14,7 +14,7 @@ _MOST_MEMBERS = 2_000_000
 
 
 class BadArchive(Exception):
-    """An archive that is none, or that is not to be unpacked."""
+    """An invalid archive, or one that must not be unpacked."""
 
 
 def unpack(archive: Path, target: Path, most_bytes: int) -> None:
@@ -33,7 +33,7 @@ def unpack(archive: Path, target: Path, most_bytes: int) -> None:
 
 
 def _bounded(tar: tarfile.TarFile, most_bytes: int) -> Iterator[tarfile.TarInfo]:
-    """The members, as long as they are within the limits."""
+    """The members, within the limits."""
     total = 0
     for count, member in enumerate(tar, 1):
         total += member.size
@@ -45,7 +45,7 @@ def _bounded(tar: tarfile.TarFile, most_bytes: int) -> Iterator[tarfile.TarInfo]
 
 
 def main() -> int:
-    """Unpack as the arguments say; 1 and a line on standard output if that fails."""
+    """Unpack according to the arguments; 1 and a line on standard output on failure."""
     archive, target, most_bytes = sys.argv[1:]
     try:
         unpack(Path(archive), Path(target), int(most_bytes))

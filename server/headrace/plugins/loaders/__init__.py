@@ -1,1 +1,1 @@
-"""Files of libraries as models: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PyTorch."""
+"""Loaders of libraries' model files: scikit-learn, XGBoost, LightGBM, CatBoost, MLflow, PyTorch."""

@@ -1,8 +1,7 @@
-"""The backends of libraries' own files, without any code of the model's own, in worker processes.
+"""Backends for model files of libraries, without code of the model, in worker processes.
 
-Which files a library's models have, which of them are data and which are programs, and whether
-those are trusted is decided here, before a worker is started; what a file means is up to the module
-of the same name beside this one, which runs in the worker.
+File names, which files are data and which are programs, and trust are decided here, before a worker
+starts; the module of the same name beside this one, which runs in the worker, reads the file.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -18,7 +17,7 @@ from headrace.placement.worker.python_options import WORKER_PARAMETERS
 
 TRUST_PARAMETER = "trust_model_code"
 _ANY = ("",)
-# What the parameters of any model in a worker may say.
+# Parameters of any model in a worker.
 _PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER}
 
 
@@ -26,9 +25,10 @@ _PARAMETERS = WORKER_PARAMETERS | {TRUST_PARAMETER}
 class Format:
     """The files of one library's models.
 
-    `filenames` are what a model's file is called, the best first; a file with one of `suffixes`
-    under another name is taken for one, too. Loading runs code of its author's unless its name ends
-    with one of `data`, as any does with "". `parameters` are what else a configuration may say.
+    `filenames` are the possible names of a model's file, the preferred one first; a file with one
+    of `suffixes` under another name is accepted, too. Loading a file runs its author's code unless
+    its name ends with one of `data`; "" matches any. `parameters` are further configuration
+    parameters.
     """
 
     platform: str
@@ -38,13 +38,13 @@ class Format:
     parameters: frozenset[str] = frozenset()
 
 
-# By the name of the backend, which is that of the module with the loader, too.
+# By backend name, which is also the name of the loader module.
 FORMATS: Mapping[str, Format] = {
     "sklearn": Format(
         "sklearn",
         ("model.skops", "model.joblib", "model.pkl"),
         (".skops", ".joblib", ".pkl"),
-        (".skops",),  # whose loader refuses what it does not know
+        (".skops",),  # whose loader refuses unknown types
         frozenset({"skops_trusted_types"}),
     ),
     "xgboost": Format("xgboost", ("model.json", "model.ubj"), (".ubj",), _ANY),
@@ -56,10 +56,10 @@ FORMATS: Mapping[str, Format] = {
 
 
 class ArtefactBackend(PythonBackend):
-    """Has workers load one library's models."""
+    """Runs the models of one library in workers."""
 
     def __init__(self, name: str, trusted: bool = False) -> None:
-        """`trusted` holds for all models, whatever their configurations say."""
+        """`trusted` applies to all models, whatever their configurations say."""
         found = FORMATS[name]
         super().__init__(f"{__package__}.{name}", found.platform, found.filenames[0])
         self.filenames = found.filenames
@@ -69,16 +69,17 @@ class ArtefactBackend(PythonBackend):
 
     @property
     def parameters(self) -> Set[str]:
-        """The parameters that the documentation names."""
+        """The documented parameters."""
         return _PARAMETERS | self._format.parameters
 
     def reads_parameter(self, name: str) -> bool:
-        """True if it is one of `parameters`: there is no model's code that reads others."""
+        """True for `parameters` only: there is no code of the model to read others."""
         return name in self.parameters
 
     def load(self, spec: LoadSpec) -> LoadedModel:
-        """Start a worker and have it load the file; raises `LoadFailed` or `InvalidOption`."""
-        if spec.parameters.get("execution") in IN_PROCESS:  # whose settings libraries would change
+        """Start a worker that loads the file; raises `LoadFailed` or `InvalidOption`."""
+        # Libraries would change the server's settings.
+        if spec.parameters.get("execution") in IN_PROCESS:
             text = "this format runs in worker processes only"
             raise InvalidOption("parameters['execution']", text)
         trusted = _trusts(spec.parameters) or self._trusted

@@ -23,7 +23,7 @@ from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a file; raises `ImportError` or `ValueError`."""
     library = needed("catboost", "catboost")
     path = Path(document["file"])
     try:
@@ -39,7 +39,7 @@ class Boosted:
     """A CatBoost model as a predictor; a classifier also has `predict_proba`."""
 
     def __init__(self, model: Any) -> None:
-        """Raises `ValueError` for a model of embeddings."""
+        """Raises `ValueError` for a model with embedding features."""
         if model.get_embedding_feature_indices():
             raise ValueError("CatBoost models with embedding features are not served")
         self._model = model
@@ -55,11 +55,11 @@ class Boosted:
         self.traits = Traits(columns, matrix, self._mixed, names, names)
 
     def from_matrix(self, array: Array) -> Any:
-        """A matrix of numbers as it is."""
+        """A matrix of numbers, unchanged."""
         return np.ascontiguousarray(array.reshape(len(array), -1))
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """Numbers and texts beside one another; what is absent is missing."""
+        """A table of numbers and texts; absent columns are missing values."""
         known = self.traits.columns
         if not self._mixed:
             return stacked(known, columns, rows, {})
@@ -70,5 +70,5 @@ class Boosted:
         return table
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """Each kind of prediction by itself."""
+        """Compute each kind of prediction separately."""
         return {name: getattr(self._model, name)(table, thread_count=threads()) for name in names}

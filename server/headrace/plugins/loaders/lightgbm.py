@@ -21,7 +21,7 @@ from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a file; raises `ImportError` or `ValueError`."""
     library = needed("lightgbm", "lightgbm")
     path = Path(document["file"])
     try:
@@ -32,10 +32,10 @@ def load(document: dict[str, Any]) -> type[Any]:
 
 
 class Boosted:
-    """A booster as a predictor: `predict` is what it predicts, of a classifier probabilities."""
+    """A booster as a predictor: `predict` is its prediction, for a classifier probabilities."""
 
     def __init__(self, booster: Any) -> None:
-        """Raises `ValueError` if its categories belong to nobody knows which columns."""
+        """Raises `ValueError` if its categories cannot be assigned to columns."""
         self._booster = booster
         names = booster.feature_name()
         kept = booster.pandas_categorical or []
@@ -52,15 +52,15 @@ class Boosted:
         self.traits = Traits(columns, matrix, bool(self._categories), given, given)
 
     def from_matrix(self, array: Array) -> Any:
-        """A matrix as it is; categories are their codes."""
+        """A matrix, unchanged; categories are codes."""
         return array.reshape(len(array), -1)
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """A matrix with the codes of categories; unknown ones are missing, as for the library."""
+        """A matrix with the codes of categories; unknown ones are missing, as in the library."""
         return stacked(self.traits.columns, columns, rows, self._categories)
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """Predictions of the booster."""
+        """The booster's predictions."""
         return {"predict": self._booster.predict(table, num_threads=threads())}
 
 

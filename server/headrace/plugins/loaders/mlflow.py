@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a folder; raises `ImportError` or `ValueError`."""
     if not document["trusted"]:
         raise PermissionError("this MLflow model is not trusted")
     pyfunc = needed("mlflow.pyfunc", "mlflow-skinny")
@@ -39,13 +39,13 @@ def load(document: dict[str, Any]) -> type[Any]:
 
 
 class Function:
-    """A model of MLflow as a predictor, by its signature.
+    """An MLflow model as a predictor, by its signature.
 
-    A data frame that it gives becomes an output for each column, all else the output `predict`.
+    Each column of a returned data frame becomes an output, any other result the output `predict`.
     """
 
     def __init__(self, model: Any, pandas: Any) -> None:
-        """Raises `ValueError` for types that are no tensors."""
+        """Raises `ValueError` for types that are not tensors."""
         self._model, self._pandas = model, pandas
         signature = model.metadata.signature
         inputs = signature.inputs.inputs if signature is not None and signature.inputs else []
@@ -65,11 +65,11 @@ class Function:
         self.traits = Traits(columns, matrix, named, names, names, given)
 
     def from_matrix(self, array: Array) -> Any:
-        """A tensor as it is, or a data frame without names."""
+        """A tensor, unchanged, or a data frame without names."""
         return array if self._tensors else self._pandas.DataFrame(array.reshape(len(array), -1))
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """A data frame, or tensors by name; what is absent stays so."""
+        """A data frame, or tensors by name; absent columns stay absent."""
         given = {c.name: columns[c.name] for c in self.traits.columns if c.name in columns}
         if self._tensors:
             return given
@@ -78,7 +78,7 @@ class Function:
         return self._pandas.DataFrame(given)
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """One prediction, whatever of it is wanted."""
+        """Compute the whole prediction."""
         found = self._model.predict(table)
         if isinstance(found, self._pandas.DataFrame) and list(names) != ["predict"]:
             return {name: found[name].to_numpy() for name in names}

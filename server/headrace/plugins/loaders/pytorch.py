@@ -1,7 +1,7 @@
-"""PyTorch programs: TorchScript (`model.pt`) and exported ones (`model.pt2`).
+"""PyTorch programs: TorchScript (`model.pt`) and exported programs (`model.pt2`).
 
-Names are those of Triton's PyTorch backend: `INPUT__0`, or any name that ends with a number like
-that, or the names of the arguments; otherwise inputs are taken in the order of the configuration.
+Names follow Triton's PyTorch backend: `INPUT__0`, or any name with such a number, or the names of
+arguments; otherwise inputs are assigned in the order of the configuration.
 """
 
 import importlib
@@ -29,10 +29,10 @@ _UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ExportParts:
-    """`inputs` and `outputs` have all their dimensions, -1 where one is variable.
+    """The signature of a program: `inputs` and `outputs` with all dimensions, -1 if variable.
 
-    `most_rows` is how many rows the program takes at once; 0 if its first dimension does not count
-    rows in every tensor.
+    `most_rows` is the maximum number of rows; 0 if the first dimension does not count rows in every
+    tensor.
     """
 
     arguments: Sequence[str]
@@ -43,7 +43,10 @@ class ExportParts:
 
 
 def export_parts(torch: Any, program: Any) -> ExportParts:
-    """Read the signature of a program; raises `ValueError` for what is no tensor."""
+    """Read the signature of an exported program.
+
+    Raises `ValueError` for arguments besides tensors.
+    """
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
     values_in = [_value(nodes, name) for name in signature.user_inputs]
@@ -68,12 +71,12 @@ def export_parts(torch: Any, program: Any) -> ExportParts:
 
 
 def moved_program(program: Any, device: str) -> Any:
-    """A program moved to another device; raises `ValueError` if this PyTorch cannot."""
+    """Move a program to another device; raises `ValueError` if PyTorch is too old."""
     try:
-        passes = importlib.import_module("torch.export.passes")  # from 2.6 on
+        passes = importlib.import_module("torch.export.passes")  # since 2.6
     except ImportError:
         raise ValueError("exported programs on a GPU need PyTorch 2.6 or newer") from None
-    # Also what the program makes itself, such as a range of numbers, names a device.
+    # Tensors that the program creates itself, such as ranges, name a device, too.
     return passes.move_to_device_pass(program, device)
 
 
@@ -94,7 +97,7 @@ def _declared(name: str, value: Any, datatypes: Any) -> Declared:
 
 
 def _most_rows(program: Any, values: Sequence[Any]) -> int:
-    """The largest size of the one variable that is the first dimension of all tensors."""
+    """The maximum of the variable that is the first dimension of all tensors."""
     first: list[Any] = [value.shape[0] if len(value.shape) else 1 for value in values]
     if not first or any(isinstance(size, int) for size in first):
         return 0
@@ -104,7 +107,7 @@ def _most_rows(program: Any, values: Sequence[Any]) -> int:
         return 0
     try:
         return min(int(bounds.upper), _UNBOUNDED)
-    except (OverflowError, TypeError, ValueError):  # it is infinite
+    except (OverflowError, TypeError, ValueError):  # infinite
         return _UNBOUNDED
 
 
@@ -112,7 +115,7 @@ _NUMBERED = re.compile(r".*__(\d+)")
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a file; raises `ImportError` or `ValueError`."""
     path = Path(document["file"])
     if not document["trusted"]:
         raise PermissionError(f"{path.name} is not trusted")
@@ -123,7 +126,7 @@ def load(document: dict[str, Any]) -> type[Any]:
             program = torch.export.load(path)
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that TorchScript gets no new features
+                warnings.simplefilter("ignore")  # TorchScript's deprecation warning
                 program = torch.jit.load(path, map_location="cpu")
     except Exception as error:
         raise unreadable(path.name, "a PyTorch program", error) from error
@@ -157,26 +160,29 @@ class Program:
         arguments: Sequence[str],
         keywords: Sequence[str] = (),
     ) -> None:
-        """`arguments` are the names of all, of which `keywords` are given by name.
+        """`arguments` are all names, of which `keywords` are passed by name.
 
-        `moved` gives the same program on another device.
+        `moved` returns the same program on another device.
         """
         self._torch = torch
         self._call = call
         self._moved = moved
         self._arguments = list(arguments)
         self._keywords = frozenset(keywords)
-        self._inputs: dict[str, str] = {}  # arguments by the names of inputs
-        self._outputs: dict[str, int] = {}  # places in what the program gives
+        self._inputs: dict[str, str] = {}  # arguments by input name
+        self._outputs: dict[str, int] = {}  # positions in the program's result
         self._device = "cpu"
         self._known: tuple[Sequence[Declared], Sequence[Declared]] = ((), ())
 
     def describe(self, inputs: Sequence[Declared], outputs: Sequence[Declared]) -> None:
-        """Say what the program declares itself, with the first dimension."""
+        """Set the program's own declarations, including the first dimension."""
         self._known = inputs, outputs
 
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
-        """Declare what the program says; raises `ValueError` if that is nothing."""
+        """Complete the configuration from the program.
+
+        Raises `ValueError` if it declares nothing.
+        """
         for kind, known in zip(("input", "output"), self._known, strict=True):
             if not known and not config.get(kind):
                 raise ValueError(
@@ -192,7 +198,7 @@ class Program:
                     "max_batch_size is not 0, but the first dimension of the program's tensors does"
                     " not vary"
                 )
-            # Without a batch dimension the program's first is like any other.
+            # Without a batch dimension the program's first dimension is like any other.
             cut = 0 if lead else 1
             found = [
                 Declared(name, known[place].datatype, known[place].dims[cut:])
@@ -202,11 +208,11 @@ class Program:
             fill(config, kind, found, ())
             for tensor in () if lead else config[kind]:
                 if tensor["name"] in places and not tensor.get("dims"):
-                    # One value a row and no axis for it: clients see [rows, 1].
+                    # One value per row and no axis for it: clients see [rows, 1].
                     tensor |= {"dims": [1], "reshape": {"shape": []}}
 
     def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
-        """Find out which argument each input is; raises `ValueError`."""
+        """Assign arguments to inputs; raises `ValueError`."""
         names = [declared.name for declared in inputs]
         places = self._places("input", names)
         if wrong := [n for n, place in places.items() if place >= len(self._arguments)]:
@@ -222,11 +228,11 @@ class Program:
             self._call = self._moved(device)
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
-        """Run the program once."""
+        """Run the program."""
         torch = self._torch
         given = {}
         for name, array in inputs.items():
-            # What has come from the server is read-only, and a program may write to its input.
+            # Inputs are read-only, and a program may write to them.
             own = array if array.flags.writeable else array.copy()
             given[self._inputs[name]] = torch.from_numpy(np.ascontiguousarray(own)).to(self._device)
         positional = [given[a] for a in self._arguments if a in given and a not in self._keywords]
@@ -255,7 +261,7 @@ class Program:
 
 
 def _check_device(torch: Any, device: str) -> None:
-    """Raises `ValueError` if PyTorch cannot use a GPU, saying what is missing."""
+    """Raise `ValueError`, with the cause, if PyTorch cannot use a GPU."""
     number = torch.device(device).index or 0
     if torch.version.cuda is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""scikit-learn models (`model.skops`, `model.joblib`), and the columns that a fitted one takes."""
+"""scikit-learn models (`model.skops`, `model.joblib`), and the columns of a fitted one."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,23 +23,23 @@ from headrace.workers.elements import Array
 
 
 def takes_text(model: Any) -> bool:
-    """True if the first thing that looks at the data is a vectoriser of texts."""
+    """True if the first step of a model is a text vectoriser."""
     return hasattr(_entry(model), "build_analyzer")
 
 
 def is_composed(model: Any) -> bool:
-    """True if other estimators lie within a model."""
+    """True if a model contains other estimators."""
     parameters = model.get_params() if hasattr(model, "get_params") else {}
     return any(hasattr(value, "fit") for value in parameters.values())
 
 
 def column_kinds(model: Any, names: Sequence[str]) -> dict[str, Column]:
-    """The columns of which more is known than their names, by name."""
+    """Columns with known types or categories, by name."""
     return _kinds(_outer(model), list(names)) if names else {}
 
 
 def _outer(model: Any) -> Any:
-    """The model within a search or a wrapper around one."""
+    """The model within a search or a wrapper."""
     for name in ("best_estimator_", "estimator_", "regressor_"):
         inner = getattr(model, name, None)
         if inner is not None:
@@ -58,7 +58,7 @@ def _entry(model: Any) -> Any:
 
 
 def _kinds(step: Any, names: list[str]) -> dict[str, Column]:
-    if step is None or isinstance(step, str):  # columns that pass through, or are dropped
+    if step is None or isinstance(step, str):  # columns passed through, or dropped
         return {}
     if hasattr(step, "build_analyzer"):
         return {name: Column(name, "BYTES", "") for name in names}
@@ -78,7 +78,7 @@ def _kinds(step: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _picked(picked: Any, names: list[str]) -> list[str]:
-    """The names that a column transformer has picked: one, several, by number or by a mask."""
+    """The names selected by a column transformer: one, several, by number or by a mask."""
     if isinstance(picked, str):
         return [picked]
     if isinstance(picked, slice):
@@ -93,7 +93,7 @@ def _picked(picked: Any, names: list[str]) -> list[str]:
 
 
 def _category(name: str, known: Any) -> Column:
-    """A column by the categories that an encoder has seen in it."""
+    """A column with the categories that an encoder was fitted with."""
     values = known.tolist()
     texts = [value for value in values if isinstance(value, str)]
     if texts:
@@ -111,7 +111,7 @@ _TRUST_KEY = "skops_trusted_types"
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a file; raises `ImportError` or `ValueError`."""
     needed("sklearn", "scikit-learn")
     path = Path(document["file"])
     read = _read_skops if path.suffix == ".skops" else _read_joblib
@@ -119,10 +119,10 @@ def load(document: dict[str, Any]) -> type[Any]:
 
 
 class Estimator:
-    """A fitted estimator or pipeline as a predictor; its outputs are called like its methods."""
+    """A fitted estimator or pipeline as a predictor; its outputs are named like its methods."""
 
     def __init__(self, model: Any) -> None:
-        """Raises `ValueError` if it predicts nothing, `ImportError` if it needs pandas."""
+        """Raises `ValueError` if it has no prediction method, `ImportError` if it needs pandas."""
         methods = [name for name in _METHODS if hasattr(model, name)]
         if not methods:
             raise ValueError(
@@ -141,16 +141,16 @@ class Estimator:
         elif by_column:
             matrix = None
         self.traits = Traits(columns, matrix, by_column, methods, first or methods[-1:])
-        # Whatever lies within may pick columns by name; a lone estimator does not look at them.
+        # Steps may select columns by name; a single estimator does not.
         framed = bool(names) and is_composed(model)
         self._pandas = needed("pandas", "pandas") if framed or by_column else None
         _limit_jobs(model)
         self._model = model
-        # A model that was fitted with names gets the same columns in the same order without them.
+        # A model fitted with names gets the same columns in the same order without them.
         warnings.filterwarnings("ignore", "X does not have valid feature names")
 
     def from_matrix(self, array: Array) -> Any:
-        """Doubles, as in training, with names if the model may ask for them; texts as they are."""
+        """Doubles, as in training, with names if the model may need them; texts unchanged."""
         if self._text:
             return array.reshape(-1)
         matrix = array.reshape(len(array), -1).astype(np.float64)
@@ -161,7 +161,7 @@ class Estimator:
         )
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """A data frame if the model may ask for names."""
+        """A data frame if the model may need names, otherwise a matrix."""
         absent = np.full(rows, np.nan)
         ordered = {column.name: columns.get(column.name, absent) for column in self.traits.columns}
         if self._pandas is None:
@@ -169,13 +169,13 @@ class Estimator:
         return self._pandas.DataFrame(ordered)
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """Each method by itself: some models do not predict what is most probable."""
+        """Call each method separately: some models do not predict the most probable class."""
         found = {name: getattr(self._model, name)(table) for name in names}
         return {k: v.toarray() if hasattr(v, "toarray") else v for k, v in found.items()}
 
 
 def _read_joblib(path: Path, document: Mapping[str, Any]) -> Any:
-    """Read a pickle by joblib, which runs whatever its author has put there: for trusted files."""
+    """Read a pickle by joblib, which runs its author's code: for trusted files only."""
     if not document["trusted"]:
         raise PermissionError(f"{path.name} is not trusted")
     joblib = needed("joblib", "joblib")

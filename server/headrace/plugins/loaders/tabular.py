@@ -1,13 +1,12 @@
-"""Artefacts that compute rows in one call, as models under Triton's API; and those of tables.
+"""Artefacts that compute rows in one call, as models with Triton's API; and predictors of tables.
 
-What an artefact is to its loader is an `Artefact` here. `model_class` makes a class of it that a
-worker runs like any other model: it lays the requests' rows behind one another, has the artefact
-compute the outputs that somebody asked for, and gives each request its rows. Used by one thread at
-a time, as every model in a worker is.
+A loaded file is an `Artefact`. `model_class` makes a class of it that a worker runs like any other
+model: it concatenates the requests' rows, computes the requested outputs, and returns each request
+its rows. Used by one thread at a time, like every model in a worker.
 
-A predictor of tables takes its features as one matrix, or each column as an input of its own. A
-table of numbers is a matrix unless the configuration declares columns; where a column is no number,
-each is an input.
+A predictor of tables takes its features as one matrix, or each column as a separate input. A table
+of numbers is a matrix unless the configuration declares columns; with other types of columns, each
+is an input.
 """
 
 import importlib
@@ -27,12 +26,12 @@ log = logging.getLogger("model")
 
 
 class RefusedInput(ValueError):
-    """An input of a client that cannot be given to the model."""
+    """An input that cannot be passed to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An input or output: `datatype` is the protocol's name; `dims` are one row's, -1 is any."""
+    """An input or output: `datatype` is the protocol's name; `dims` are a row's, -1 is variable."""
 
     name: str
     datatype: str = "FP32"
@@ -40,11 +39,11 @@ class Declared:
     optional: bool = False
 
     def empty(self) -> Array:
-        """An array of it without any rows."""
+        """An array of this type without rows."""
         return np.empty((0, *(max(size, 0) for size in self.dims)), DTYPES[self.datatype])
 
     def entry(self, lead: Sequence[int]) -> dict[str, Any]:
-        """Entry of the tensor in a configuration, with the dimensions that come before a row's."""
+        """The tensor's entry in a configuration; `lead` are the dimensions before a row's."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         entry: dict[str, Any] = {"name": self.name, "data_type": kind, "dims": [*lead, *self.dims]}
         return entry | ({"optional": True} if self.optional else {})
@@ -54,31 +53,31 @@ class Artefact(Protocol):
     """A loaded file that computes rows."""
 
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
-        """Fill in what `input` and `output` leave out; `lead` comes before the dims of a row."""
+        """Complete `input` and `output`; `lead` precedes the dims of a row."""
 
     def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
-        """Take notice of the whole signature; raises `ValueError` where it cannot be followed."""
+        """Adapt to the complete signature; raises `ValueError` if that is not possible."""
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
-        """The wanted outputs by name, a row for each of `rows`; texts are `str`. May raise."""
+        """The wanted outputs by name, with `rows` rows; texts are `str`. May raise."""
 
 
 def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int = 0) -> type[Any]:
-    """A class with the methods of Triton's models.
+    """Make a class with the methods of Triton's Python models.
 
-    A configuration that does not say how many rows a batch may have gets the server's default, but
-    at least `least_rows`.
+    If the configuration sets no maximum of rows, it is the server's default, but at least
+    `least_rows`.
     """
     default_rows = document.get("default_max_batch_size", 0)
 
     class Model:
-        """An artefact under Triton's API."""
+        """An artefact with Triton's API."""
 
         reads_parameters = False
 
         @staticmethod
         def auto_complete_config(config: pb.ModelConfig) -> pb.ModelConfig:
-            """Fill in what the artefact knows."""
+            """Complete the configuration from the artefact."""
             known = config.as_dict()
             if default_rows and not known.get("max_batch_size"):
                 known["max_batch_size"] = max(default_rows, least_rows)
@@ -86,7 +85,7 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
             return config
 
         def initialize(self, args: Mapping[str, str]) -> None:
-            """Hold the artefact against its whole configuration."""
+            """Bind the artefact to its complete configuration."""
             config = json.loads(args["model_config"])
             self.batches = config.get("max_batch_size", 0) > 0
             inputs, self.outputs = (
@@ -136,9 +135,9 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
 
 
 def gathered(requests: Sequence[pb.InferenceRequest]) -> tuple[dict[str, Array], list[int]]:
-    """The inputs of several requests behind one another, and how many rows each has.
+    """Concatenate the inputs of several requests; returns them with the rows of each.
 
-    BYTES become `str`; raises `RefusedInput` where they are not UTF-8.
+    BYTES become `str`; raises `RefusedInput` if they are not UTF-8.
     """
     arrays = [{t.name(): t.as_numpy() for t in request.inputs()} for request in requests]
     rows = [len(next(iter(each.values()))) if each else 1 for each in arrays]
@@ -151,9 +150,9 @@ def gathered(requests: Sequence[pb.InferenceRequest]) -> tuple[dict[str, Array],
 
 
 def fitted(found: Any, declared: Declared, rows: int) -> Array:
-    """An output of a model, converted to the type and shape that are declared.
+    """Convert an output to the declared type and shape.
 
-    Raises `ValueError` where that would change its meaning.
+    Raises `ValueError` if that would change its meaning.
     """
     array = np.asarray(found)
     if array.shape[:1] != (rows,):
@@ -184,7 +183,7 @@ def fitted(found: Any, declared: Declared, rows: int) -> Array:
 
 
 def fill(config: dict[str, Any], kind: str, defaults: Sequence[Declared], lead: Any) -> None:
-    """Declare what `defaults` say, or fill in the types and dims of those that are declared."""
+    """Declare tensors from `defaults`, or complete the types and dims of declared ones."""
     known = {declared.name: declared.entry(lead) for declared in defaults}
     tensors = config.setdefault(kind, [])
     if not tensors:
@@ -198,13 +197,13 @@ def fill(config: dict[str, Any], kind: str, defaults: Sequence[Declared], lead: 
 
 
 def threads() -> int:
-    """How many threads a library may use here."""
+    """The number of threads that a library may use."""
     text = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]
     return int(text) if text.isdecimal() and int(text) else 1
 
 
 def needed(module: str, package: str) -> Any:
-    """A library that the model needs; raises `ImportError` that says how to get it."""
+    """Import a required library; raises `ImportError` with installation advice."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -218,8 +217,8 @@ def needed(module: str, package: str) -> Any:
 def unreadable(name: str, what: str, error: Exception) -> ValueError:
     """The error for a file that a library cannot load.
 
-    It is told to clients, so that it says nothing of the library's words but which module or
-    attribute is missing; the log has the rest.
+    The text reaches clients, so it has nothing of the library's message but the name of a missing
+    module or attribute; the log has the rest.
     """
     reason = type(error).__name__
     if isinstance(error, (ImportError, AttributeError)):
@@ -258,13 +257,13 @@ def _texts(name: str, array: Array) -> Array:
     return texts.reshape(array.shape)
 
 
-INPUT = "input-0"  # what KServe's examples call it
-LEAST_ROWS = 4096  # of a batch: rows of a table cost little
+INPUT = "input-0"  # as in KServe's examples
+LEAST_ROWS = 4096  # minimum batch size: rows of a table are cheap
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A feature under its name. `sample` is a value that the model knows what to do with."""
+    """A feature. `sample` is a value that the model accepts."""
 
     name: str
     datatype: str = "FP64"
@@ -280,12 +279,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Inputs and outputs of a predictor.
+    """The inputs and outputs of a predictor.
 
-    `columns` are in the order of training, and empty where nobody knows their names. `matrix` is
-    the one input that stands for all of them; None where that cannot be. `by_column` says which of
-    the two is offered. `names` are all outputs that it has, `offered` those that are declared for
-    it, and `outputs` is what it says of these, empty where it says nothing.
+    `columns` are in training order, and empty if their names are unknown. `matrix` is the single
+    input for all of them; None if impossible. `by_column` selects which of the two is offered.
+    `names` are all possible outputs, `offered` those declared by default, and `outputs` their known
+    types.
     """
 
     columns: Sequence[Column]
@@ -302,10 +301,10 @@ class Predictor(Protocol):
     traits: Traits
 
     def from_matrix(self, array: Array) -> Any:
-        """The table of a matrix of rows."""
+        """The table for a matrix of rows."""
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """The table of columns, of which optional ones may be absent."""
+        """The table for columns, of which optional ones may be absent."""
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
         """Outputs by name."""
@@ -318,11 +317,11 @@ class Tabular:
         self._predictor = predictor
         self._traits = traits = predictor.traits
         self._columns = {column.name: column for column in traits.columns}
-        self._matrix: str | None = None  # the name of the input that is the whole table
-        self._outputs: dict[str, str] = {}  # the predictor's names by the configuration's
+        self._matrix: str | None = None  # name of the matrix input
+        self._outputs: dict[str, str] = {}  # the predictor's output names by configured name
 
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
-        """Declare a matrix or columns, and what comes of a sample; raises `ValueError`."""
+        """Declare a matrix or columns, and the outputs of a sample; raises `ValueError`."""
         traits = self._traits
         given = [tensor["name"] for tensor in config.get("input", ())]
         offer = traits.matrix
@@ -350,7 +349,7 @@ class Tabular:
         fill(config, "output", found, lead)
 
     def bind(self, inputs: Sequence[Declared], outputs: Sequence[Declared], device: str) -> None:
-        """Decide how inputs make a table; raises `ValueError`."""
+        """Determine how inputs form a table; raises `ValueError`."""
         if device != "cpu":
             log.warning("this model runs on the CPU; its instance group asks for a GPU")
         matrix = self._traits.matrix
@@ -365,14 +364,14 @@ class Tabular:
             return
         try:
             found = self.run(sample, [declared.name for declared in outputs], 1)
-        except Exception as error:  # it may be the sample that is of no use
+        except Exception as error:  # the sample itself may be invalid
             log.warning("a row of zeros cannot be predicted: %s", error)
             return
         for declared in outputs:
             fitted(found[declared.name], declared, 1)
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str], rows: int) -> dict[str, Any]:
-        """The wanted outputs of a table."""
+        """The wanted outputs for a table."""
         predictor = self._predictor
         if self._matrix is not None:
             table = predictor.from_matrix(inputs[self._matrix])
@@ -387,9 +386,9 @@ class Tabular:
         return {name: found[self._outputs[name]] for name in wanted}
 
     def _whole(self, names: Sequence[str]) -> str | None:
-        """The input that is the whole table, of those that are declared; None if they are columns.
+        """The matrix input among the declared ones; None if they are columns.
 
-        Raises `ValueError` if they can be neither.
+        Raises `ValueError` if they are neither.
         """
         unknown = [name for name in names if name not in self._columns]
         if not unknown and names:
@@ -414,7 +413,7 @@ class Tabular:
             )
 
     def _name_outputs(self, names: Sequence[str]) -> None:
-        """Match the outputs that are declared with the predictor's; raises `ValueError`."""
+        """Match declared outputs with the predictor's; raises `ValueError`."""
         known = self._traits.names
         unknown = [name for name in names if name not in known]
         if len(names) == 1 and unknown:
@@ -425,7 +424,7 @@ class Tabular:
         self._outputs = {name: name for name in names}
 
     def _sample(self) -> dict[str, Array] | None:
-        """Inputs of one row; None if nobody knows how they look."""
+        """Inputs of one row; None if the columns are unknown."""
         matrix, offer = self._matrix, self._traits.matrix
         if matrix is None:
             return {c.name: _filled(c.declared, c.sample) for c in self._traits.columns}
@@ -434,7 +433,7 @@ class Tabular:
         return {matrix: _filled(offer, "" if offer.datatype == "BYTES" else 0)}
 
     def _told(self, names: Iterable[str]) -> dict[str, Declared]:
-        """Types and shapes of outputs, by a sample; raises `ValueError` if it cannot be run."""
+        """Types and shapes of outputs, from a sample run; raises `ValueError` if it fails."""
         sample = self._sample()
         if sample is None:
             raise ValueError("the model does not say what it takes: declare input and output")
@@ -452,7 +451,7 @@ class Tabular:
         told = {}
         for name, result in found.items():
             if isinstance(result, list):
-                continue  # several arrays under one name are no tensor
+                continue  # several arrays under one name are not a tensor
             array = np.asarray(result)
             datatype = datatype_of(array.dtype)
             if datatype is not None:
@@ -466,9 +465,9 @@ def stacked(
     rows: int,
     categories: Mapping[str, Mapping[Any, int]],
 ) -> Array:
-    """Columns as a matrix in the order of training, with the numbers of categories.
+    """Columns as a matrix in training order, with the codes of categories.
 
-    What is absent, and a category that is not known, is NaN.
+    Absent values and unknown categories are NaN.
     """
     matrix = np.full((rows, len(columns)), np.nan)
     for index, column in enumerate(columns):

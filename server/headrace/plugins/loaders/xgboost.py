@@ -25,7 +25,7 @@ from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:
-    """The class of a model; raises `ImportError` or `ValueError`."""
+    """The model class for a file; raises `ImportError` or `ValueError`."""
     library = needed("xgboost", "xgboost")
     path = Path(document["file"])
     try:
@@ -38,8 +38,8 @@ def load(document: dict[str, Any]) -> type[Any]:
 class Boosted:
     """A booster as a predictor.
 
-    Of one that `XGBClassifier` has saved, `predict` is the class and there is `predict_proba`, as
-    of that; of any other, `predict` is what the booster predicts.
+    If saved by `XGBClassifier`, `predict` is the class and `predict_proba` exists, as there;
+    otherwise `predict` is the booster's prediction.
     """
 
     def __init__(self, library: Any, booster: Any) -> None:
@@ -69,11 +69,11 @@ class Boosted:
         self.traits = Traits(columns, matrix, bool(known), given, given)
 
     def from_matrix(self, array: Array) -> Any:
-        """A matrix as it is; categories are their codes."""
+        """A matrix, unchanged; categories are codes."""
         return array.reshape(len(array), -1)
 
     def from_columns(self, columns: Mapping[str, Array], rows: int) -> Any:
-        """A matrix; with categories a data frame, of which the library finds the codes itself."""
+        """A matrix; with categories a data frame, whose codes the library determines itself."""
         if self._pandas is None:
             return stacked(self.traits.columns, columns, rows, {})
         absent = np.full(rows, np.nan)
@@ -84,14 +84,14 @@ class Boosted:
         return self._pandas.DataFrame(ordered)
 
     def run(self, table: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """One prediction, from which class and probabilities both come."""
+        """Compute one prediction, from which class and probabilities are derived."""
         found = self._predict(table)
         if not self._classifies:
             return {"predict": found}
         if found.ndim == 1:
             labels = (found > 0.5).astype(np.int64)
             return {"predict": labels, "predict_proba": np.column_stack([1 - found, found])}
-        if self._two_classes:  # several labels a row, each there or not
+        if self._two_classes:  # several labels per row, each present or not
             return {"predict": (found > 0.5).astype(np.int64), "predict_proba": found}
         return {"predict": found.argmax(axis=1), "predict_proba": found}
 
@@ -112,7 +112,7 @@ class Boosted:
 
 
 def _categories(booster: Any) -> dict[int, list[Any]]:
-    """The categories of columns by their index, where the model has kept them."""
+    """The categories of columns by index, if the model has stored them."""
     if "c" not in (booster.feature_types or ()):
         return {}
     model = json.loads(bytes(booster.save_raw("json")))["learner"]["gradient_booster"]
@@ -120,7 +120,7 @@ def _categories(booster: Any) -> dict[int, list[Any]]:
     found = {}
     for index, kept in enumerate(model.get("cats", {}).get("enc", ())):
         values = kept["values"]
-        if "offsets" in kept:  # texts behind one another, as signed bytes
+        if "offsets" in kept:  # concatenated texts, as signed bytes
             data = np.array(values, np.int8).tobytes()
             ends = zip(kept["offsets"], kept["offsets"][1:], strict=False)
             values = [data[start:end].decode(errors="replace") for start, end in ends]
@@ -138,12 +138,12 @@ def _column(name: str, known: Sequence[Any]) -> Column:
 
 
 def _check(name: str, values: list[Any], known: Sequence[Any]) -> None:
-    """Refuse what the library would take for some other category.
+    """Refuse categories that the library would mistake for others.
 
-    It cuts words with letters beyond ASCII, so that with these only the library itself can tell.
+    It truncates words with non-ASCII letters, so for these only the library itself can tell.
     """
     if any(isinstance(word, str) and not word.isascii() for word in known):
         return
     for value in values:
-        if value not in known and value == value:  # NaN is a value that is missing
+        if value not in known and value == value:  # NaN is a missing value
             raise RefusedInput(f"input '{name}' has a category that is not known: {value!r}")

@@ -15,7 +15,7 @@ def trace_files(config: TraceConfig) -> TraceWriter | None:
 
 
 def span_writer(config: TraceConfig) -> TraceWriter:
-    """The writer of spans; raises `LoadFailed` if what it needs is not installed."""
+    """The writer of spans; raises `LoadFailed` if a dependency is missing."""
     try:
         from headrace.plugins.traces.spans import SpanWriter
     except ImportError as error:

@@ -1,11 +1,11 @@
 """Triton's trace file.
 
-The file is an array of JSON objects. Every object has the number of its trace: one with the model,
-one for each time, and one for each tensor, whose elements are a text with commas between them. As
-in Triton, by default all traces are in the one file; with a log frequency, every so many are in a
-numbered file of their own, `FILE.0`, `FILE.1` and so on; and what a count limits is in a numbered
-file as soon as the count is reached. Unlike there, the one file grows while the server runs, and is
-complete JSON whenever it is looked at: an addition replaces the bracket at its end in one write.
+The file is an array of JSON objects, each with the number of its trace: one with the model, one for
+each timestamp, and one for each tensor, with its elements as comma-separated text. As in Triton, by
+default all traces are in one file; with a log frequency, every so many traces are in a numbered
+file, `FILE.0`, `FILE.1` and so on; and traces limited by a count are in a numbered file once the
+count is reached. Unlike in Triton, the single file grows while the server runs, and is always
+complete JSON: an addition replaces the final bracket in one write.
 """
 
 import logging
@@ -29,10 +29,10 @@ from headrace.observability.traces import Trace
 log = logging.getLogger(__name__)
 
 EMPTY, END = b"[", b"]"
-_PIECE = 1024  # elements: a thread that makes a text of them holds all others up meanwhile
-_HELD_BYTES = 64 << 20  # of traces that wait for a numbered file; more are written early
-_AT_ONCE_BYTES = 8 << 20  # of traces that are written together
-_turn = partial(sleep, 0)  # has the event loop go first, if it wants to
+_PIECE = 1024  # elements per step: formatting them blocks all other threads
+_HELD_BYTES = 64 << 20  # bytes of traces held for a numbered file; more are written early
+_AT_ONCE_BYTES = 8 << 20  # bytes of traces written together
+_turn = partial(sleep, 0)  # yields to the event loop
 
 
 def _go_on() -> None:
@@ -40,9 +40,9 @@ def _go_on() -> None:
 
 
 def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
-    """The objects of a trace, with commas between them.
+    """The objects of a trace, separated by commas.
 
-    `pause` is called now and then: a text of large tensors takes seconds.
+    `pause` is called periodically: formatting large tensors takes seconds.
     """
     head: dict[str, object] = {
         "id": trace.number, "model_name": trace.model, "model_version": trace.version
@@ -64,12 +64,12 @@ def encode_trace(trace: Trace, pause: Callable[[], object] = _go_on) -> bytes:
 
 
 def whole_file(traces: Sequence[bytes]) -> bytes:
-    """A file with these traces."""
+    """The content of a file with these traces."""
     return EMPTY + b",\n".join(traces) + END
 
 
 def addition(traces: Sequence[bytes]) -> bytes:
-    """The bytes that replace the last one of a file that has traces already."""
+    """The bytes that replace the last byte of a file with traces."""
     return b"".join(b",\n" + trace for trace in traces) + END
 
 
@@ -91,8 +91,8 @@ def _tensor(
 
 
 def _pieces(datatype: Datatype, array: TensorArray) -> Iterator[str]:
-    """The elements, some at a time: what numpy makes of a number takes 128 bytes."""
-    if not array.nbytes:  # it has no elements, or they are not here
+    """The elements in small lists: numpy takes 128 bytes for each number's text."""
+    if not array.nbytes:  # no elements, or the data is in shared memory
         return
     flat = array.ravel()
     for start in range(0, flat.size, _PIECE):
@@ -118,7 +118,7 @@ def _text(text: str) -> str:
 
 
 class _Held:
-    """Traces of one sampler that wait for their file."""
+    """Traces of one sampler that are held for their file."""
 
     __slots__ = ("nbytes", "texts")
 
@@ -132,19 +132,19 @@ class _Held:
 
 
 class TraceFiles:
-    """`TraceWriter` of a file; what cannot be written is lost, and the log says why."""
+    """A `TraceWriter` to a file; traces that cannot be written are lost, with a log message."""
 
     def __init__(self, path: Path, held_bytes: int = _HELD_BYTES) -> None:
-        """Of a sampler's traces, at most `held_bytes` wait for their numbered file."""
+        """At most `held_bytes` of a sampler's traces are held for their numbered file."""
         self._path = path
         self._held_bytes = held_bytes
-        self._size = 0  # of the one file
-        self._next = 0  # number of a file
+        self._size = 0  # size of the single file
+        self._next = 0  # number of the next numbered file
         self._held: dict[Sampler, _Held] = {}
         self._failed = False
 
     def write(self, items: Sequence[Item]) -> None:
-        """`TraceWriter.write`."""
+        """Implements `TraceWriter.write`."""
         now: list[bytes] = []
         nbytes = 0
         for item in items:
@@ -161,12 +161,12 @@ class TraceFiles:
         self._add(now)
 
     def close(self) -> None:
-        """`TraceWriter.close`."""
+        """Implements `TraceWriter.close`."""
         for sampler in list(self._held):
             self._add(self._end(sampler))
 
     def _take(self, item: Item) -> list[bytes]:
-        """Take an item in; what of it, and of others, belongs into the one file now."""
+        """Store an item; returns the encoded traces that belong in the single file now."""
         if isinstance(item, Sampler):
             return self._end(item)
         sampler = item.sampler
@@ -181,7 +181,7 @@ class TraceFiles:
         return []
 
     def _end(self, sampler: Sampler) -> list[bytes]:
-        """Drop a sampler of which nothing more comes; the traces for the one file."""
+        """Finish a sampler; returns its traces for the single file."""
         held = self._held.pop(sampler, None)
         if held is None:
             return []
@@ -208,9 +208,9 @@ class TraceFiles:
             self._size += len(data) - 1
 
     def _put(self, path: str, data: bytes, position: int) -> bool:
-        """Write into a file, a new one at position 0; whether that went well.
+        """Write to a file, a new one at position 0; returns False on failure.
 
-        If it did not, the file is as it was before; a new one is not there.
+        After a failure the file is unchanged, or does not exist if it was new.
         """
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if position else os.O_TRUNC)
@@ -239,7 +239,7 @@ def _write(descriptor: int, data: bytes, position: int) -> None:
 
 
 def _undo(descriptor: int, path: str, position: int) -> None:
-    """Take back what was written from `position` on, where the end of the array was."""
+    """Undo a write at `position`, where the array ended before."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     if not position:

@@ -1,8 +1,8 @@
-"""Traces as spans of OpenTelemetry, for a collector. To import this needs the extra `otel`.
+"""Traces as OpenTelemetry spans, for a collector. Importing this requires the extra `otel`.
 
-As with Triton, a request is three spans: `Call`, the exchange with the client; the model's,
-under its name; and `compute`. What a model has asked for is the latter two, within that model's.
-Spans are made of finished traces, on the traces' thread, and exported by the SDK on its own.
+As with Triton, a request is three spans: `Call`, the exchange with the client; the model's, named
+like it; and `compute`. A model's own call is the latter two, within that model's. Spans are made
+from finished traces, on the traces' thread, and exported by the SDK on its own.
 """
 
 import os
@@ -25,11 +25,11 @@ _SERVICE = "service.name"
 _MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _LEAST_DELAY_MS = 10  # between two exports
-_Time = tuple[str, int]  # a name, and nanoseconds since the epoch
+_Time = tuple[str, int]  # name, nanoseconds since the epoch
 
 
 class SpanWriter:
-    """`TraceWriter` that exports spans over OTLP/HTTP."""
+    """A `TraceWriter` that exports spans over OTLP/HTTP."""
 
     def __init__(self, config: TraceConfig) -> None:
         self._resource = Resource.create(_attributes(config))
@@ -42,18 +42,18 @@ class SpanWriter:
         )
 
     def write(self, items: Sequence[Item]) -> None:
-        """`TraceWriter.write`."""
+        """Implements `TraceWriter.write`."""
         for item in items:
             if isinstance(item, Trace):
                 for span in self._spans(item):
                     self._processor.on_end(span)
 
     def close(self) -> None:
-        """`TraceWriter.close`."""
+        """Implements `TraceWriter.close`."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trace: Trace) -> list[ReadableSpan]:
-        """The spans of a trace, the innermost first."""
+        """The spans of a trace, innermost first."""
         ids = trace.spans
         if ids is None:
             return []
@@ -114,7 +114,7 @@ class SpanWriter:
         within: Sequence[_Time] = (),
         attributes: Mapping[str, str | int] | None = None,
     ) -> ReadableSpan:
-        """A span from the first of its events to the last, or of `within` if that is given."""
+        """A span from the first of its events to the last, or with the times of `within`."""
         moments = [ns for _, ns in within or events]
         return ReadableSpan(
             name,
@@ -143,7 +143,7 @@ def _span_context(context: TraceContext, remote: bool) -> SpanContext:
 
 
 def _attributes(config: TraceConfig) -> dict[str, str]:
-    """The attributes of the server in spans; OpenTelemetry's variables may add more."""
+    """The server's attributes in spans; OpenTelemetry's variables may add more."""
     given = dict(config.resource or {})
     named = os.environ.get("OTEL_SERVICE_NAME") or f"{_SERVICE}=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""

@@ -1,6 +1,6 @@
-"""The traffic between a model's versions: splits, copies for a shadow, and roll-back by itself.
+"""Traffic between a model's versions: splits, shadow copies, and automatic roll-back.
 
-`rules` are what a configuration or a client asks for, `decisions` what follows from them, as plain
-functions over values; `router` stands for a model's versions and divides its calls, `model` keeps
-the rules of one model and watches how its versions do, `control` those of all models.
+`rules` are the rules from configurations and clients, `decisions` their consequences, as pure
+functions; `router` divides the calls between a model's versions, `model` has the rules of one model
+and watches its versions, `control` those of all models.
 """

@@ -38,17 +38,16 @@ log = logging.getLogger(__name__)
 
 NO_RULES = TrafficRules()
 _BY_CALL = "rolled back by a call"
-_SAMPLES = 20  # in a window
-_LEAST_SECS, _MOST_SECS = 0.1, 5.0  # between two of them
+_SAMPLES = 20  # samples per window
+_LEAST_SECS, _MOST_SECS = 0.1, 5.0  # between two samples
 NOTHING = Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1))
 
 
 def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
-    """Counts of a version's requests so far, whoever sent them there.
+    """Counts of a version's requests so far, however routed.
 
-    Only what no client can bring about by how it asks: failures are those of executing, latencies
-    those of execution, without the time in the queue and without what clients made slow by not
-    reading.
+    Only quantities that clients cannot influence: failures of executions, and latencies of
+    executions, without queueing and without delays by clients that do not read.
     """
     statistics = version.statistics
     failures = statistics.faults + ledger.refused
@@ -63,14 +62,14 @@ def counts_of(version: ModelVersion, ledger: VersionLedger) -> Counts:
 
 
 class Samples:
-    """The counts of one version over a window."""
+    """Samples of one version's counts over a window."""
 
     def __init__(self, window_secs: float) -> None:
         self._window = window_secs
         self._samples: deque[tuple[float, Counts]] = deque()
 
     def add(self, now: float, counts: Counts) -> None:
-        """Take a sample; one that has less than before is of a version that begins anew."""
+        """Add a sample; lower counts mean that the version was replaced."""
         samples = self._samples
         if samples and counts.requests < samples[-1][1].requests:
             samples.clear()
@@ -87,9 +86,9 @@ class Samples:
 
 
 class TrafficWatch:
-    """Judges the versions in `judged` by a rule, against the `baseline`, until it is stopped.
+    """Judges the versions `judged` by a rule, against the `baseline`, until stopped.
 
-    `counts` gives those of the versions that are ready, `act` is told who is to lose, and why.
+    `counts` returns those of the ready versions, `act` receives versions to roll back, and why.
     """
 
     def __init__(
@@ -111,12 +110,12 @@ class TrafficWatch:
         self._stopped = False
 
     def recent(self, number: int) -> Counts:
-        """Counts of a version's requests within the window."""
+        """A version's counts within the window."""
         samples = self._samples.get(number)
         return NOTHING if samples is None else samples.recent
 
     def look(self) -> None:
-        """Take samples, judge, and look again later."""
+        """Take samples, judge, and schedule the next look."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = loop.call_later(self._interval, self.look)
@@ -129,7 +128,7 @@ class TrafficWatch:
         for number in set(self._samples) - set(counts):
             del self._samples[number]
         if self._baseline not in counts:
-            return  # there is nothing better
+            return  # there is no better version
         for number in self._judged():
             if not self._stopped and number in counts:
                 why = verdict(self._rule, self.recent(number), self.recent(self._baseline))
@@ -137,17 +136,17 @@ class TrafficWatch:
                     self._act(number, why)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
 
 class ModelTraffic:
-    """The rules of one model and what has come of them.
+    """The rules of one model and their effects.
 
-    `declared` is what its configuration says, as text. `source` is whose the rules are. `promoted`
-    are the rules as they were before the last promotion, until they change in another way.
+    `declared` are the configured rules, as text. `source` is the origin of the rules. `promoted`
+    are the rules before the last promotion, until they change in another way.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class ModelTraffic:
         self.source = "none"
         self.since = ""
         self.reason = ""
-        self.reasons: dict[int, str] = {}  # why versions were rolled back
+        self.reasons: dict[int, str] = {}  # reasons of roll-backs
         self.ledgers = Ledgers()
         self.watch: TrafficWatch | None = None
         self.router: VersionRouter | None = None
@@ -168,10 +167,10 @@ class ModelTraffic:
         self._changed = changed
 
     def declare(self, text: str) -> None:
-        """Take the rules that a configuration has."""
+        """Apply the rules of a configuration."""
         try:
             rules = parse_rules(text) if text else NO_RULES
-        except InvalidRules as error:  # of a model that came past the check of configurations
+        except InvalidRules as error:  # the configuration was not checked
             log.error("model %s: parameters['%s']: %s", self.model.name, TRAFFIC, error)
             return
         self.declared = text
@@ -192,7 +191,7 @@ class ModelTraffic:
         )  # fmt: skip
 
     def attach(self, model: Model, again: bool = False) -> None:
-        """Attach the rules to a model, which may be another one of its name."""
+        """Attach the rules to a model, possibly a new one of this name."""
         if self.model is model and not again:
             return
         if self.router is not None:
@@ -217,7 +216,7 @@ class ModelTraffic:
         self._changed(self.model)
 
     def counts(self) -> dict[int, Counts]:
-        """Counts of the requests of the versions in the split that are ready."""
+        """The counts of the ready versions in the split."""
         versions = self.model.versions
         return {
             number: counts_of(versions[number], self.ledgers.versions[number])
@@ -234,9 +233,9 @@ class ModelTraffic:
         self._promoted = rules
 
     def roll_back(self, version: int, reason: str) -> None:
-        """Give the requests of a version to the baseline, 0 for those of all candidates.
+        """Give a version's requests to the baseline; 0: those of all candidates.
 
-        If there is none, undo the last promotion. Raises `InvalidRequest`.
+        Without candidates, undo the last promotion. Raises `InvalidRequest`.
         """
         rules, candidates = self.rules, self.rules.candidates
         if version and version not in candidates:
@@ -260,7 +259,7 @@ class ModelTraffic:
         self.apply(rules, "rollback", reason)
 
     def _roll_back_bad(self, number: int, why: str) -> None:
-        """A version does not do well enough."""
+        """Roll back a version that was judged bad."""
         name = self.model.name
         self.ledgers.versions[number].rollbacks += 1
         self.reasons[number] = f"rolled back: {why}"
@@ -291,19 +290,19 @@ class ModelTraffic:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """The share of the requests without a version that each version gets now."""
+        """The current share of unversioned requests for each version."""
         router = self.router
         return router.shares if router is not None else {}
 
     def reason_of(self, number: int) -> str:
-        """Why a version gets nothing, or no more; "" if there is no reason."""
+        """The reason why a version gets no requests, or no more; "" for none."""
         router = self.router
         given = router.arrangement.reasons if router and router.arrangement else {}
         return self.reasons.get(number) or given.get(number, "")
 
     @property
     def weights(self) -> dict[str, float]:
-        """The shares of all versions that the rules name, by their names."""
+        """The shares of all versions named by the rules, by name."""
         shares = self.shares
         return {str(n): shares.get(n, 0.0) for n in sorted({*self.rules.split, *shares})}
 
@@ -337,14 +336,14 @@ TRAFFIC_DISABLED = (
     "changing the traffic between versions is not allowed; --allow-traffic-control allows it"
 )
 _LONGEST_REASON = 500
-_QUANTILE = 0.95  # which latency is told where no rule says which is judged
-_LONGEST_MS = LATENCY_BOUNDS[-1] / 1e6  # stands for all that is longer
+_QUANTILE = 0.95  # latency quantile in documents if no rule has one
+_LONGEST_MS = LATENCY_BOUNDS[-1] / 1e6  # stands for anything longer
 
 
 class TrafficControl(Traffic):
-    """The traffic of all models, as their configurations and clients say.
+    """The traffic of all models, by configurations and clients.
 
-    `changed` is called when requests for a model may go elsewhere than before.
+    `changed` is called when requests for a model may be routed differently.
     """
 
     def __init__(
@@ -364,7 +363,7 @@ class TrafficControl(Traffic):
         self._watchers.append(callback)
 
     def follow(self, model: Model) -> None:
-        """Other versions of a model may be ready than before, and its configuration another."""
+        """Update to a model's ready versions and configuration."""
         traffic = self._by_model.get(model.name)
         if traffic is not None and traffic.model is model and traffic.router is not None:
             traffic.router.refresh()
@@ -402,13 +401,13 @@ class TrafficControl(Traffic):
         return self._known(self.of(name).model)
 
     def document(self, name: str) -> pb.ModelTrafficResponse:
-        """The rules of a model, and what they do; raises `NotFound`."""
+        """The rules of a model, and their effects; raises `NotFound`."""
         return model_document(self.of(name))
 
     def set(self, name: str, document: object) -> None:
         """Replace a model's rules by those in a JSON document.
 
-        Raises `NotFound`, `Unavailable`, and `InvalidRequest` for rules that make no sense.
+        Raises `NotFound`, `Unavailable`, and `InvalidRequest` for invalid rules.
         """
         traffic = self.to_change(name)
         try:
@@ -418,7 +417,7 @@ class TrafficControl(Traffic):
         traffic.apply(rules, "call", "")
 
     def reset(self, name: str) -> None:
-        """Go back to the rules of a model's configuration; raises `NotFound`, `Unavailable`."""
+        """Restore the rules of a model's configuration; raises `NotFound`, `Unavailable`."""
         traffic = self.to_change(name)
         traffic.reasons.clear()
         traffic.declare(traffic.declared)
@@ -438,7 +437,7 @@ class TrafficControl(Traffic):
         self.to_change(name).roll_back(_number(version), _line(reason))
 
     def reason(self, name: str, version: int) -> str:
-        """Why a version has lost its requests, "" if it has not."""
+        """The reason why a version has lost its requests; "" if it has not."""
         traffic = self._by_model.get(name)
         return "" if traffic is None else traffic.reasons.get(version, "")
 
@@ -449,7 +448,7 @@ class TrafficControl(Traffic):
         return [(family, sources) for family in FAMILIES]
 
     def close(self) -> None:
-        """Judge no more."""
+        """Stop judging versions."""
         for traffic in self._by_model.values():
             if traffic.watch is not None:
                 traffic.watch.stop()
@@ -463,7 +462,7 @@ class TrafficControl(Traffic):
         return traffic
 
     def _forget_gone(self) -> None:
-        """Keep nothing of models that the engine does not know any more."""
+        """Remove models that the engine no longer knows."""
         for name in [name for name in self._by_model if name not in self.models]:
             traffic = self._by_model.pop(name)
             if traffic.watch is not None:
@@ -483,17 +482,17 @@ class TrafficControl(Traffic):
 
 
 def _number(version: str) -> int:
-    """The number of a version that a client names, 0 for none; raises `InvalidRequest`."""
+    """Parse a version named by a client, 0 for none; raises `InvalidRequest`."""
     return parse_version(version) if version else 0
 
 
 def _line(reason: str) -> str:
-    """A client's reason, as one line of a log has it."""
+    """A client's reason as one line of text."""
     return " ".join(reason.split())[:_LONGEST_REASON]
 
 
 def model_document(traffic: ModelTraffic) -> pb.ModelTrafficResponse:
-    """The rules of a model, and what they do."""
+    """The rules of a model, and their effects."""
     model, rules = traffic.model, traffic.rules
     response = pb.ModelTrafficResponse(
         name=model.name, source=traffic.source, since=traffic.since, reason=traffic.reason
@@ -533,7 +532,7 @@ def _version(traffic: ModelTraffic, number: int, shadow: int) -> pb.ModelTraffic
     recent: Counts | None = None
     if traffic.watch is not None and number in rules.split:
         recent = traffic.watch.recent(number)
-    elif found is not None and found.ready:  # nobody keeps samples: all since it began to serve
+    elif found is not None and found.ready:  # without samples: everything since it began to serve
         recent = counts_of(found, ledger)
     if recent is not None:
         version.recent.requests = recent.requests
@@ -577,7 +576,7 @@ class TrafficStage(StagePlugin):
     traffic = TrafficControl
 
     def check(self, parameters: Mapping[str, str]) -> None:
-        """Raise `InvalidOption` for rules that make no sense."""
+        """Raise `InvalidOption` for invalid rules."""
         if TRAFFIC in parameters:
             try:
                 parse_rules(parameters[TRAFFIC])
@@ -585,4 +584,4 @@ class TrafficStage(StagePlugin):
                 raise InvalidOption(f"parameters['{TRAFFIC}']", str(error)) from None
 
     def compose(self, model: StageModel) -> None:
-        """No stage: rules are for calls that name no version."""
+        """Return None: rules only concern calls without a version."""

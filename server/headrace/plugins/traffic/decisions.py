@@ -1,18 +1,18 @@
-"""Decisions by rules: which versions take part, which gets a request, and which does badly.
+"""Decisions by traffic rules: participating versions, routing, and judging of versions.
 
-All are plain functions over values. Rules are held against the versions that are ready
-(`arrange`); a version is judged by what it made of its requests (`verdict`); and each request gets
-one of the versions by weight (`Split`), a new one for each, or the same for each key.
+Pure functions over values. Rules are matched with the ready versions (`arrange`); a version is
+judged by its results (`verdict`); and each request gets one of the versions by weight (`Split`), a
+new choice for each request, or the same one for each key.
 
 Requests without a key take the points of an additive recurrence (multiples of the golden ratio,
-modulo one), which lie as evenly as points can: after any number of requests, each version has had
-its share but for a few. No random numbers are drawn, and unlike with taking turns, requests that
-come in a rhythm do not all meet the same version.
+modulo one), which are as evenly distributed as possible: after any number of requests, each version
+has had its share within a few. No random numbers are needed, and unlike with round robin, periodic
+requests do not all meet the same version.
 
-Keys choose by weighted rendezvous hashing: each version draws a number from the key, which grows
-with the version's weight, and the highest one wins. If a weight changes, or a version comes or
-goes, only those keys move that have to. The numbers depend on nothing but model, version and key:
-they are the same on every server, and after a restart.
+Keys choose by weighted rendezvous hashing: each version derives a number from the key, which grows
+with its weight, and the highest one wins. If a weight changes, or a version is added or removed,
+only the necessary keys move. The numbers only depend on model, version and key: they are the same
+on every server, and after a restart.
 """
 
 from bisect import bisect_left
@@ -33,11 +33,11 @@ SILVER = 0x6A09E667F3BCC909  # the square root of two, likewise: independent of 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The versions that get requests, and copies.
+    """The versions that get requests, or copies.
 
-    `weights` are those of the versions that get requests, `shadow` is 0 if nothing is copied.
-    Requests are read by the signature of `reference`. `reasons` say why a version that the rules
-    name gets nothing. `fallback` is whether none of those that should get requests can.
+    `weights` are those of the versions that get requests, `shadow` is 0 without copies. Requests
+    are decoded by the signature of `reference`. `reasons` tell why a version named by the rules
+    gets nothing. `fallback` is true if no version of the split is available.
     """
 
     weights: Mapping[int, float]
@@ -48,7 +48,7 @@ class Arrangement:
 
 
 def arrange(rules: TrafficRules, ready: Mapping[int, Signature]) -> Arrangement | None:
-    """Hold rules against the versions that are ready, of which there must be one, else None."""
+    """Match rules with the ready versions; None if there are none."""
     if not ready:
         return None
     reasons: dict[int, str] = {}
@@ -74,7 +74,7 @@ def arrange(rules: TrafficRules, ready: Mapping[int, Signature]) -> Arrangement 
 
 
 class Sequence64:
-    """Evenly distributed points from 0 to 2**64, one after the other."""
+    """Evenly distributed points from 0 to 2**64."""
 
     __slots__ = ("_step", "point")
 
@@ -89,7 +89,7 @@ class Sequence64:
 
 
 def bound(share: float) -> int:
-    """The point below which a `share` (0 to 1) of all points lie."""
+    """The point below which a `share` (0 to 1) of all points is."""
     return min(round(share * _WHOLE), _WHOLE)
 
 
@@ -112,19 +112,19 @@ class Split:
         ]
 
     def at(self, point: int) -> int:
-        """The version at a point from 0 to 2**64."""
+        """The version for a point from 0 to 2**64."""
         for limit, number in self._bounds:
             if point < limit:
                 return number
         raise ValueError(f"{point} is beyond 2**64")
 
     def of(self, key: str) -> int:
-        """The version of a key."""
+        """The version for a key."""
         text = key.encode(errors="replace")
         chosen, least = 0, float("inf")
         for number, weight, salt in self._salted:
             digest = blake2b(salt + text, digest_size=8).digest()
-            # The time to a first event of this rate: of all, the one that comes first wins.
+            # The time of a first event with this rate: the earliest of all versions wins.
             wait = -log((int.from_bytes(digest, "little") + 1) / (_WHOLE + 1)) / weight
             if wait < least or not chosen:
                 chosen, least = number, wait
@@ -135,7 +135,7 @@ class Split:
 class Counts:
     """Counts of a version's requests: all, failures, and latencies of the others.
 
-    `latencies` counts by `LATENCY_BOUNDS`, and at last those above all bounds.
+    `latencies` are counts by `LATENCY_BOUNDS`, the last one above all bounds.
     """
 
     requests: int
@@ -153,19 +153,19 @@ class Counts:
 
     @property
     def error_rate(self) -> float:
-        """The share that failed."""
+        """The share of failed requests."""
         return self.failures / self.requests if self.requests else 0.0
 
     def latency_ms(self, quantile: float) -> float:
-        """The latency that this share stayed below, in milliseconds; 0 if nothing was answered.
+        """A latency quantile in milliseconds; 0 without answers.
 
-        Between bounds as if latencies were spread evenly; infinite above all of them.
+        Interpolated between bounds; infinite above all of them.
         """
         return quantile_ms(self.latencies, quantile)
 
 
 def quantile_ms(latencies: Sequence[int], quantile: float) -> float:
-    """`Counts.latency_ms` of counts by `LATENCY_BOUNDS`."""
+    """`Counts.latency_ms` for counts by `LATENCY_BOUNDS`."""
     wanted = quantile * sum(latencies)
     if not wanted:
         return 0.0
@@ -182,7 +182,7 @@ def quantile_ms(latencies: Sequence[int], quantile: float) -> float:
 
 
 def verdict(rule: RollbackRule, candidate: Counts, baseline: Counts) -> str:
-    """Why `candidate` is to lose its traffic; "" if it is not."""
+    """The reason to roll `candidate` back; "" for none."""
     if candidate.requests < rule.min_requests:
         return ""
     comparable = baseline.requests >= rule.min_requests
@@ -215,7 +215,7 @@ def verdict(rule: RollbackRule, candidate: Counts, baseline: Counts) -> str:
 
 
 def _alike(latency: float, usual: float) -> bool:
-    """True if two latencies lie between the same bounds, where a ratio would be made up."""
+    """True if two latencies are between the same bounds, where a ratio would be meaningless."""
     first, second = (bisect_left(LATENCY_BOUNDS, ms * 1e6) for ms in (latency, usual))
     return first == second
 

@@ -1,15 +1,15 @@
-"""The router of requests that name no version, for a model with rules for them.
+"""Router of requests without a version, for a model with traffic rules.
 
-To a door the router is a version like any other; which one a request goes to is decided when it is
-submitted. Requests are read by the signature of one version, the baseline if it is ready; those of
-which the signature differs get nothing (`headrace.plugins.traffic.decisions`). Versions come and
-go: the table of those that take part is made anew when one of them is not ready any more, which is
-looked at for each request, and when others may be found, which the engine tells.
+To a door the router is a version like any other; the version is chosen at submission. Requests are
+decoded by the signature of one version, the baseline if it is ready; versions with a different
+signature get nothing (`headrace.plugins.traffic.decisions`). The table of participating versions is
+rebuilt when one of them is no longer ready, which is checked on each request, and on the engine's
+notification of changes.
 
-Copies of requests go to a shadow, whose answers nobody sees. A copy must not cost the request that
-it is made of anything: it is submitted a moment later, in a turn of the event loop of its own, and
-dropped where too many are under way already, or where the server has much to do. It looks at the
-same tensors, which it cannot write to, and leaves clients' shared memory alone.
+A shadow gets copies of requests, whose answers are discarded. A copy must not cost the original
+anything: it is submitted later, in a separate turn of the event loop, and dropped if too many are
+in flight, or the server is busy. It shares the original's tensors, read-only, and leaves clients'
+shared memory alone.
 
 Owned by the event-loop thread.
 """
@@ -44,21 +44,20 @@ from headrace.plugins.traffic.rules import Shadow, TrafficRules
 
 log = logging.getLogger(__name__)
 
-_SEQUENCE = "sequence_id"  # which is not among the parameters
-# Seconds until copies are submitted: until then the answers are written that came at once, and the
-# copies of what arrives meanwhile run together.
+_SEQUENCE = "sequence_id"  # reserved, so not among the parameters
+# Seconds until copies are submitted: in the meantime immediate answers are written, and copies of
+# further requests gather to a batch.
 _DELAY_SECS = 0.002
-_MOST_BYTES = 64 << 20  # of the copies of a model under way
-_BUSY = 2  # the part of its limits that the server must have free
+_MOST_BYTES = 64 << 20  # bytes of a model's copies in flight
+_BUSY = 2  # the server must have half of its limits free
 
 
 @dataclass(slots=True)
 class VersionLedger:
-    """Counters of the requests that traffic rules have sent to one version.
+    """Counters of requests that traffic rules have sent to one version.
 
-    `routed` requests that it took, `refused` those that it did not because nothing can execute
-    them, which no other counter has. `rollbacks` is how often it has lost its traffic for being
-    bad.
+    `routed` requests were accepted, `refused` ones were not, because nothing can execute them; no
+    other counter has these. `rollbacks` counts automatic roll-backs.
     """
 
     routed: int = 0
@@ -77,7 +76,7 @@ class ShadowLedger:
 
 
 class Ledgers:
-    """The counters of a model's versions, whatever its rules are; made when first asked for."""
+    """The counters of a model's versions, whatever its rules are; created on first use."""
 
     def __init__(self) -> None:
         self.versions: dict[int, VersionLedger] = defaultdict(VersionLedger)
@@ -85,7 +84,7 @@ class Ledgers:
 
 
 class _Copy(Call):
-    """One copy."""
+    """A shadow request."""
 
     __slots__ = ("begun", "copies")
 
@@ -93,27 +92,27 @@ class _Copy(Call):
     begun: int
 
     def respond(self, response: InferResponse, final: bool) -> None:
-        """Drop a response."""
+        """Discard a response."""
         if final:
             self.finish()
 
     def finish(self) -> None:
-        """Count the copy."""
+        """Count the end of the copy."""
         ledger = self.copies.ledger
         ledger.success += 1
         ledger.durations.observe(monotonic_ns() - self.begun)
         self.copies.forget(self)
 
     def fail(self, error: ServerError) -> None:
-        """Count the copy."""
+        """Count the failure of the copy."""
         self.copies.ledger.failure += 1
         self.copies.forget(self)
 
 
 class ShadowCopies:
-    """Makes the copies for one version and counts what becomes of them.
+    """Creates the copies for one version and counts their outcomes.
 
-    Invariant: `_under_way` has every copy that is made and not done with; `_nbytes` are theirs.
+    Invariant: `_under_way` has every unfinished copy; `_nbytes` is their total size.
     """
 
     def __init__(
@@ -126,19 +125,19 @@ class ShadowCopies:
         self._points = Sequence64(SILVER)
         self._bound = bound(rule.share)
         levels: int = version.config.dynamic_batching.priority_levels
-        self._priority = levels  # the lowest; 0 where there are none
+        self._priority = levels  # the lowest level; 0 without levels
         self._waiting: list[_Copy] = []
         self._under_way: dict[_Copy, int] = {}
         self._nbytes = 0
         admission.watch_close(self.close)
 
     def copy(self, request: Call) -> None:
-        """Make a copy of a request that was submitted just now, or do not."""
+        """Copy a request that was just submitted, unless too busy."""
         if self._points.next() >= self._bound:
             return
         tensors = list(request.inputs.values())
         nbytes = max(request.nbytes, sum([tensor.array.nbytes for tensor in tensors]))
-        # A placeholder's data are in shared memory, and have still to be fetched.
+        # The data of a placeholder is in shared memory, and was not fetched yet.
         if self._no_room(nbytes) or any(tensor.array.dtype.itemsize == 0 for tensor in tensors):
             self.ledger.dropped += 1
             return
@@ -150,11 +149,11 @@ class ShadowCopies:
         self._waiting.append(copy)
 
     def forget(self, copy: _Copy) -> None:
-        """A copy is done with."""
+        """Remove a finished copy."""
         self._nbytes -= self._under_way.pop(copy, 0)
 
     def close(self) -> None:
-        """Make no more, and have what is under way end."""
+        """Make no more copies, and cancel those in flight."""
         self._admission.unwatch_close(self.close)
         for copy in list(self._under_way):
             self.ledger.dropped += 1
@@ -207,7 +206,7 @@ def _read_only(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     result: dict[str, Tensor] = {}
     for tensor in tensors:
         array = tensor.array
-        if not isinstance(array, BytesArray):  # which cannot be written anyway
+        if not isinstance(array, BytesArray):  # a BytesArray is immutable anyway
             array = array.view()
             array.flags.writeable = False
         result[tensor.name] = Tensor(tensor.name, tensor.datatype, array)
@@ -215,7 +214,7 @@ def _read_only(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 class VersionRouter:
-    """Chooses among the versions of one model. `refresh` comes before anything else."""
+    """Chooses among the versions of one model. Call `refresh` first."""
 
     direct = None
 
@@ -229,7 +228,7 @@ class VersionRouter:
         ledgers: Ledgers,
         admission: Admission,
     ) -> None:
-        """`versions` are all that the model has, as they come and go."""
+        """`versions` are all versions of the model, updated by the caller."""
         self.model = model
         self.arrangement: Arrangement | None = None
         self._rules = rules
@@ -244,7 +243,7 @@ class VersionRouter:
 
     @property
     def ready(self) -> bool:
-        """True if all are ready that requests are sent to, so that nothing has to be decided."""
+        """True if all versions that get requests are ready, so that the table is valid."""
         for version in self._watched:  # noqa: SIM110 - for each request
             if not version.ready:
                 return False
@@ -252,26 +251,26 @@ class VersionRouter:
 
     @property
     def obstacle(self) -> str:
-        """Why none that requests are sent to executes them; "" if any does."""
+        """The reason why no version that gets requests executes them; "" if any does."""
         found = [version.obstacle for version, _ in self._routes.values()]
         return "; ".join(dict.fromkeys(found)) or "no version is ready" if all(found) else ""
 
     @property
     def decoupled(self) -> bool:
-        """True if a request may be answered more than once."""
+        """True if a request may get more than one response."""
         return self._reference.decoupled
 
     @property
     def signature(self) -> Signature:
-        """The inputs and outputs that requests have, and the parameters that any version reads."""
+        """The inputs and outputs of requests, and the parameters read by any version."""
         return self._signature
 
     def waits_for(self, version: object) -> bool:
-        """True if a request may have to wait until this version has done what it does."""
+        """True if a request may have to wait for this version to finish."""
         return any(route.waits_for(version) for route, _ in self._routes.values())
 
     def refresh(self) -> bool:
-        """Take the versions as they are now; whether any is ready."""
+        """Rebuild the table from the current versions; False if none is ready."""
         ready = {n: v.signature for n, v in self._versions.items() if v.ready}
         arrangement = arrange(self._rules, ready)
         self._tell(self.arrangement, arrangement)
@@ -298,7 +297,7 @@ class VersionRouter:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """The share of the requests that each version gets."""
+        """The share of requests for each version."""
         return self._split.shares if self._routes else {}
 
     def submit(self, call: Call) -> None:
@@ -317,11 +316,11 @@ class VersionRouter:
             self._shadow.copy(call)
 
     def close(self) -> None:
-        """Copy nothing any more."""
+        """Make no more copies."""
         self._copy_for(0)
 
     def _read(self, signatures: Sequence[Signature]) -> frozenset[str] | None:
-        """The names of parameters that a version reads or that decide on one; None if any may."""
+        """The names of parameters that versions or rules read; None if any may be read."""
         names = {self._sticky.parameter} if self._sticky is not None else set()
         for signature in signatures:
             if signature.parameters is None:
@@ -330,7 +329,7 @@ class VersionRouter:
         return frozenset(names - {""})
 
     def _tell(self, before: Arrangement | None, now: Arrangement | None) -> None:
-        """Log what does not go as the rules say, when it begins."""
+        """Log new deviations from the rules."""
         if now is None:
             return
         for number, why in now.reasons.items():
@@ -346,7 +345,7 @@ class VersionRouter:
             )  # fmt: skip
 
     def _copy_for(self, number: int) -> None:
-        """Copy requests for a version from now on, 0 for none."""
+        """Copy requests for a version from now on; 0 for none."""
         old, rule = self._shadow, self._rules.shadow
         if old is not None:
             if number and self._versions[number] is old.version:
@@ -359,7 +358,7 @@ class VersionRouter:
             )
 
     def _key(self, request: Call) -> str:
-        """The key of a request: those with the same one get the same version; "" for none."""
+        """The key of a request: equal keys get the same version; "" for none."""
         assert self._sticky is not None
         name = self._sticky.parameter
         if name:

@@ -1,6 +1,6 @@
-"""Rules for the traffic between a model's versions: values, and how they are read from JSON.
+"""Traffic rules between a model's versions: values, and parsing from JSON.
 
-The same document stands in a configuration, as the parameter `traffic`, and in a control call.
+The same document is used in a configuration, as the parameter `traffic`, and in a control call.
 """
 
 import json
@@ -17,8 +17,8 @@ _MOST_VERSIONS = 32
 _MOST_WEIGHT = 1e9
 _MOST_PENDING = 10_000
 _MOST_REQUESTS = 10**9
-# The numbers of a rule for roll-back, and their least and greatest values: limits, and how is
-# looked at what they limit.
+# The numbers of a roll-back rule with their least and greatest values: limits, and settings of the
+# observation.
 _LIMITS: dict[str, tuple[float, float]] = {
     "max_error_rate": (0, 1),
     "max_error_rate_increase": (0, 1),
@@ -28,12 +28,12 @@ _LIMITS: dict[str, tuple[float, float]] = {
 _LOOKS: dict[str, tuple[float, float]] = {"latency_quantile": (0, 1), "window_secs": (1, 86_400)}
 _VERSION = re.compile(r"[1-9][0-9]{0,18}|0")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,256}")
-WHOLE = 100.0  # the weight of a version that gets everything
+WHOLE = 100.0  # weight of a version that gets all requests
 
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """The source of the key by which requests always get the same version.
+    """The source of the key for sticky routing.
 
     Either `header` (lower case) or `parameter` is set.
     """
@@ -44,9 +44,9 @@ class Sticky:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A version that gets copies of requests, whose answers nobody sees.
+    """A version that gets copies of requests, whose answers are discarded.
 
-    It gets a `share` of them (0 to 1), of which at most `max_pending` are under way.
+    It gets a `share` of them (0 to 1), with at most `max_pending` in flight.
     """
 
     version: int
@@ -56,17 +56,17 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRule:
-    """Limits beyond which a version loses its traffic to the baseline; None is no limit.
+    """Limits beyond which a version is rolled back to the baseline; None is no limit.
 
-    Rates are shares of requests (0 to 1). The latency is the `latency_quantile` of those that were
-    answered. What is judged are the requests of the last `window_secs`, if they are at least
-    `min_requests`; against the baseline only if it had as many.
+    Rates are shares of requests (0 to 1). The latency is the `latency_quantile` of answered
+    requests. Requests of the last `window_secs` are judged, if there are at least `min_requests`;
+    against the baseline only if it had as many.
     """
 
     max_error_rate: float | None = None
-    max_error_rate_increase: float | None = None  # above the baseline's
+    max_error_rate_increase: float | None = None  # above the baseline's rate
     max_latency_ms: float | None = None
-    max_latency_ratio: float | None = None  # to the baseline's
+    max_latency_ratio: float | None = None  # relative to the baseline's latency
     latency_quantile: float = 0.95
     min_requests: int = 50
     window_secs: float = 60.0
@@ -74,10 +74,10 @@ class RollbackRule:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRules:
-    """Rules for the requests for a model that name no version.
+    """Rules for requests without a version.
 
-    `split` has weights by version; it is empty for "the highest that is ready, but the shadow". The
-    other versions of it are held against its `baseline`.
+    `split` has weights by version; empty means the highest ready version except the shadow. The
+    other versions are compared with its `baseline`.
     """
 
     split: Mapping[int, float] = field(default_factory=dict)
@@ -108,11 +108,11 @@ class TrafficRules:
 
 
 class InvalidRules(Exception):
-    """Rules that make no sense; the text names the member and what was expected."""
+    """Invalid rules; the text names the member and what was expected."""
 
 
 def parse_rules(text: str) -> TrafficRules:
-    """The rules in a JSON text; raises `InvalidRules`."""
+    """Parse rules from JSON text; raises `InvalidRules`."""
     try:
         document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -121,7 +121,7 @@ def parse_rules(text: str) -> TrafficRules:
 
 
 def read_rules(document: Any) -> TrafficRules:
-    """The rules in a JSON document; raises `InvalidRules`."""
+    """Read rules from a JSON document; raises `InvalidRules`."""
     members = _object(document, "", _MEMBERS)
     split = _split(members.get("split", {}))
     baseline = _baseline(members, split)
@@ -152,7 +152,7 @@ def _split(document: Any) -> dict[int, float]:
 
 
 def _baseline(members: Mapping[str, Any], split: Mapping[int, float]) -> int:
-    """The one that is named, else the lowest of those that get requests."""
+    """The named baseline, else the lowest version of the split."""
     if "baseline" not in members:
         return min((n for n, weight in split.items() if weight), default=0)
     baseline = _version(members["baseline"], "baseline")
@@ -233,7 +233,7 @@ def _version(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str, least: float, most: float) -> float:
-    if type(value) not in (int, float) or not least <= value <= most:  # nor what is no number
+    if type(value) not in (int, float) or not least <= value <= most:  # also excludes NaN
         raise InvalidRules(
             f"{where}: must be a number from {least} to {most:g}, got {_shown(value)}"
         )

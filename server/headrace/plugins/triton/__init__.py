@@ -1,1 +1,1 @@
-"""Triton as a server that this one has load models, starts and watches."""
+"""Managed Tritons: servers that this one starts, watches, and has load models."""

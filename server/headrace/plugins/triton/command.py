@@ -1,7 +1,7 @@
 """`headrace triton`: Python files that describe models on Tritons (`headrace.triton.Pool`).
 
-`write` writes the model repository of the pools of a file, `drift` shows what their servers have
-otherwise; `serve` and `models check` take such a file like a model (`take_pools`).
+`write` writes the model repository for the pools of a file, `drift` shows differences of their
+servers; `serve` and `models check` accept such a file like a model (`take_pools`).
 """
 
 import argparse
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 _MODULE = "headrace.triton"
-_MOST_LINES = 15  # of an error
+_MOST_LINES = 15  # shown of an error
 _RUN = "from headrace.plugins.triton.command import main; main()"
 
 
 def describes_pool(path: Path) -> bool:
-    """True if a file is for `headrace.triton`, by what it imports; nothing of it is run."""
+    """True if a file imports `headrace.triton`; it is not executed."""
     if path.suffix != ".py":
         return False
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return False  # to be told by whoever loads it
+        return False  # reported by the load
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
@@ -54,15 +54,15 @@ def describes_pool(path: Path) -> bool:
 def take_pools(
     given: argparse.Namespace, files: Sequence[str], stack: ExitStack
 ) -> tuple[list[str], list[str]]:
-    """Files that are for no pools, and a repository with the models of those that are.
+    """The files without pools, and a repository with the models of the others.
 
-    `given` gets the options that go with them, behind those of the command line. The `stack`
-    removes the repository. Raises `SettingsError`.
+    `given` gets the pools' options, which come after those of the command line. The `stack` removes
+    the repository. Raises `SettingsError`.
     """
     pools = [file for file in files if describes_pool(Path(file))]
     if not pools:
         return list(files), []
-    # Imported late: few have any.
+    # Imported late: pools are rare.
     from tempfile import TemporaryDirectory
 
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-pools-")))
@@ -77,7 +77,7 @@ def take_pools(
 
 
 def pools_of(path: Path) -> dict[str, Pool]:
-    """The pools of a file by the names that it has them under; raises `ValueError`."""
+    """The pools of a file by variable name; raises `ValueError`."""
     sys.path.insert(0, str(path.resolve().parent))
     try:
         found = runpy.run_path(str(path))
@@ -90,7 +90,7 @@ def pools_of(path: Path) -> dict[str, Pool]:
 
 
 def _told(error: BaseException, path: Path) -> str:
-    """The traceback from the file's own lines on, which is all that its author wants to know."""
+    """The traceback from the file's own lines on, which concern its author."""
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename != str(path):
         inner = inner.tb_next
@@ -98,7 +98,7 @@ def _told(error: BaseException, path: Path) -> str:
 
 
 def write_pools(path: Path, directory: Path) -> list[str]:
-    """Write the repository of a file's pools; the options that go with it."""
+    """Write the repository for a file's pools; returns the options that go with it."""
     pools = pools_of(path)
     options = [pool.options() for pool in pools.values() if not pool.endpoints]
     if any(one != options[0] for one in options):
@@ -112,7 +112,7 @@ def write_pools(path: Path, directory: Path) -> list[str]:
 
 
 def write_apart(path: Path, directory: Path) -> list[str]:
-    """Call `write_pools` in a process of its own: the server runs no file's code itself.
+    """Call `write_pools` in a separate process: the server runs no code of the file itself.
 
     Raises `SettingsError`.
     """
@@ -129,7 +129,7 @@ def write_apart(path: Path, directory: Path) -> list[str]:
 
 
 def main() -> None:
-    """Body of that process: the last line that it prints has the options, and nothing else."""
+    """Main program of that process: its last line of output has the options, and nothing else."""
     try:
         options = write_pools(Path(sys.argv[1]), Path(sys.argv[2]))
     except (ValueError, OSError) as error:
@@ -151,7 +151,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
-    # Imported late: `--help` and usage errors should not wait for it.
+    # Imported late, so that `--help` and usage errors do not wait for it.
     from headrace.placement.upstream.triton_options import is_managed
     from headrace.repository.reading import parameters
 
@@ -182,7 +182,7 @@ def _drift(paths: Sequence[Path], timeout: float, as_json: bool) -> int:
 
 
 def _models(paths: Sequence[Path]) -> Iterator[tuple[str, "ModelConfig", Path, tuple[int, ...]]]:
-    """Name, configuration, directory and version directories of all models."""
+    """The name, configuration, directory and versions of all models."""
     from headrace.repository.config import read_config
     from headrace.repository.layout import scan
     from headrace.repository.reading import chosen_versions

@@ -1,4 +1,4 @@
-"""Models on Tritons, described in Python: `Pool` writes the repository, and looks for drift.
+"""Models on Tritons, described in Python: `Pool` writes the repository and detects drift.
 
     from headrace.triton import Group, Model, Pool
 
@@ -11,8 +11,8 @@
     for found in pool.drift():
         print(found)
 
-A pool without endpoints is for Tritons that the server starts itself. Nothing large is imported
-before it is needed.
+A pool without endpoints is for Tritons that the server starts. Large modules are only imported when
+needed.
 """
 
 import os
@@ -29,7 +29,7 @@ __all__ = ["Drift", "Group", "Model", "Pool"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One instance group: `count` instances on each of the `gpus`, all if none is named."""
+    """One instance group: `count` instances on each of the `gpus`, on all by default."""
 
     count: int = 1
     gpus: Sequence[int] = ()
@@ -38,12 +38,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model. What is left open is as the servers have it.
+    """One model. Unset properties are the servers' choice.
 
-    `remote` is its name there, `version` its version, where these are others than usual. For a
-    Triton that the server starts, `backend` is Triton's (`tensorrt`, `python`, ...), or `platform`,
-    and `files` the directory that holds the version directories. `config` is further configuration
-    in protobuf's text form, and `parameters` are further parameters.
+    `remote` is its name there, `version` its version, if different. For a Triton that the server
+    starts, `backend` is Triton's (`tensorrt`, `python`, ...), or `platform`, and `files` the
+    directory of the version directories. `config` is further configuration in protobuf text format,
+    and `parameters` are further parameters.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A difference of one server from what was asked for; `field` is "model" if it has nothing."""
+    """A difference between a server and its description; `field` is "model" if it is missing."""
 
     model: str
     endpoint: str
@@ -76,10 +76,10 @@ class Drift:
 class Pool:
     """Models, and the servers that run them: `endpoints`, or Tritons that the server starts.
 
-    With `load` the server has the models loaded there, with `unload` unloaded in the end, and with
-    `strict` it does not serve a model that is there otherwise than asked for. `parameters` are
-    those of all models. Of Tritons that the server starts, there are so many `processes`, or one
-    for each of the `gpus`; `program` is Triton's.
+    With `load` this server loads the models there, with `unload` it unloads them in the end, and
+    with `strict` it does not serve a model with differences. `parameters` apply to all models.
+    Tritons are started as `processes`, or one for each of the `gpus`; `program` is Triton's
+    executable.
     """
 
     models: Sequence[Model]
@@ -93,7 +93,7 @@ class Pool:
     program: str = ""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what cannot be."""
+        """Raises `ValueError` for invalid combinations."""
         names = [model.name for model in self.models]
         for model in self.models:
             if names.count(model.name) > 1:
@@ -141,11 +141,11 @@ class Pool:
         return config
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write a model repository, or bring it up to date; where it is.
+        """Write or update a model repository; returns its path.
 
-        Only what differs is written. For Tritons that the server starts, the version directories
-        are linked, unless they lie there. Models that the directory has besides are left alone.
-        Raises `OSError`, and `ValueError` for a configuration that makes no sense.
+        Only differing files are written. For managed Tritons, the version directories are linked,
+        unless they are there already. Other models in the directory are left alone. Raises
+        `OSError`, and `ValueError` for an invalid configuration.
         """
         from google.protobuf import text_format
 
@@ -154,7 +154,7 @@ class Pool:
             place = root / model.name
             place.mkdir(parents=True, exist_ok=True)
             text = text_format.MessageToString(self.config(model.name))
-            if model.max_batch_size == 0:  # which is said although it is the default
+            if model.max_batch_size == 0:  # written although it is the default
                 text += "max_batch_size: 0\n"
             files = Path(os.path.abspath(model.files))
             if model.files and files != Path(os.path.abspath(place)):
@@ -167,7 +167,7 @@ class Pool:
         return root
 
     def options(self) -> list[str]:
-        """Options of `headrace serve` that go with the repository."""
+        """The options of `headrace serve` that go with the repository."""
         found = []
         if self.program:
             found.append(f"--triton-server={self.program}")
@@ -178,11 +178,11 @@ class Pool:
         return found
 
     def drift(self, timeout: float = 10.0) -> list[Drift]:
-        """Differences between what the servers have and what is asked for; none if all is well.
+        """The differences between the servers and the description; empty if there are none.
 
-        Each is asked for each model, within `timeout` seconds. A pool without endpoints has no
-        servers that could be asked from here: the one that starts them tells of theirs in its
-        metrics. Raises `ValueError` for what cannot be asked.
+        Each server is queried for each model, within `timeout` seconds. A pool without endpoints
+        has no servers that can be queried from here: the server that starts them has metrics about
+        them. Raises `ValueError` for an invalid pool.
         """
         found: list[Drift] = []
         for model in self.models if self.endpoints else ():
@@ -214,9 +214,9 @@ def drift_of(
     versions: Sequence[int] = (),
     timeout: float = 10.0,
 ) -> list[Drift]:
-    """Differences between what the servers of one model have and what its configuration asks for.
+    """The differences between the servers of one model and its configuration.
 
-    `versions` are its version directories, in `root`. Raises `ValueError` for what cannot be asked.
+    `versions` are its version directories, in `root`. Raises `ValueError` for invalid options.
     """
     from headrace.core.errors import InvalidOption, LoadFailed
     from headrace.placement.upstream.reconciler import survey
@@ -237,7 +237,7 @@ def drift_of(
 
 
 def _link(place: Path, files: Path) -> None:
-    """Link all of `files` but a configuration into `place`; what was linked there before goes."""
+    """Link all of `files` except a configuration into `place`, replacing earlier links."""
     wanted = {one.name: one for one in files.iterdir() if not one.name.startswith(".")}
     wanted.pop("config.pbtxt", None)
     for entry in place.iterdir():

@@ -1,10 +1,9 @@
-"""One process of Triton through all its lives: started, watched, started again, ended.
+"""One managed Triton process, across restarts: started, watched, restarted, ended.
 
-It is started when the first model asks for it. When it ends it is started again: at once if it had
-run for a while, else after a delay that grows; if it ends again and again before it was live, it is
-left alone for a while. It is asked once a second whether it is live; one that has said nothing for
-too long is killed. Between it and the server stands a reaper (`headrace.placement.reaper`), which
-ends it with the server.
+It is started when the first model needs it. When it ends it is restarted: at once if it had run for
+a while, else after a growing delay; after a loop of early ends restarts are paused. Its liveness is
+checked once a second; one that has been silent for too long is killed. A reaper
+(`headrace.placement.reaper`) between it and the server ends it with the server.
 
 Owned by the event-loop thread.
 """
@@ -30,7 +29,7 @@ from headrace.placement.upstream.triton_options import Place, TritonOptions
 
 log = logging.getLogger(__name__)
 
-# Further variables of the server's environment that Triton sees; others may be secrets.
+# Further environment variables for Triton; others may be secret.
 _PASSED = (
     "CUDA_*", "NVIDIA_*", "NCCL_*", "TRITON*", "HF_*", "TRANSFORMERS_*", "TORCH_*", "TF_*", "OMP_*",
     "MKL_*", "OPENBLAS_*", "XDG_CACHE_*",
@@ -43,13 +42,13 @@ _KEY = "headrace-key"
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The key that calls to Tritons of this server bring along, so that no others can be made."""
+    """The key required of calls to managed Tritons, so that no other process can call them."""
 
     value: str
 
     @property
     def argument(self) -> str:
-        """The argument by which Triton asks for it."""
+        """The argument that makes Triton require it."""
         return f"--grpc-restricted-protocol={_PROTOCOLS}:{_KEY}={self.value}"
 
     @property
@@ -61,10 +60,10 @@ class Secret:
 def arguments(
     program: str, options: TritonOptions, models: Path, port: int, region: str, secret: Secret
 ) -> list[str]:
-    """The command; `region` is what names of shared memory of its Python models begin with.
+    """The command line; `region` is the prefix of its Python models' shared memory.
 
-    It listens on one port of this machine, which the server holds for it. Models are only loaded
-    when that is asked for. What the operator has added comes last.
+    It listens on one local port, which the server reserves for it. Models are only loaded on
+    request. The operator's arguments come last.
     """
     return [
         program,
@@ -84,10 +83,10 @@ def arguments(
 
 
 def environment(own: Mapping[str, str], options: TritonOptions, place: Place) -> dict[str, str]:
-    """The environment variables of a process, of the server's `own`."""
+    """The environment variables of a process, derived from the server's `own`."""
     found = passed_variables(own, (*_PASSED, *options.passed))
     if place.visible is not None:
-        # Otherwise CUDA may number GPUs by their speed, and so by another order than the operator.
+        # Otherwise CUDA may number GPUs by speed, unlike the operator.
         found.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         found["CUDA_VISIBLE_DEVICES"] = place.visible
     found.setdefault("PATH", os.defpath)
@@ -96,14 +95,14 @@ def environment(own: Mapping[str, str], options: TritonOptions, place: Place) ->
 
 _LOOK_SECS, _START_LOOK_SECS = 1.0, 0.1
 _ANSWER_SECS = 5.0
-_LOG_LINE = re.compile(rb"^([IWEF])\d{4} [\d:.]+ \d+ ")  # as Triton writes them
+_LOG_LINE = re.compile(rb"^([IWEF])\d{4} [\d:.]+ \d+ ")  # Triton's log format
 _LEVELS = {b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR, b"F": logging.CRITICAL}
-_EXIT_SLACK_SECS = 2.0  # beyond what Triton itself waits for
+_EXIT_SLACK_SECS = 2.0  # beyond Triton's own exit timeout
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Command and environment of a process, and what a reaper removes with it."""
+    """Command and environment of a process, and the reaper's clean-up."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -111,14 +110,14 @@ class Start:
 
 
 class TritonOutput(ProcessOutput):
-    """Takes the level of a line from the line itself."""
+    """Determines the level of a line from the line itself."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label, {"triton": label})
-        self.last = ""  # that was not only information
+        self.last = ""  # the last line above level INFO
 
     def line(self, line: bytes) -> None:
-        """Put a line into the log."""
+        """Log a line."""
         found = _LOG_LINE.match(line)
         level = _LEVELS[found[1]] if found else logging.INFO
         text = line[found.end() if found else 0 :].decode(errors="replace").strip()
@@ -130,18 +129,18 @@ class TritonOutput(ProcessOutput):
 
 
 class TritonProcess:
-    """`port` is where it listens, on 127.0.0.1, through all its lives."""
+    """`port` is its port on 127.0.0.1, across restarts."""
 
     def __init__(self, place: Place, options: TritonOptions, secret: Secret) -> None:
-        """Raises `OSError` if there is no port for it."""
+        """Raises `OSError` if no port is free."""
         self.place = place
         self.live = asyncio.Event()
-        self.failed = asyncio.Event()  # it has ended, and is not started again yet
-        self.problem = ""  # how it has ended
+        self.failed = asyncio.Event()  # set while it has ended and is not restarted yet
+        self.problem = ""  # the description of its end
         self.starts = 0
         self._options = options
-        # Triton listens on the port together with this socket, which takes no connections: so
-        # nobody else can have the port between two of Triton's lives, and it need not change.
+        # Triton listens on the port together with this socket, which accepts nothing: so no other
+        # process can take the port between two starts, and it need not change.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._reserved.bind(("127.0.0.1", 0))
@@ -158,11 +157,11 @@ class TritonProcess:
 
     @property
     def label(self) -> str:
-        """Name of the process in logs and metrics."""
+        """The name of the process in logs and metrics."""
         return self.place.label
 
     def begin(self, start: Start) -> None:
-        """Run it from now on, until `close`."""
+        """Run the process from now on, until `close`."""
         self._task = asyncio.get_running_loop().create_task(self._live(start))
 
     async def settled(self) -> None:
@@ -175,10 +174,10 @@ class TritonProcess:
                 wait.cancel()
 
     async def close(self) -> None:
-        """End it, and wait for that."""
+        """End the process, and wait for it."""
         self._ending.set()
         if self._task is not None:
-            if self._child is not None:  # else it is between two lives, or being started
+            if self._child is not None:  # otherwise it is stopped, or being started
                 self._child.terminate()
                 seconds = self._options.exit_secs + _EXIT_SLACK_SECS
                 done, _ = await asyncio.wait([self._task], timeout=seconds)
@@ -188,12 +187,12 @@ class TritonProcess:
             await asyncio.wait([self._task])
         self._reserved.close()
         self.problem = "has been told to end"
-        self.failed.set()  # for who still waits until it is live
+        self.failed.set()  # for callers that still wait until it is live
 
     def _is_ending(self) -> bool:
         return self._ending.is_set()
 
-    # --- one life after another
+    # --- restarts
 
     async def _live(self, start: Start) -> None:
         restarts = RestartPolicy()
@@ -222,7 +221,7 @@ class TritonProcess:
             await _wait(self._ending, restarts.delay)
 
     async def _run(self, start: Start) -> str:
-        """One life; how it ended. Raises `OSError` if it cannot be started."""
+        """Run once; returns a description of the end. Raises `OSError` if it cannot be started."""
         output = TritonOutput(self.label)
         child = await run_in_daemon_thread(
             lambda: ChildProcess(start.command, start.environment, output, reaping=start.reaping),
@@ -233,7 +232,7 @@ class TritonProcess:
         exited = asyncio.Event()
         child.attach(asyncio.get_running_loop(), exited.set)
         connection = GrpcClient(self._endpoint, self._messages, None, receive_buffer())
-        if self._is_ending():  # meanwhile
+        if self._is_ending():  # ended meanwhile
             child.kill()
         try:
             why = "" if self._is_ending() else await self._watch(child, exited, connection)
@@ -250,7 +249,7 @@ class TritonProcess:
     async def _watch(
         self, child: ChildProcess, exited: asyncio.Event, connection: GrpcClient
     ) -> str:
-        """Until it has ended; why it was killed, if it was."""
+        """Watch until it has ended; returns the reason if it was killed."""
         loop = asyncio.get_running_loop()
         heard = loop.time()
         while not child.ended:
@@ -279,7 +278,7 @@ class TritonProcess:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most for so long."""
+    """Wait for an event, for at most `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,12 +1,12 @@
-"""The Tritons that this server has started, and the models that it has them load.
+"""The managed Tritons of this server, and the models loaded on them.
 
-All models share the processes, which are started when the first model asks for one. The directory
-that they see is nobody else's, and goes with them: each process has a model repository of its own
-in it, since instance groups differ from one to the other. A model in it is a configuration of its
-own, and links to the model's files.
+All models share the processes, which are started when the first model needs one. Their directory is
+private, and removed with them: each process has a model repository in it, since instance groups
+differ between processes. A model there is a configuration of its own, and links to the model's
+files.
 
-The processes belong to the event loop. Models are placed on loading threads, which hand over to the
-loop what is about processes, and wait.
+The processes belong to the event loop. Models are placed on loading threads, which delegate work on
+processes to the loop, and wait.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 _CONFIG = "config.pbtxt"
 _NOT_LINKED = frozenset({_CONFIG, "configs"})
-# What is read here: of any model, and of one that others run.
+# Parameters read here: of any model, and of an upstream model.
 _OWN_PARAMETERS = TRITON_PARAMETERS | {
     "execution", "batching", "split_requests", "traffic", "fail_over", "fail_over_instances",
     "fail_over_queue_size",
@@ -69,8 +69,8 @@ _ODD = re.compile(r"[^A-Za-z0-9._@+-]")
 
 
 def remote_name(model: str, version: int, serial: int) -> str:
-    """The name of a version there. Each load is a model of its own, so that one that is loaded
-    in place of another can be tried while that goes on.
+    """The name of a version on Triton. Each load is a separate model, so that a new one can be
+    loaded while the old one serves.
     """
     return f"{_ODD.sub('_', model)}.{version}.{serial}"
 
@@ -80,8 +80,8 @@ def remote_config(
 ) -> ModelConfig:
     """The configuration of one version for a Triton process with these instance groups.
 
-    All that the model's own says, but what is done here: requests are batched here unless
-    `batching` is off or `forward` is transparent, and would only wait once more there.
+    The model's own configuration, except for settings applied here: requests are batched here
+    unless `batching` is off or `forward` is transparent, and would only wait again there.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -105,9 +105,9 @@ def remote_config(
 
 
 def write_model(directory: Path, root: Path, version: int, config: ModelConfig) -> None:
-    """Make a model directory for Triton of the model directory `root`; raises `LoadFailed`.
+    """Create Triton's model directory for the model directory `root`; raises `LoadFailed`.
 
-    Nothing is copied: what a large file holds is there once.
+    Nothing is copied: large files exist once.
     """
     source = Path(os.path.abspath(root))
     if not (source / str(version)).is_dir():
@@ -127,7 +127,7 @@ def write_model(directory: Path, root: Path, version: int, config: ModelConfig) 
 
 
 def remove_model(directory: Path) -> None:
-    """Remove a directory that `write_model` has made; the links, not what they lead to."""
+    """Remove a directory made by `write_model`; links, not their targets."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -136,9 +136,9 @@ _WAIT_SECS = "15"
 
 
 class TritonServers:
-    """Tritons that this server starts for models that name a `remote_backend`.
+    """The Tritons that this server starts for models with a `remote_backend`.
 
-    `attach` it to the event loop before a model is placed, and `close` it there at the end.
+    `attach` to the event loop before a model is placed, and `close` there at the end.
     """
 
     def __init__(self, options: TritonOptions, found: Mapping[str, str] = os.environ) -> None:
@@ -154,20 +154,20 @@ class TritonServers:
         self._closed = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Processes belong to this loop."""
+        """Attach processes to this loop."""
         self._loop = loop
 
     @property
     def processes(self) -> "Sequence[TritonProcess]":
-        """The processes of Triton; none before the first model."""
+        """The Triton processes; none before the first model."""
         return self._processes
 
     def stop(self) -> None:
-        """Load nothing more, and unload nothing: the processes end soon."""
+        """Stop loads and unloads: the processes end soon."""
         self._closed = True
 
     async def close(self) -> None:
-        """End all processes, and remove the directory that they have seen."""
+        """End all processes, and remove their directory."""
         self.stop()
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -182,9 +182,9 @@ class TritonServers:
     # --- on loading threads
 
     def place(self, spec: LoadSpec, config: ModelConfig) -> "PlacedModel":
-        """Load a version; raises `LoadFailed` or `InvalidOption`.
+        """Place a version; raises `LoadFailed` or `InvalidOption`.
 
-        `config` is the model's as it is written.
+        `config` is the model's configuration as written.
         """
         program = self._program()
         wanted = places(self._options, self._environment, gpu_count())
@@ -212,7 +212,7 @@ class TritonServers:
         return placed
 
     def still_there(self) -> bool:
-        """True if the processes have not been told to end."""
+        """True until the processes are told to end."""
         return not self._closed
 
     @property
@@ -244,7 +244,7 @@ class TritonServers:
     # --- on the event loop
 
     async def _started(self, program: str, wanted: Sequence[Place]) -> "Sequence[TritonProcess]":
-        """The processes once each of them is live or has failed, one being live at least."""
+        """The processes once each is live or has failed, with at least one live."""
         if self._closed:
             raise LoadFailed("the server is shutting down")
         if self._starting is None:
@@ -259,7 +259,7 @@ class TritonServers:
         return processes
 
     def _begun(self, starting: asyncio.Future[None]) -> None:
-        # Whatever has gone wrong, the next load tries anew. Also nobody may wait for it any more.
+        # After any failure the next load starts over, even if this one is no longer awaited.
         if starting.cancelled() or starting.exception() is not None:
             self._starting = None
 
@@ -269,7 +269,7 @@ class TritonServers:
         processes: list[TritonProcess] = []
 
         def make() -> Path:
-            # One by one, so that those are known that there are if another one fails.
+            # One by one, so that started processes are known if another one fails.
             processes.extend(TritonProcess(p, self._options, self._secret) for p in wanted)
             return _make_directory(wanted)
 
@@ -298,7 +298,7 @@ class TritonServers:
 
 
 def _make_directory(wanted: Sequence[Place]) -> Path:
-    """The directory that the processes see, for its owner alone; raises `OSError`."""
+    """The processes' private directory; raises `OSError`."""
     directory = Path(tempfile.mkdtemp(prefix="headrace-triton-"))
     try:
         for place in wanted:
@@ -314,7 +314,7 @@ def _models(directory: Path, place: Place) -> Path:
 
 
 class PlacedModel(PlacedReconciler):
-    """One version of a model in Tritons of this server."""
+    """One version of a model on managed Tritons."""
 
     def __init__(
         self,
@@ -323,12 +323,12 @@ class PlacedModel(PlacedReconciler):
         name: str,
         written: "Mapping[TritonProcess, Path]",
     ) -> None:
-        """`written` has the directory that each process has of it. Raises `InvalidOption`."""
+        """`written` has the model's directory for each process. Raises `InvalidOption`."""
         self._servers = servers
         self._written = dict(written)
         self._by_port = {process.port: process for process in written}
         urls = [Url("grpc", "127.0.0.1", p.port, label=p.label) for p in written]
-        # A process that has ended is there again after seconds, for which requests can wait.
+        # A restarted process is back after seconds, for which requests can wait.
         given = {"wait_secs": _WAIT_SECS, **spec.parameters, "endpoints": "grpc://127.0.0.1:1"}
         options = RemoteOptions.of(given, name, spec.version, spec.root)
         credentials = replace(options.credentials, metadata=servers.metadata)
@@ -337,7 +337,7 @@ class PlacedModel(PlacedReconciler):
         self.endpoints = self.options.resolve()
 
     def load(self, deadline: float) -> None:
-        """Load it on every live process; raises `LoadFailed`, with it released again."""
+        """Load the model on every live process; raises `LoadFailed`, with the model released."""
         live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
         seconds = max(deadline - monotonic(), 1.0)
         try:
@@ -353,22 +353,22 @@ class PlacedModel(PlacedReconciler):
     def groups(
         self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
     ) -> list[ModelInstanceGroup]:
-        """Reported instance groups, with GPUs numbered as the configuration does."""
+        """Reported instance groups, with GPUs numbered as in the configuration."""
         return as_configured(reported, self._by_port[endpoint.port].place)
 
     def _begin(self, endpoint: Endpoint) -> None:
-        """Nobody else has these processes load it."""
+        """Do nothing: no other server loads models on these processes."""
 
     def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
-        if loaded(connection) is None:  # else as it was written: nobody else can change it
+        if loaded(connection) is None:  # otherwise it is as written: no one else can change it
             connection.load("", seconds)
 
     def _undo(self, endpoint: Endpoint) -> None:
         self._unload([endpoint])
 
     def _release(self) -> None:
-        """Unload it from the processes, and remove its files."""
-        if self._servers.still_there():  # else they end anyway
+        """Unload the model from the processes, and remove its files."""
+        if self._servers.still_there():  # otherwise they end anyway
             live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
             self._unload(live)  # others have nothing loaded
         for directory in self._written.values():
