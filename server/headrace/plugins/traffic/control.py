@@ -1,13 +1,12 @@
-"""The traffic between the versions of models: whose the rules are, and whether versions do well.
+"""Traffic control of all models: the source of their rules, and the watch over their versions.
 
-The rules of a model come from its configuration, and from there again when what that says about
-traffic changes. Until then they stay as a call, a promotion or a roll-back has left them, also
-while the model is loaded again or is away for a while. gRPC sends them as a message and HTTP as its
-JSON.
+A model's rules come from its configuration, and again whenever the configured rules change. In
+between they stay as set by a call, a promotion or a roll-back, even while the model is reloaded or
+unloaded. gRPC sends the document as a message and HTTP as its JSON.
 
-How the versions do is looked at as often as the rules ask for. Judged are the differences between
-now and the oldest sample that is not older than the window: the counters themselves are those of
-the versions, so that requests cost nothing more. Owned by the event-loop thread.
+Versions are sampled as often as the rules require. The difference between now and the oldest sample
+within the window is judged: the counters are those of the versions, so that requests cost nothing
+more. Owned by the event-loop thread.
 """
 
 import asyncio
