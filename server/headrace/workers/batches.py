@@ -238,9 +238,9 @@ class Batches:
 
         None for anything else, errors and responses that come by senders included.
         """
-        outputs, rows, batches = layout.outputs, layout.rows, layout.batches
-        if type(responses) is not list or len(responses) != len(requests):
+        if self._decoupled or type(responses) is not list or len(responses) != len(requests):
             return None
+        outputs, rows, batches = layout.outputs, layout.rows, layout.batches
         for request, response in zip(requests, responses, strict=True):
             if (
                 not isinstance(response, InferenceResponse)

@@ -67,7 +67,10 @@ class CoroutineExecutor(Executor):
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, layout, requests, returned, began)
+                times = began, monotonic_ns()
+                sent = self._batches.result(
+                    slot, layout, requests, returned, times
+                ) or self._returned(slot, requests, returned, times)
                 del returned
             if self.session.cancelled or self.session.held:
                 self.session.forget_answered(requests)

@@ -12,7 +12,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
-from headrace.workers.batches import Batches, Layout, Sent
+from headrace.workers.batches import Batches, Sent, Times
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import Header, Kind, frame
@@ -85,7 +85,10 @@ class Executor:
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:
-                sent = self._returned(slot, layout, requests, returned, began)
+                times = began, monotonic_ns()
+                sent = self._batches.result(
+                    slot, layout, requests, returned, times
+                ) or self._returned(slot, requests, returned, times)
                 del returned
             finally:
                 session.runner, session.inside = 0, False
@@ -101,20 +104,14 @@ class Executor:
     def _returned(
         self,
         slot: int,
-        layout: Layout,
         requests: Sequence[InferenceRequest],
         returned: Any,
-        began: int,
+        times: Times,
     ) -> Sent:
-        """The frame for the responses that `execute` has returned."""
-        times = began, monotonic_ns()
-        if not self._decoupled:
-            alike = self._batches.result(slot, layout, requests, returned, times)
-            if alike is not None:  # as mostly
-                return alike
+        """The frame for responses of `execute` that are no `result` of the whole batch."""
         if wrong := self._wrong(requests, returned):
             if self._decoupled:
-                return self._failed(slot, requests, wrong, began)
+                return self._failed(slot, requests, wrong, times[0])
             return self._broken(slot, wrong, "")
         if returned is None:  # response senders answer all of them
             returned = [None] * len(requests)
