@@ -17,6 +17,7 @@ from headrace.workers.frames import (
     MAX_SLOTS,
     MAX_TOLD,
     PLAIN,
+    RESULT,
     Block,
     BrokenFrame,
     Kind,
@@ -286,7 +287,7 @@ class Batches:
         sizes, data, total = lay_out(blocks)
         parcel = (b"".join(data), total, 0, -1) if total <= INLINE else None
         meta = packed.pack(*times, number, *sizes)
-        return Kind.RESULT, meta, parcel or self._link.put(slot, data, total)
+        return RESULT, meta, parcel or self._link.put(slot, data, total)
 
     def _learn(self, heads: tuple[Head, ...]) -> tuple[int, Struct] | None:
         """The number of a new form of results and its meta; None if there are too many."""

@@ -15,7 +15,7 @@ from typing import Any
 from headrace.workers.batches import Batches, Sent, Times
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import Header, Kind, frame
+from headrace.workers.frames import EXECUTE, Header, Kind, frame
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
@@ -62,11 +62,12 @@ class Executor:
     def _serve(self) -> None:
         thread = get_ident()
         while (received := self.session.next()) is not None:
-            if received[0].kind is Kind.EXECUTE:
-                self._run(thread, *received)
+            header, meta, data = received
+            if header.kind is EXECUTE:
+                self._run(thread, header, meta, data)
             else:
                 self._tell_ready(self._ready())
-            del received
+            del received, data
 
     # --- batches
 

@@ -154,6 +154,8 @@ class Kind(IntEnum):
     BACK = 29  # a batch that has not been begun, and cannot be for now
 
 
+# What is looked up for each batch: in the class that takes as long as a call of a method.
+EXECUTE, RESULT, BACK, LOG = Kind.EXECUTE, Kind.RESULT, Kind.BACK, Kind.LOG
 ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # to a batch
 # Flags beside `IN_FILE`: the file comes along; its number in the slot is flags // WHICH % 4; the
 # other end's files that are still referred to, each by KEPT << number; there are no other files.

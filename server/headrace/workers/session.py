@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.workers.batches import tell_response, tell_tensors
 from headrace.workers.channel import Received, WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import Header, Kind, frame, pack_header, unpack_request
+from headrace.workers.frames import EXECUTE, Header, Kind, frame, pack_header, unpack_request
 from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
@@ -120,7 +120,7 @@ class Session:
                 self.stopped = True
             else:
                 for one in received:
-                    if one[0].kind is Kind.EXECUTE and not self.inside:  # as mostly
+                    if one[0].kind is EXECUTE and not self.inside:  # as mostly
                         self.batches.append(one)
                     else:
                         self._take(*one)

@@ -32,7 +32,16 @@ from headrace.placement.worker.batch_frames import (
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import BrokenFrame, Header, Kind, offsets, pack_request
+from headrace.workers.frames import (
+    BACK,
+    EXECUTE,
+    RESULT,
+    BrokenFrame,
+    Header,
+    Kind,
+    offsets,
+    pack_request,
+)
 
 _MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
 
@@ -358,7 +367,7 @@ class Conversation:
             raise NotStarted
         slot.first = number = self._next
         meta, pieces, total = self._frames.pack(batch, number)
-        self._process.link.send_data(Kind.EXECUTE, slot.number, meta, pieces, total)
+        self._process.link.send_data(EXECUTE, slot.number, meta, pieces, total)
         sent = slot.sent
         for call in batch.calls:
             call.execution = self
@@ -409,20 +418,21 @@ class Conversation:
 
         Malformed frames raise any exception.
         """
-        kind, number, under_way = header.kind, header.number, self.under_way
+        kind, _, number, _, size = header
+        under_way = self.under_way
         slot = under_way.get(number)
         if slot is None or slot.batch is None:
             raise BrokenFrame("an answer to no batch")
-        if kind is Kind.BACK:  # the batch before it waits for another model
+        if kind is BACK:  # the batch before it waits for another model
             del under_way[number]
             return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
         if not self._concurrent and slot is not next(iter(under_way.values())):
             raise BrokenFrame("an answer to a batch before that to an earlier one")
         batch = slot.batch
-        if kind is Kind.RESULT:
-            outcome = self._frames.result(slot.sent, batch, meta, data, header.data)
+        if kind is RESULT:
+            outcome = self._frames.result(slot.sent, batch, meta, data, size)
         elif kind is Kind.RESPONSES:
-            outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, header.data)
+            outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, size)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
                 if part is Deferral.LATER and call.run_number not in self._finals:
                     self._open[call.run_number] = call

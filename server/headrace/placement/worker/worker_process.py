@@ -33,6 +33,7 @@ from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     ANSWERS,
     INLINE,
+    LOG,
     MAX_SLOTS,
     MAX_TOLD,
     BrokenFrame,
@@ -224,7 +225,7 @@ class WorkerSocket:
                     data = self._files.data(header, self._files.take(header, data, files))
                     if header.flags:
                         self._rest_later()
-                if header.kind is Kind.LOG:
+                if header.kind is LOG:
                     self._log(meta)
                 elif self._take is not None:
                     self._take(header, meta, data)
