@@ -7,6 +7,14 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
+# Files that take a process long: begun last, they would leave the other cores idle.
+LONG = ("tests/protocol/http2/test_fuzz.py", "tests/soak/", "tests/models/test_example_models.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

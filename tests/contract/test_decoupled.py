@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 _SIZE = 64 << 10  # bytes of a response of `flood`
 _READ = 8 << 20  # bytes of them that a slow client reads
-_WAITING = 48 << 20  # bytes that may wait for it: the system's buffers are most of that
+_WAITING = 96 << 20  # bytes that may wait for it: buffers of the system, and of the client
 _GROWN = 160 << 20  # bytes that all processes of the server may take more for it
 
 

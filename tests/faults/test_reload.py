@@ -212,7 +212,7 @@ def test_a_file_that_the_model_imports(served: Served) -> None:
     away.rename(beside)
     until(lambda: served.reason("code") == "", "the reason to be gone")
     file = served.files["code"].rename(away)
-    until(lambda: "code.py is gone: what was loaded" in served.server.log, "a word of it")
+    until(lambda: "code.py is gone: the loaded model stays" in served.server.log, "a word of it")
     file.rename(served.files["code"])
     served.await_number("code", number + 2)
 

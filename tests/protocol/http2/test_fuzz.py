@@ -1,6 +1,7 @@
 """Frames with mistakes, by the thousand: no exception, nothing that grows, no end without a reason.
 
 HEADRACE_FUZZ_FRAMES sets how many frames the slow test mutates; HEADRACE_FUZZ_SEED where it starts.
+Of the branches that 200 000 frames reach, the last are reached after 150 000.
 """
 
 import gc
@@ -29,7 +30,7 @@ from headrace.protocol.http2.protocol import (
 )
 from tests.protocol.http2.peer import REQUEST, Server, build, padded, parse, settings
 
-FRAMES = int(os.environ.get("HEADRACE_FUZZ_FRAMES", "1000000"))
+FRAMES = int(os.environ.get("HEADRACE_FUZZ_FRAMES", "200000"))
 SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", "1"))
 LIMITS = Limits(
     streams=20, stream_window=20_000, connection_window=80_000, frame=16_384, header_block=2_000,
@@ -163,11 +164,12 @@ def test_some_mutated_frames() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_million_mutated_frames() -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.whole)])
+def test_many_mutated_frames(times: int) -> None:
     before = blocks()
-    counts = fuzz(FRAMES, SEED + 1)
+    counts = fuzz(FRAMES * times, SEED + times)
     print(counts)
-    assert counts["goaway"] > FRAMES // 100
+    assert counts["goaway"] > FRAMES * times // 100
     assert blocks() - before < _HELD
 
 
