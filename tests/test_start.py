@@ -29,7 +29,7 @@ FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette.routing"}
 OTHERS = {
     f"headrace.{name}"
     for name in (
-        "plugins.environments", "plugins.dialects", "plugins.triton", "placement.local.in_process",
+        "plugins.environments", "plugins.dialects", "plugins.triton", "plugins.in_process",
         "placement.worker.loaded_worker", "placement.worker.worker_instance",
         "placement.worker.worker_process", "placement.worker.worker_set",
         "placement.upstream.model", "placement.upstream.options", "placement.upstream.grpc_client",

@@ -20,12 +20,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvloop
 
 from headrace import __version__
 from headrace.cli.text import table
+from headrace.core import plugins
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.doors.server import ServerDoors
@@ -33,7 +34,6 @@ from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.engine import Engine
-from headrace.engine.following import Follower, Reloader
 from headrace.engine.model import ModelVersion, Traffic
 from headrace.engine.opening import LoadOptions
 from headrace.engine.sampling import GpuWatch, MemoryWatch
@@ -148,9 +148,9 @@ class Application:
         )  # fmt: skip
         self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
         self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)
-        self._reloader: Reloader | None = None
+        self._reloader: Any = None  # a `Reloader`
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
-        self._follower: Follower | None = None
+        self._follower: Any = None  # a `Follower`
         self._stop = asyncio.Event()
         self.stuck = False  # true if threads still run or load models at the end
 
@@ -174,9 +174,9 @@ class Application:
             for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
-                self._reloader = Reloader(self._engine, sources, loop)
+                self._reloader = plugins.part("reload")(self._engine, sources, loop)
             if self._control.mode is ControlMode.POLL:
-                self._follower = Follower(
+                self._follower = plugins.part("poll")(
                     self._engine, self._control.catalogue, sources, settings.repository_poll_secs,
                     loop,
                 )  # fmt: skip

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from headrace.api.header_rules import GRPC_PREFIX, HeaderRules
 from headrace.api.operations import Category
-from headrace.core.limits import ExecutionLimits, Shares
+from headrace.core.limits import ExecutionLimits, ResidencyOptions, Shares
 from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
-from headrace.engine.residency import ResidencyOptions
 from headrace.observability.logs import FORMATS, LogSettings
 from headrace.observability.trace_settings import TraceConfig, old_options, read_trace_config
 from headrace.options import ENV_PREFIX, Option, SettingsError, Value, setting

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.residency import ResidencyOptions
+from headrace.core.limits import ResidencyOptions
 from tests.engine import worlds
 from tests.engine.worlds import until
 

@@ -1,4 +1,4 @@
-"""Limits as values: a peer's patience, shares of the server's limits, execution times.
+"""Limits as values: a peer's patience, shares of the server's limits, execution times, memory.
 
 Patience is one rule for every door and both directions: bytes earn time. A peer starts with `secs`
 seconds, earns one more with every `SLOWEST` bytes, and never has more than `secs`, so that an early
@@ -9,9 +9,10 @@ overrides them by parameters of the same names.
 import fcntl
 import struct
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sys import maxsize
+from time import time
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import InvalidOption
@@ -164,3 +165,22 @@ class Pulse:
             self._last = sign
             self.silent = 0.0
         return self.silent
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyOptions:
+    """Settings for models in memory.
+
+    All models together may take `budget` bytes, 0: unlimited. A request waits for `wait_secs` at
+    most. A model stays for `minimum_secs` after its load, and is evicted after `idle_secs` without
+    requests, 0: never. `pinned` models always stay; they and the `first` ones are loaded at start.
+    `clock` returns seconds since the epoch.
+    """
+
+    budget: int = 0
+    wait_secs: float = 30.0
+    minimum_secs: float = 60.0
+    idle_secs: float = 0.0
+    pinned: frozenset[str] = frozenset()
+    first: frozenset[str] = frozenset()
+    clock: Callable[[], float] = time

@@ -26,15 +26,11 @@ SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.Ow
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
-PYTHON = "headrace.python"  # `load` of a module, which workers import, as `workers.python_loader`
-DOORS = "headrace.doors"  # see `headrace.doors.server.ServerDoors`
 PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
-UPSTREAM_MEMORY = "headrace.upstream_memory"  # makes what makes clients that share memory
-GPUS = "headrace.gpus"  # makes a `headrace.placement.local.gpus.GpuReader`
-TRANSPORTS = "headrace.transports"  # makes a `headrace.doors.grpc.call.Server`
+PARTS = "headrace.parts"  # parts of the server that may be left out, by name: see `part`
 GROUPS = (
-    BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, GPUS,
-    TRANSPORTS, PYTHON, DOORS, PAGES, UPSTREAM_MEMORY,
+    BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, PAGES,
+    PARTS,
 )  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -74,12 +70,26 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "triton": "headrace.plugins.traces:trace_files",
         "opentelemetry": "headrace.plugins.traces:span_writer",
     },
-    GPUS: {"nvml": "headrace.plugins.nvml:Nvml"},
-    PYTHON: {"functions": "headrace.plugins.functions:load"},
-    DOORS: {"frontends": "headrace.plugins.frontends.supervisor:supervisor"},
+    PARTS: {
+        # `headrace.doors.server.ServerDoors`
+        "frontends": "headrace.plugins.frontends.supervisor:supervisor",
+        # `load` of a module for workers, as `headrace.workers.python_loader`
+        "functions": "headrace.plugins.functions:load",
+        # makes a `headrace.doors.grpc.call.Server`, as others by the name of --grpc-transport
+        "grpcio": "headrace.plugins.grpcio:grpcio_server",
+        # a `LoadedModel` of a `LoadSpec` and a loader
+        "in_process": "headrace.plugins.in_process:LoadedInProcess",
+        # makes a `headrace.placement.local.gpus.GpuReader`
+        "nvml": "headrace.plugins.nvml:Nvml",
+        # `headrace.engine.lifecycle.Loads`, before those of the engine
+        "on_request": "headrace.plugins.on_request:OnRequest",
+        # `headrace.app.Application`
+        "poll": "headrace.plugins.following:Follower",
+        "reload": "headrace.plugins.following:Reloader",
+        # `headrace.placement.upstream.protocols.ProtocolClients`
+        "upstream_memory": "headrace.plugins.upstream_memory.client:sharing_clients",
+    },
     PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
-    UPSTREAM_MEMORY: {"system": "headrace.plugins.upstream_memory.client:sharing_clients"},
-    TRANSPORTS: {"grpcio": "headrace.plugins.grpcio:grpcio_server"},
 }
 _US = "headrace"
 
@@ -131,6 +141,11 @@ def own(group: str) -> dict[str, Plugin]:
 def find(group: str, name: str) -> Plugin:
     """The plugin of this name, our own without a look at what is installed; raises `KeyError`."""
     return own(group).get(name) or installed(group)[name]
+
+
+def part(name: str) -> Any:
+    """The target of a part; raises `KeyError` where that was left out."""
+    return find(PARTS, name).load()
 
 
 def installed(group: str) -> dict[str, Plugin]:

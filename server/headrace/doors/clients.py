@@ -85,7 +85,7 @@ class ClientDoors:
             self._grpc = native = NativeServer(*given, context, config.options)
             await native.start(listener)
             return int(listener.getsockname()[1])
-        make = plugins.find(plugins.TRANSPORTS, config.transport).load()
+        make = plugins.part(config.transport)
         self._grpc = server = make(*given, config.options, shared)
         port: int = server.bind(config.address, config.port, config.tls)
         await server.start()

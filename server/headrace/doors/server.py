@@ -174,7 +174,7 @@ class ServerDoors:
         app = CountedApp(
             late_app(engine, limit, settings.http_rules), engine.admission.answers, False
         )
-        make = plugins.find(plugins.DOORS, "frontends").load()
+        make = plugins.part("frontends")
         self._supervisor = make(
             engine, app, unary_handlers(engine, limit), count, http, grpc, limit,
             settings.max_admitted_requests, settings.max_admitted_bytes, engine.admission.shares,

@@ -18,12 +18,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from headrace.core.call import Call, InferResponse, Submit
-from headrace.core.errors import Overloaded, ServerError
+from headrace.core.call import Call, Done, InferResponse, Raw, Stage, Submit
+from headrace.core.errors import InvalidRequest, Overloaded, ServerError
 from headrace.core.limits import PRESSED_SECS, Patience
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ConnectionAccount
+from headrace.engine.workbench import LARGE, Deferred
+from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.generate import decode_generate
+from headrace.protocol.parameters import add_timing, wants_timing
 from headrace.protocol.plain_json import PlainJson
+from headrace.protocol.v2_json import body_of, decode_raw, takes_long
 from headrace.protocol.v2_protobuf import PlainWriter
 
 _KNOWN = 1024  # cached call layouts
@@ -244,3 +249,52 @@ class FutureCall(Awaited, Call):
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
         self.take(asked)
         self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+
+class _Timed(Stage):
+    """Adds timings to responses."""
+
+    __slots__ = ()
+
+    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
+        """Add the timings to a response."""
+        add_timing(response)
+
+
+def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
+    """Decode a raw call, on a thread if that is slow, and queue it.
+
+    `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
+    """
+    signature, raw = found.signature, call.raw
+    if "" not in call.inputs or signature is None:
+        raise InvalidRequest("a raw request without a body")
+    body, timeout, parameters = body_of(call), call.timeout, call.parameters
+
+    def submit(decoded: Call) -> None:
+        if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
+            decoded.timeout = timeout
+        decoded.parameters.update(parameters)  # from headers
+        call.take(decoded)
+        if raw is Raw.GENERATE and wants_timing(call):
+            call.enter(_Timed(), found.submit)
+        else:
+            found.submit(call)
+
+    if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
+        submit(_decoded(signature, call, uncharged))
+    else:
+        Deferred(
+            admission.workbench, len(body),
+            lambda charge: _decoded(signature, call, charge), submit, call, charge,
+        )  # fmt: skip
+
+
+def _decoded(signature: Signature, call: Call, charge: Charge) -> Call:
+    names, body = (call.model_name, call.model_version), body_of(call)
+    if call.raw is Raw.GENERATE:
+        found = decode_generate(signature, *names, body, charge)
+    else:
+        found = decode_raw(signature, *names, body)[0]
+    charge_objects(found.inputs.values(), charge)
+    return found

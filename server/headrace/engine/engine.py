@@ -10,8 +10,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+from headrace.core import plugins
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
-from headrace.core.limits import ABANDONED_SECS
+from headrace.core.limits import ABANDONED_SECS, ResidencyOptions
 from headrace.engine import documents
 from headrace.engine.admission import Admission
 from headrace.engine.control import Control, ControlOptions
@@ -25,9 +26,7 @@ from headrace.engine.model import (
     parse_version,
 )
 from headrace.engine.model_services import EngineServices
-from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions, open_model
-from headrace.engine.residency import ResidencyOptions
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.observability.logs import LogControl, LogSettings
@@ -184,7 +183,7 @@ class Engine:
         )  # fmt: skip
         self.loads: Loads = self._lifecycle
         if residency is not None:
-            self.loads = OnRequest(self._models, self._lifecycle, residency)
+            self.loads = plugins.part("on_request")(self._models, self._lifecycle, residency)
         self.load, self.follow, self.unload = (
             self.loads.load, self.loads.follow, self.loads.unload
         )  # fmt: skip

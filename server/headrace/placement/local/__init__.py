@@ -1,8 +1,7 @@
-"""Placement in this process: ONNX Runtime on CPU and GPU, and trusted Python models.
+"""Placement in this process: ONNX Runtime on CPU and GPU.
 
 `instances` has the instances, on the event loop or on threads, `onnx` the sessions with their
-options (`onnx_options`) and files (`onnx_files`), `gpus` the GPUs of this process, `in_process` the
-Python models.
+options (`onnx_options`) and files (`onnx_files`), and `gpus` the GPUs of this process.
 """
 
 import os

@@ -227,7 +227,7 @@ class Gpus:
         """`pinned_bytes` of page-locked memory may be used, once a GPU is found."""
         self._pinned_bytes = pinned_bytes
         self._driver = driver
-        self._management = management or plugins.find(plugins.GPUS, "nvml").load()
+        self._management = management or plugins.part("nvml")
         self._lock = Lock()
         self._looked = False
         self._cuda: CudaDriver | None = None

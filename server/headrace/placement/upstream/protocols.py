@@ -45,7 +45,7 @@ class ProtocolClients:
         # Makes clients that share memory with their server.
         self._sharing: Callable[..., ProtocolClient] | None = None
         if options.shared_memory:
-            self._sharing = plugins.find(plugins.UPSTREAM_MEMORY, "system").load()()
+            self._sharing = plugins.part("upstream_memory")()
 
     def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
         """A client for the running event loop.

@@ -16,7 +16,6 @@ from headrace.placement.worker.python_options import WORKER_PARAMETERS
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
-    from headrace.placement.local.in_process import LoadedInProcess
     from headrace.placement.worker.loaded_worker import LoadedWorker
 
 # Parameters read by the server; the model itself may read any.
@@ -84,15 +83,15 @@ class PythonBackend(Backend):
 
     def prepare(self) -> None:
         """Import the dependencies of `load_here`."""
-        from headrace.placement.local import in_process  # noqa: F401
+        plugins.part("in_process")
 
-    def load_here(self, spec: LoadSpec) -> "LoadedInProcess":
+    def load_here(self, spec: LoadSpec) -> LoadedModel:
         """Import the model in this process; raises `LoadFailed` or `InvalidOption`."""
-        from headrace.placement.local.in_process import LoadedInProcess
-
-        return LoadedInProcess(spec, self._loader)
+        loaded: LoadedModel = plugins.part("in_process")(spec, self._loader)
+        return loaded
 
 
 def _loader() -> str:
-    targets = [plugin.target for plugin in plugins.installed(plugins.PYTHON).values()]
-    return (targets or ["headrace.workers.python_loader"])[0].partition(":")[0]
+    functions = plugins.own(plugins.PARTS).get("functions")
+    target = "headrace.workers.python_loader" if functions is None else functions.target
+    return target.partition(":")[0]

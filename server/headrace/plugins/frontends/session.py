@@ -30,8 +30,8 @@ from headrace.engine.doors import (
     Entrance,
     Target,
     not_read,
+    submit_raw,
 )
-from headrace.engine.on_request import submit_raw
 from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.config import WantedHeaders
 from headrace.plugins.frontends.link_infer import (

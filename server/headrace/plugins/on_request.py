@@ -1,46 +1,138 @@
-"""Models that are loaded on request, and evicted when memory is short.
+"""Models that are loaded on request, and unloaded when memory is short.
 
-A request for a model that is not in memory waits for its load, for a bounded time (`ColdStart`).
-`headrace.engine.residency` decides which models are evicted. A failed load is not retried with
-every request, but after a growing delay. Loads and unloads by operators take precedence.
+A request for a model that is not in memory waits until it is, for a bounded time (`ColdStart`). A
+model whose load has failed is tried again after a growing delay, not with every request. What an
+operator loads or unloads takes precedence.
 
-Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task loads it; a
+Room is made by evicting the least recently used models (pure decisions), but never one that is
+pinned, that has unfinished requests, or that was loaded only just now: two models that do not fit
+side by side would otherwise evict each other with every request. If that is not enough, nothing is
+evicted in vain; the request waits for the first model that can be evicted, or fails if there will
+never be room.
+
+Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task brings it; each
 waiter is told once, by that task, by its own timer, or by an unload of the model.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, TypeVar
 
-from headrace.core.call import Call, Done, InferResponse, Raw, Stage
+from headrace.core.call import Call
 from headrace.core.errors import (
     ExecutionFailed,
-    InvalidRequest,
     LoadFailed,
     ServerError,
     ServerExiting,
     Unavailable,
     Unsupported,
 )
-from headrace.core.signature import Signature
-from headrace.engine.admission import Admission
-from headrace.engine.doors import Entrance, Target
+from headrace.core.limits import ResidencyOptions
+from headrace.engine.doors import Entrance, submit_raw
 from headrace.engine.lifecycle import EXITING, Lifecycle, Loads
 from headrace.engine.model import Model, ModelVersion, State, parse_version
-from headrace.engine.residency import ResidencyOptions, Resident, idle, make_room, surplus
-from headrace.engine.workbench import LARGE, Deferred
 from headrace.observability.statistics import MemoryCounts
-from headrace.protocol.elements import Charge, charge_objects, uncharged
-from headrace.protocol.generate import decode_generate
-from headrace.protocol.parameters import add_timing, wants_timing
 from headrace.protocol.status import INTERNAL_TEXT
-from headrace.protocol.v2_json import body_of, decode_raw, takes_long
 from headrace.repository.layout import DUPLICATE, ModelSource, largest_version, looked_at_again
 from headrace.repository.model_files import Fingerprint, fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model in memory, or being loaded or unloaded.
+
+    `nbytes` is its memory. `last_used` and `loaded` are in seconds of one clock. `leaving` means
+    that it is being unloaded: its memory will soon be free.
+    """
+
+    name: str
+    nbytes: int
+    last_used: float
+    loaded: float
+    pinned: bool = False
+    busy: bool = False
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlan:
+    """The models to evict before another one may be loaded.
+
+    `unload` are to be evicted. If `wait` is set, there is no room yet: ask again after so many
+    seconds, or after any change. `problem` is the reason why there will never be room.
+    """
+
+    unload: tuple[str, ...] = ()
+    wait: float | None = None
+    problem: str = ""
+
+
+_SOON = 0.1  # seconds until models with unfinished requests are checked again
+
+
+def make_room(
+    residents: Sequence[Resident], needed: int, budget: int, now: float, minimum: float
+) -> EvictionPlan:
+    """Plan the eviction that leaves `needed` bytes free within `budget` bytes.
+
+    A resident stays for `minimum` seconds after its load.
+    """
+    pinned = sum(one.nbytes for one in residents if one.pinned)
+    if needed > budget - pinned:
+        taken = f", {pinned} of them taken by models that are pinned" if pinned else ""
+        return EvictionPlan(
+            problem=f"it needs about {needed} bytes, more than the {budget} bytes that models may"
+            f" take{taken} (--model-memory-budget)"
+        )
+    missing = sum(one.nbytes for one in residents) + needed - budget
+    if missing <= 0:
+        return EvictionPlan()
+    # Residents being unloaded come first: their memory need not be requested again.
+    missing -= sum(one.nbytes for one in residents if one.leaving)
+    staying = [one for one in residents if not (one.leaving or one.pinned)]
+    unload: list[str] = []
+    for one in sorted(staying, key=_last_used):
+        if missing <= 0:
+            break
+        if not one.busy and now - one.loaded >= minimum:
+            unload.append(one.name)
+            missing -= one.nbytes
+    if missing <= 0:
+        return EvictionPlan(unload=tuple(unload), wait=_SOON)
+    ends = [one.loaded + minimum - now for one in staying if now - one.loaded < minimum]
+    return EvictionPlan(wait=max(min(ends, default=_SOON), _SOON))
+
+
+def surplus(residents: Sequence[Resident], budget: int, now: float, minimum: float) -> list[str]:
+    """The models to evict because those in memory have grown beyond `budget` bytes."""
+    excess = sum(one.nbytes for one in residents if not one.leaving) - budget
+    unload = []
+    for one in sorted(residents, key=_last_used):
+        if excess <= 0:
+            break
+        if not (one.pinned or one.busy or one.leaving) and now - one.loaded >= minimum:
+            unload.append(one.name)
+            excess -= one.nbytes
+    return unload
+
+
+def idle(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:
+    """The models without a request for so many seconds."""
+    return [
+        one.name
+        for one in residents
+        if not (one.pinned or one.busy or one.leaving)
+        and now - max(one.last_used, one.loaded) >= seconds
+    ]
+
+
+def _last_used(one: Resident) -> float:
+    return max(one.last_used, one.loaded)
+
 
 Told = Callable[[ServerError | None], None]
 
@@ -527,52 +619,3 @@ class ColdStart:
             submit_raw(found, call, self._engine.admission)
         else:
             found.submit(call)
-
-
-class _Timed(Stage):
-    """Adds timings to responses."""
-
-    __slots__ = ()
-
-    def transform(self, call: Call, response: InferResponse, final: bool, done: Done) -> None:
-        """Add the timings to a response."""
-        add_timing(response)
-
-
-def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge = uncharged) -> None:
-    """Decode a raw call, on a thread if that is slow, and queue it.
-
-    `charge` is called with the decoded size. Raises `ServerError`, or refuses the call later.
-    """
-    signature, raw = found.signature, call.raw
-    if "" not in call.inputs or signature is None:
-        raise InvalidRequest("a raw request without a body")
-    body, timeout, parameters = body_of(call), call.timeout, call.parameters
-
-    def submit(decoded: Call) -> None:
-        if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
-            decoded.timeout = timeout
-        decoded.parameters.update(parameters)  # from headers
-        call.take(decoded)
-        if raw is Raw.GENERATE and wants_timing(call):
-            call.enter(_Timed(), found.submit)
-        else:
-            found.submit(call)
-
-    if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
-        submit(_decoded(signature, call, uncharged))
-    else:
-        Deferred(
-            admission.workbench, len(body),
-            lambda charge: _decoded(signature, call, charge), submit, call, charge,
-        )  # fmt: skip
-
-
-def _decoded(signature: Signature, call: Call, charge: Charge) -> Call:
-    names, body = (call.model_name, call.model_version), body_of(call)
-    if call.raw is Raw.GENERATE:
-        found = decode_generate(signature, *names, body, charge)
-    else:
-        found = decode_raw(signature, *names, body)[0]
-    charge_objects(found.inputs.values(), charge)
-    return found

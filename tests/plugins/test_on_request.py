@@ -18,13 +18,13 @@ from headrace.core.errors import (
     ServerExiting,
     Unavailable,
 )
+from headrace.core.limits import ResidencyOptions
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
 from headrace.engine.doors import FutureCall
-from headrace.engine.on_request import OnRequest
 from headrace.engine.opening import LoadOptions
-from headrace.engine.residency import ResidencyOptions
 from headrace.observability.machine import GrowthMeter
+from headrace.plugins.on_request import OnRequest
 from headrace.repository.layout import Catalogue, scan
 from tests.engine import worlds
 from tests.engine.worlds import INLINE, number, question, until

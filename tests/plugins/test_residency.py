@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.residency import EvictionPlan, Resident, idle, make_room, surplus
+from headrace.plugins.on_request import EvictionPlan, Resident, idle, make_room, surplus
 
 NOW = 1000.0
 

@@ -10,8 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from headrace.repository.layout import Catalogue, scan
-from headrace.repository.watching import (
+from headrace.plugins.following import (
     QUIET_SECS,
     Change,
     Changed,
@@ -22,6 +21,7 @@ from headrace.repository.watching import (
     RepositoryWatcher,
     WatchedFiles,
 )
+from headrace.repository.layout import Catalogue, scan
 from tests.repository.files import write
 
 PART = QUIET_SECS / 2

@@ -22,8 +22,8 @@ from headrace.core.errors import (
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
-from headrace.placement.local.in_process import LoadedInProcess, ModelImports
 from headrace.placement.worker.python_backend import PythonBackend
+from headrace.plugins.in_process import LoadedInProcess, ModelImports
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
 from headrace.scheduling.batch import Batch, Outcome, Part
@@ -54,7 +54,9 @@ def load(root: Path, source: str, config: str = "{}", **parameters: str) -> Load
         "m", folder / "model.py", root / "m", {"execution": "inline", **parameters}, version=1,
         instance="m_0", config=config, auto_complete=True,
     )  # fmt: skip
-    return PythonBackend().load_here(spec)
+    loaded = PythonBackend().load_here(spec)
+    assert isinstance(loaded, LoadedInProcess)
+    return loaded
 
 
 def started(root: Path, answer: str) -> LoadedInProcess:
