@@ -1,14 +1,14 @@
-"""The C library's heap: a bounded part of what tensors have used is kept for the next ones.
+"""Tuning of the C library's heap: a bounded part of freed tensor memory is kept for reuse.
 
-Left to itself it gives freed memory back to the system again and again, and every page of it that
-is then used anew is cleared and mapped first, which takes longer than to copy a tensor into it. So
-freed memory stays in the heap; but only its end would ever be given back, so that one array that
-outlives those before it, or one of another thread's heaps, would hold on to all of it. A thread
-looks every few seconds, and gives back all that is free once that is more than may be kept.
+By default the heap returns freed memory to the system again and again, and each page that is then
+reused is cleared and mapped first, which takes longer than copying a tensor into it. So freed
+memory stays in the heap; but the library would only ever release its end, so that one long-lived
+array, or one in another thread's heap, would keep all of it. A thread checks every few seconds, and
+releases all free memory once it exceeds the limit.
 
-That is for arrays that models make. What a server receives has blocks of its own (`core.blocks`):
-its other large arrays are mapped by themselves, and go back to the system at once. How much memory
-there is at most, the process's cgroups say (version 2 or 1).
+This is for arrays made by models. Data received by a server has its own blocks (`core.blocks`): its
+other large arrays are mapped separately, and released at once. The limit of memory is that of the
+process's cgroups (version 2 or 1).
 """
 
 import ctypes
@@ -24,10 +24,10 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def groups(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "") -> list[Path]:
-    """The cgroup of this process and those around it; each may have a limit.
+    """The cgroup of this process and its ancestors, each of which may have a limit.
 
-    Those of version 2, or of version 1's `controller`. `own` says in which cgroup below `root` this
-    process is; inside a container that is `root` itself.
+    They are those of version 2, or of version 1's `controller`. `own` is the file that names the
+    cgroup of this process below `root`; inside a container that is `root` itself.
     """
     parts: list[str] = []
     for names, path in _entries(own):
@@ -38,7 +38,7 @@ def groups(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "") -
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """Bytes of memory that the narrowest cgroup allows, or that the machine has if that is less."""
+    """Bytes of memory allowed by the narrowest cgroup, or of the machine if lower."""
     files = [group / "memory.max" for group in groups(root, own)]
     files += [group / "memory.limit_in_bytes" for group in groups(root, own, "memory")]
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -46,7 +46,7 @@ def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 
 
 def _entries(own: Path) -> Iterator[tuple[list[str], str]]:
-    """Controllers and path of each hierarchy; version 2's one has the controller ""."""
+    """Controllers and path of each hierarchy; the controller of version 2 is ""."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -57,23 +57,23 @@ def _entries(own: Path) -> Iterator[tuple[list[str], str]]:
 
 
 def _number(file: Path) -> int:
-    """The number in a file, 0 if that is no limit."""
+    """The number in a file; 0 for no limit."""
     try:
         return max(int(file.read_text()), 0)
     except (OSError, ValueError):  # no such cgroup here, or "max"
         return 0
 
 
-_KEPT = 128 << 20  # bytes of free memory, beyond which all of it is given back, or fewer
-_KEPT_SHARE = 16  # of the memory that there is for all processes: one part
-_OF_A_SERVER = 4  # one part of that, and of no larger blocks than `_SERVERS_MAPPED`
+_KEPT = 128 << 20  # bytes of free memory beyond which all of it is released
+_KEPT_SHARE = 16  # free memory may be this fraction of all memory
+_OF_A_SERVER = 4  # a server's share of that, for blocks up to `_SERVERS_MAPPED`
 _LOOK_SECS = 2.0
-# Of glibc's malloc.h. Setting one of them also ends their change with what is allocated.
+# From glibc's malloc.h. Setting one of them also disables its dynamic adjustment.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_MAPPED = 32 << 20  # bytes of one block from which on it is mapped by itself; the most there can be
+_MAPPED = 32 << 20  # bytes of a block from which on it is mapped separately; the maximum
 _SERVERS_MAPPED = 4 << 20
-_PAD = 1 << 20  # bytes by which the heap grows beyond what is asked for
-# What an operator has said about it stands.
+_PAD = 1 << 20  # bytes by which the heap grows beyond the request
+# Settings by the operator take precedence.
 _SAID = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
 _FIELDS = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
@@ -88,18 +88,18 @@ class _Info(ctypes.Structure):
 
 
 class _OldInfo(ctypes.Structure):
-    """`struct mallinfo`, of glibc before 2.33: its counts begin anew at 4 GiB."""
+    """`struct mallinfo`, of glibc before 2.33: its counts wrap around at 4 GiB."""
 
     _fields_ = [(name, ctypes.c_uint) for name in _FIELDS]
 
 
 class Heap:
-    """The heaps of this process, one for some threads each. For any thread."""
+    """The heaps of this process, each shared by some threads. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, kept: int, mapped: int = _MAPPED) -> None:
-        """`kept` bytes at most stay, and no block of `mapped` bytes.
+        """At most `kept` bytes are kept, and no block of `mapped` bytes.
 
-        Raises `AttributeError` for another C library than glibc.
+        Raises `AttributeError` for a C library other than glibc.
         """
         self._kept, self._mapped = kept, mapped
         self._mallopt, self._trim = library.mallopt, library.malloc_trim
@@ -107,14 +107,14 @@ class Heap:
         self._info.restype = _Info if hasattr(library, "mallinfo2") else _OldInfo
 
     def keep(self) -> bool:
-        """Keep what is freed for later; whether the library agrees."""
+        """Keep freed memory for reuse; returns True if the library supports it."""
         wanted = {_M_MMAP_THRESHOLD: self._mapped, _M_TRIM_THRESHOLD: self._kept, _M_TOP_PAD: _PAD}
         return all([self._mallopt(name, value) for name, value in wanted.items()])
 
     def give_back(self) -> bool:
-        """Give back all that is free, if that is more than may be kept; whether it was.
+        """Release all free memory if it exceeds the limit; returns True if it did.
 
-        Memory that has gone back stays free in the heap's books: to look for it again costs next to
+        Released memory stays free in the heap's accounts: checking it again costs next to
         nothing.
         """
         if self._info().fordblks <= self._kept:
@@ -124,13 +124,13 @@ class Heap:
 
 
 def keep_memory(server: bool = False) -> bool:
-    """Keep memory of this process for large tensors, within bounds; whether its C library can.
+    """Keep freed memory of this process for large tensors, within bounds; True if supported.
 
-    That of a `server` keeps less.
+    A `server` keeps less.
     """
     if any(name in os.environ for name in _SAID):
         return False
-    with suppress(AttributeError, OSError):  # another C library than glibc
+    with suppress(AttributeError, OSError):  # a C library other than glibc
         kept, library = kept_bytes(memory_limit()), ctypes.CDLL(None)
         heap = (
             Heap(library, kept // _OF_A_SERVER, _SERVERS_MAPPED) if server else Heap(library, kept)
@@ -141,7 +141,7 @@ def keep_memory(server: bool = False) -> bool:
 
 
 def kept_bytes(memory: int) -> int:
-    """How much of it a process may keep free, where there are `memory` bytes for all."""
+    """The limit of free memory for a process, with `memory` bytes for all."""
     return min(_KEPT, memory // _KEPT_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""Batches of one model: from a frame's data to requests, from responses to a frame's data."""
+"""Batches of one model: from a frame's data to requests, and from responses to a frame's data."""
 
 import json
 import math
@@ -39,13 +39,13 @@ from headrace.workers.triton_requests import received as received_request
 from headrace.workers.triton_tensors import Tensor, TritonModelException, received
 
 Told = dict[str, Any]
-_TEXT = 64 << 10  # characters of a model's own error
+_TEXT = 64 << 10  # characters of a model's error
 
 
 def tell_tensors(
     tensors: Iterable[Tensor], blocks: list[list[Buffer]]
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Names, datatypes and shapes; their data are added to `blocks`."""
+    """Names, datatypes and shapes of tensors; their data is added to `blocks`."""
     told = []
     for tensor in tensors:
         array, datatype = tensor._array, tensor._datatype
@@ -57,7 +57,7 @@ def tell_tensors(
 def read_tensors(
     told: Iterable[Sequence[Any]], sizes: Sequence[int], data: Buffer, size: int
 ) -> list[Tensor]:
-    """The tensors in `size` bytes of `data`; raises what nonsense raises."""
+    """The tensors in `size` bytes of `data`; malformed data raises any exception."""
     starts = offsets(sizes, size)
     return [
         received(name, datatype, view(datatype, shape, data, start, nbytes))
@@ -71,10 +71,9 @@ def tell_response(
     declared: Container[str],
     blocks: list[list[Buffer]],
 ) -> Told:
-    """A response; what nobody has asked for is left out.
+    """Encode a response, without outputs that were not requested.
 
-    An output that is not `declared`, in place of one that is wanted, is an error: its name is
-    misspelt.
+    An undeclared output in place of a missing one is an error: its name is misspelt.
     """
     error = response.error()
     if error is not None:
@@ -93,29 +92,29 @@ def tell_response(
 
 
 def read_response(told: Told, sizes: Sequence[int], data: Buffer, size: int) -> InferenceResponse:
-    """A response of another model; raises what nonsense raises."""
+    """Decode a response of another model; malformed data raises any exception."""
     if "error" in told:
         code, text = told["error"]
         return InferenceResponse(error=TritonError(text, code))
     tensors = read_tensors(told["outputs"], sizes, data, size)
     response = InferenceResponse(tensors)
-    response._parameters = told["parameters"]  # unchecked: other models may give any
+    response._parameters = told["parameters"]  # unchecked: other models may return any
     return response
 
 
-_FORMS = 1000  # that a worker names; what has more of them is told request by request
+_FORMS = 1000  # forms per worker; batches beyond that are encoded request by request
 
-_KNOWN = 4 * MAX_SLOTS  # forms of batches that are kept
-_LAYOUTS = 1024  # that are kept
-_NOTHING: dict[str, Any] = {}  # special about a request, as mostly
+_KNOWN = 4 * MAX_SLOTS  # cached forms of batches
+_LAYOUTS = 1024  # cached layouts
+_NOTHING: dict[str, Any] = {}  # the usual extras of a request
 
 Sent = tuple[Kind, bytes, Parcel]
 Head = tuple[str, str, tuple[int, ...]]  # name, datatype and row shape of an output
-Times = tuple[int, int]  # when the model began and ended, monotonic nanoseconds
+Times = tuple[int, int]  # start and end of the execution, monotonic nanoseconds
 
 
 class Form:
-    """The form of batches: their inputs, and the outputs that are wanted."""
+    """The form of batches: their inputs, and the wanted outputs."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.batches: bool = document["batches"]
@@ -124,7 +123,7 @@ class Form:
 
 
 class Place(NamedTuple):
-    """Where an input of a batch is in its data; `dtype` is None for BYTES."""
+    """The place of an input in a batch's data; `dtype` is None for BYTES."""
 
     name: str
     datatype: str
@@ -135,17 +134,17 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Where the inputs of a batch are in its data, and which rows are whose."""
+    """The places of a batch's inputs in its data, and the rows of each request."""
 
     def __init__(self, form: Form, rows: Sequence[int], sizes: Sequence[int], total: int) -> None:
-        """For data of `total` bytes; raises `BrokenFrame`."""
+        """Lay out data of `total` bytes; raises `BrokenFrame`."""
         self.batches, self.outputs, self.rows = form.batches, form.outputs, rows
         lead = (sum(rows),) if form.batches else ()
         self.inputs = [
             _place(block.name, block.datatype, (*lead, *block.shape), start, nbytes)
             for block, start, nbytes in zip(form.inputs, offsets(sizes, total), sizes, strict=True)
         ]
-        self.parts: list[slice | None] = [None] * len(rows)  # of the rows; None for all of them
+        self.parts: list[slice | None] = [None] * len(rows)  # slices of the rows; None for all rows
         if form.batches and len(rows) > 1:
             ends = list(accumulate(rows))
             self.parts = list(map(slice, [0, *ends], ends))
@@ -159,7 +158,7 @@ def _place(name: str, datatype: str, shape: tuple[int, ...], start: int, nbytes:
 
 
 class Batches:
-    """Reads the batches of one model, and lays out what is sent back."""
+    """Decodes the batches of one model, and encodes its responses."""
 
     def __init__(self, link: WorkerChannel, decoupled: bool, declared: Container[str]) -> None:
         """`declared` are the names of the model's outputs."""
@@ -167,27 +166,27 @@ class Batches:
         self._decoupled = decoupled
         self._declared = declared
         self._forms: dict[int, Form] = {}
-        self._layouts: dict[tuple[bytes, int], Layout] = {}  # by the meta after the first number
+        self._layouts: dict[tuple[bytes, int], Layout] = {}  # by the meta behind the first number
         self._known: dict[tuple[Head, ...], tuple[int, Struct]] = {}  # forms of results
 
     def add_form(self, document: dict[str, Any]) -> None:
-        """Remember a form."""
+        """Store a form."""
         if len(self._forms) >= _KNOWN:
-            # More recent ones than there can be batches that have been sent and not begun stay.
+            # More are kept than there can be unstarted batches that refer to them.
             self._forms = dict(list(self._forms.items())[_KNOWN // 2 :])
         self._forms[document["number"]] = Form(document)
 
     def requests(
         self, meta: bytes, data: Buffer, size: int, exchange: Exchange
     ) -> tuple[Layout, list[InferenceRequest]]:
-        """The requests of a batch with `size` bytes of data, with views into them.
+        """The requests of a batch with `size` bytes of data, as views of it.
 
-        Raises what nonsense raises.
+        Malformed data raises any exception.
         """
         ids: Sequence[str] = ()
         extras: dict[str, Any] = _NOTHING
         layout = self._layouts.get((meta[FIRST:], size))
-        if layout is not None:  # as mostly: plain requests in the form of earlier ones
+        if layout is not None:  # the usual case: plain requests of a known form
             (number,) = unpack_first(meta)
         else:
             number, repeated, ids, told = unpack_batch(meta)
@@ -216,7 +215,7 @@ class Batches:
         return layout, requests
 
     def _layout(self, repeated: bytes, size: int) -> Layout:
-        """The layout of a batch with `size` bytes of data; raises what nonsense raises."""
+        """The layout of a batch with `size` bytes of data; malformed data raises any exception."""
         key = PLAIN + repeated, size
         layout = self._layouts.get(key)
         if layout is None:
@@ -235,9 +234,9 @@ class Batches:
         responses: Any,
         times: Times,
     ) -> Sent | None:
-        """The result frame of an ordinary model's responses, if they are good and alike.
+        """The result frame for an ordinary model's responses, if they are uniform and successful.
 
-        None for anything else, errors and responses that come by senders included.
+        None otherwise, also for errors and for responses by senders.
         """
         if self._decoupled or type(responses) is not list or len(responses) != len(requests):
             return None
@@ -306,7 +305,7 @@ class Batches:
         wanted: Sequence[Sequence[str]],
         times: Times,
     ) -> Sent:
-        """Each response by itself; text is what becomes of a request that has none now."""
+        """Encode each response separately; text is the fate of a request without a response."""
         blocks: list[list[Buffer]] = []
         told = [
             {response: True}

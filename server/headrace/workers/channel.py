@@ -1,6 +1,6 @@
-"""Sockets between the server's processes: frames both ways, with open files beside them.
+"""Sockets between the server's processes: frames in both directions, with open files.
 
-`FrameSocket` is one end of a pair, whoever has it; `WorkerChannel` is the worker's, which waits.
+`FrameSocket` is either end of a pair; `WorkerChannel` is the worker's blocking end.
 """
 
 import array
@@ -28,33 +28,34 @@ from headrace.workers.frames import (
 from headrace.workers.memory import BatchFiles, write_file
 from headrace.workers.triton_tensors import TritonModelException
 
-READ = 64 << 10  # bytes; Python makes room for as many each time, and much room is slow to get
-_SPACE = socket.CMSG_SPACE(4 * 253)  # for as many files as the system lets come with one message
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # to combine flags of `enum` takes longer than a read
+READ = 64 << 10  # bytes; Python allocates as many each time, and large allocations are slow
+_SPACE = socket.CMSG_SPACE(4 * 253)  # for the maximum of files per message
+# An int, since combining enum flags takes longer than a read.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-_SEND_BYTES = 1 << 20  # that the system keeps of what is sent, if it may
+_SEND_BYTES = 1 << 20  # send buffer of the socket, if permitted
 K = TypeVar("K", bound=IntEnum)
 
 
 class FilesLost(OSError):
-    """A file has come for which this process has no descriptor left."""
+    """A received file exceeds this process's limit of descriptors."""
 
 
 class FrameSocket(Generic[K]):
-    """Owns the socket, and the files that have come and are not taken, in `files`."""
+    """Owns the socket, and received files that were not taken yet, in `files`."""
 
     def __init__(self, sock: socket.socket, reader: FrameReader[K]) -> None:
         self.sock = sock
         self.reader = reader
         self.files: deque[int] = deque()
-        self.full = False  # the last read gave as much as it may: there may be more
+        self.full = False  # the last read filled its buffer: there may be more
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
 
     def receive(self, flags: int = 0) -> list[tuple[Header[K], bytes, Buffer]] | None:
-        """The frames that are complete with one read; None if the other end has gone.
+        """The frames completed by one read; None if the other end has closed.
 
-        Raises `OSError`, `BlockingIOError` if nothing has come, and `BrokenFrame`.
+        Raises `OSError`, `BlockingIOError` if there is nothing to read, and `BrokenFrame`.
         """
         data, control, told, _ = self.sock.recvmsg(READ, _SPACE, _CLOEXEC | flags)
         for level, kind, payload in control:
@@ -66,21 +67,21 @@ class FrameSocket(Generic[K]):
         return self.reader.feed(data) if data else None
 
     def send(self, data: Buffer, files: Sequence[int] = ()) -> int:
-        """Send as much as can go, with open files, if that is anything; raises `OSError`."""
+        """Send as much as possible, with open files if anything is sent; raises `OSError`."""
         if not files:
             return self.sock.send(data)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
         return self.sock.sendmsg([data], [rights])
 
     def close(self) -> None:
-        """Close the socket, and the files that nobody has taken."""
+        """Close the socket, and the files that were not taken."""
         self.sock.close()
         while self.files:
             os.close(self.files.popleft())
 
 
 _AT_ONCE = int(socket.MSG_DONTWAIT)
-# Data in the frame, b"" where they are in a file; their size; flags; a new file's descriptor or -1.
+# Data in the frame, b"" if it is in a file; its size; flags; a new file's descriptor or -1.
 Parcel = tuple[bytes, int, int, int]
 Received = tuple[Header[Kind], bytes, Buffer]
 
@@ -91,23 +92,23 @@ TOO_LONG = f"what is told of a response, beside its tensors, takes more than {MA
 class WorkerChannel:
     """Frames over a blocking socket. Any thread may send; one at a time receives.
 
-    A process that was forked from the worker may not use it: it is `foreign` there, sends and
-    writes nothing, and ends the process when that is to receive something, which it only does where
-    the model's code has returned in both processes.
+    A process forked from the worker must not use it: it is `foreign` there, sends and writes
+    nothing, and ends the process when that tries to receive, which only happens when the model's
+    code has returned in both processes.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = FrameSocket(sock, FrameReader(Kind))
         self._files = BatchFiles({Kind.EXECUTE})
         self._lock = threading.RLock()
-        self._sending = False  # whether who has the lock is sending
-        self._later: deque[bytes] = deque()  # frames that wait for the lock
+        self._sending = False  # true while the owner of the lock is sending
+        self._later: deque[bytes] = deque()  # frames queued for the owner of the lock
         self.foreign = False
 
     def receive(self, wait: bool = True) -> list[Received] | None:
-        """The frames that one read completes, without data in slots' files; None at the end.
+        """The frames completed by one read, without data in slots' files; None at the end.
 
-        Raises `OSError`, and `BlockingIOError` if nothing has come and it is not to `wait`.
+        Raises `OSError`, and `BlockingIOError` if there is nothing to read and not `wait`.
         """
         if self.foreign:
             self._end_if_foreign()
@@ -121,42 +122,42 @@ class WorkerChannel:
         return received
 
     def fileno(self) -> int:
-        """The socket, to wait for."""
+        """The socket's descriptor, to wait for."""
         self._end_if_foreign()
         return self._socket.sock.fileno()
 
     def data_of(self, header: Header[Kind], data: Buffer) -> Buffer:
-        """The data of a batch, which may be in its slot's file; `data` is what was received."""
+        """The data of a batch, possibly in its slot's file; `data` is what was received."""
         return self._files.data(header, data)
 
     def disown(self) -> None:
-        """This process has been forked from the one that the link belongs to."""
+        """Mark the channel as foreign: this process was forked from its owner."""
         self.foreign = True
         self._socket.sock.close()
-        self._lock = threading.RLock()  # whoever has held it is not in this process
+        self._lock = threading.RLock()  # its holder is not in this process
         self._later.clear()
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame; raises `OSError`.
 
-        It may come from a destructor that runs while this thread sends another one, which goes
-        first then.
+        May be called by a destructor while this thread sends another frame, which is completed
+        first.
         """
         self._send_whole(frame, -1)
 
     def send_soon(self, frame: bytes) -> None:
-        """Send a whole frame now or after what is being sent, by whatever thread."""
+        """Send a whole frame now, or after the one being sent by any thread."""
         self._later.append(frame)
-        with suppress(OSError):  # the server has gone, which whoever receives finds out
+        with suppress(OSError):  # the server is gone, which the receiver notices
             self._send_later()
 
     def _send_later(self) -> None:
-        # Whoever adds a frame and does not get the lock leaves it to who has it, who looks for more
-        # after having let go of it.
+        # A thread that adds a frame and does not get the lock leaves it to the lock's owner, which
+        # checks for more after releasing it.
         while self._later and self._lock.acquire(blocking=False):
             try:
                 if self._sending:
-                    return  # by this thread, further up, which goes on with these
+                    return  # this thread is sending, further up, and continues with these
                 self._sending = True
                 try:
                     while self._later:
@@ -172,7 +173,7 @@ class WorkerChannel:
         if self.foreign:
             return
         with self._lock:
-            if self._sending:  # by this thread, further up
+            if self._sending:  # this thread is sending, further up
                 self._later.append(frame)
                 return
             self._sending = True
@@ -190,9 +191,9 @@ class WorkerChannel:
     def send_loose(
         self, kind: Kind, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]]
     ) -> None:
-        """Send a frame whose data, of which it tells the sizes, belong to no slot.
+        """Send a frame whose data, of the sizes in its meta, belongs to no slot.
 
-        Raises `TritonModelException` if there is too much beside the data.
+        Raises `TritonModelException` for too much meta.
         """
         try:
             told, pieces, size = told_frame(kind, document, blocks, MAX_TOLD)
@@ -208,13 +209,13 @@ class WorkerChannel:
                 os.close(descriptor)
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> Parcel:
-        """Data of `size` bytes, joined or in the slot's file, so that `pieces` may go."""
+        """Data of `size` bytes, joined or in the slot's file, so that `pieces` may be released."""
         if size <= INLINE or self.foreign:
             return b"".join(pieces), size, 0, -1
         return b"", size, *self._files.put(slot, pieces, size)
 
     def send_parcel(self, kind: Kind, slot: int, meta: bytes, parcel: Parcel) -> None:
-        """Send a frame with data, once nothing but the model itself refers to the slot's input."""
+        """Send a frame with data, once only the model itself refers to the slot's input."""
         data, size, flags, descriptor = parcel
         if slot in self._files.slots and not self.foreign:
             flags |= self._files.slots[slot].used()
@@ -233,7 +234,7 @@ class WorkerChannel:
 
 
 def end_with(sock: socket.socket) -> None:
-    """End this process when the server's end of `sock` is closed, whatever it is doing."""
+    """End this process when the server closes its end of `sock`, whatever it is doing."""
 
     def watch() -> None:
         poll = select.poll()

@@ -1,6 +1,6 @@
-"""Runs a model whose `execute` is a coroutine: takes its batches as they come.
+"""Executor of a model whose `execute` is a coroutine: accepts batches as they arrive.
 
-Apart, since an event loop is a large thing to import for models that have none.
+A separate module, since asyncio is a large import for models without coroutines.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ log = logging.getLogger("model")
 
 
 class CoroutineExecutor(Executor):
-    """Runs batches beside one another, on an event loop."""
+    """Runs batches concurrently, on an event loop."""
 
     is_async = True
-    _ending = False  # whether tasks are cancelled since the worker ends
+    _ending = False  # true when tasks are cancelled because the worker ends
 
     def _serve(self) -> None:
         asyncio.run(self._serve_async())
@@ -46,7 +46,7 @@ class CoroutineExecutor(Executor):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _task(self, received: Received) -> None:
-        """Run a batch, or answer a question."""
+        """Run a batch, or answer a readiness request."""
         header, meta, data = received
         if header.kind is not Kind.EXECUTE:
             self._tell_ready(await self._ready_async())
@@ -63,7 +63,7 @@ class CoroutineExecutor(Executor):
             except asyncio.CancelledError as error:
                 if self._ending:
                     raise
-                sent = self._raised(slot, requests, error, began)  # the model's own doing
+                sent = self._raised(slot, requests, error, began)  # raised by the model itself
             except Exception as error:
                 sent = self._raised(slot, requests, error, began)
             else:

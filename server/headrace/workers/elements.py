@@ -1,10 +1,10 @@
-"""Tensor data in binary form to numpy arrays and back, with nothing but numpy.
+"""Conversion of binary tensor data to numpy arrays and back, with numpy only.
 
-Elements of BYTES have their length before them, in 4 bytes, little-endian. A length says where the
-next one lies, so whoever looks for elements has to walk. Elements of one length are found by one
-comparison in numpy, and short ones by a walk in numpy; a walk in Python is left for few elements
-and for long ones. No walk makes an object per element, and each is a pure function of its bytes,
-for any thread.
+Each BYTES element is preceded by its length in 4 bytes, little-endian. The length determines the
+position of the next element, so finding elements requires a walk. Elements of equal length are
+found by one numpy comparison, short ones by a walk in numpy; a walk in Python is only for few or
+long elements. No walk creates an object per element, and each is a pure function of its bytes, for
+any thread.
 """
 
 import math
@@ -18,20 +18,20 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | memoryview
 
-SMALL = 4096  # bytes that are as soon copied as viewed
-FEW = 64  # elements up to which Python is quicker than numpy
-_LONG = 32  # bytes per element from which on Python is as quick as numpy, which looks at each byte
-_BLOCK = 1 << 16  # bytes that numpy looks at together: what it needs for them stays in the cache
-_CHUNK = 1 << 14  # elements that are taken together where they are objects
+SMALL = 4096  # bytes up to which a copy is as fast as a view
+FEW = 64  # elements up to which Python is faster than numpy
+_LONG = 32  # bytes per element from which on Python is as fast as numpy, which examines each byte
+_BLOCK = 1 << 16  # bytes per numpy step, so that temporary data stays in the cache
+_CHUNK = 1 << 14  # elements per step when they become objects
 _unpack_length, _pack_length = Struct("<I").unpack_from, Struct("<I").pack
 _PREFIXES = [length.to_bytes(4, "little") for length in range(256)]
 
 
 def walk(data: Buffer, count: int, starts: Array | None = None) -> tuple[int, int]:
-    """The number of whole elements, `count` at most, and the position after the last of them.
+    """Return the number of whole elements, at most `count`, and the position after the last one.
 
-    `data` has `count` elements and nothing else if the two are `count` and its size. Where each
-    element begins is put into `starts`, which has room for `count`, if it is given.
+    `data` consists of exactly `count` elements if the result is `count` and its size. The start of
+    each element is stored in `starts`, an array of `count` items, if given.
     """
     size = len(data)
     if count <= FEW or size > count * _LONG:
@@ -51,9 +51,9 @@ def walk(data: Buffer, count: int, starts: Array | None = None) -> tuple[int, in
 
 
 def starts_of(data: Buffer, count: int) -> Array:
-    """Where each of `count` elements begins, and where the last one ends.
+    """The start of each of `count` elements, and the end of the last one.
 
-    Raises `ValueError` where `data` is something else.
+    Raises `ValueError` for malformed `data`.
     """
     starts = np.empty(count + 1, np.int64)
     starts[count] = len(data)
@@ -63,10 +63,10 @@ def starts_of(data: Buffer, count: int) -> Array:
 
 
 def pieces(data: Buffer, count: int) -> Iterable[list[bytes]]:
-    """The `count` elements in `data`, some at a time.
+    """Iterate over the `count` elements in `data`, in small lists.
 
-    What numpy and `map` do with a piece holds up all other threads, for a millisecond or so. Raises
-    `ValueError` where `data` is something else.
+    numpy and `map` block all other threads for a millisecond or so per list. Raises `ValueError`
+    for malformed `data`.
     """
     return [_split_few(data, count)] if count <= FEW else _pieces(data, count)
 
@@ -93,14 +93,14 @@ def _pieces(data: Buffer, count: int) -> Iterator[list[bytes]]:
 
 
 def split(data: Buffer, count: int) -> list[bytes]:
-    """The `count` elements in `data`; raises `ValueError` where it is something else."""
+    """The `count` elements in `data`; raises `ValueError` for malformed data."""
     if count <= FEW:
         return _split_few(data, count)
     return list(chain.from_iterable(_pieces(data, count)))
 
 
 def object_array(found: Iterable[Sequence[object]], shape: Sequence[int]) -> Array:
-    """The objects that come, some at a time, as an array."""
+    """The objects in `found`, an iterable of lists, as an array."""
     array = np.empty(math.prod(shape), object)
     position = 0
     for piece in found:
@@ -128,7 +128,7 @@ def _join(elements: list[bytes]) -> bytes:
 
 
 def _width(data: Buffer, count: int) -> int:
-    """The bytes that each element takes, with its length; 0 if they are not all alike."""
+    """The size of each element, with its length; 0 if they differ."""
     width, rest = divmod(len(data), count)
     if rest or width < 4:
         return 0
@@ -139,7 +139,7 @@ def _width(data: Buffer, count: int) -> int:
 def _step(
     data: Buffer, size: int, position: int, found: int, count: int, starts: Array | None
 ) -> tuple[int, int]:
-    """`walk` in Python, from an element on."""
+    """`walk` in Python, starting at an element."""
     last = size - 4
     for index in range(found, count):
         if position > last:
@@ -156,23 +156,23 @@ def _step(
 def _jump(
     data: Buffer, size: int, position: int, most: int, found: int, starts: Array | None
 ) -> tuple[int, int]:
-    """`walk` in numpy, through a block; `found` elements came before it.
+    """`walk` in numpy, through one block; `found` elements precede it.
 
-    None is found where the next element is not whole.
+    Finds none if the next element is incomplete.
     """
     length = min(_BLOCK, size - position - 3)
-    # Where the next element would begin if one began at each of these bytes.
+    # The start of the next element if one began at each of these bytes.
     after = np.ndarray((length,), "<u4", data, position, (1,)) + np.arange(4, length + 4)
     room = min(most, length // 4 + 1)
     places = np.zeros(room + 1, np.int64)
-    # `take` writes each place before it reads the next, so that this follows the elements from one
-    # to the next. That is not promised, and therefore checked.
+    # `take` writes each item before it reads the next, so that this follows the chain of elements.
+    # That is not guaranteed, and therefore checked.
     after.take(places[:-1], out=places[1:], mode="clip")
     whole = int(np.count_nonzero(places[:-1] < length))
     if not np.array_equal(after[places[:whole]], places[1 : whole + 1]):
         return 0, position
     if places[whole] > size - position:
-        whole -= 1  # the last one is cut off
+        whole -= 1  # the last one is incomplete
     if starts is not None:
         starts[found : found + whole] = places[:whole] + position
     return whole, position + int(places[whole])
@@ -207,13 +207,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
 }
-# The bits of what numpy has no type for.
+# The bit patterns of types that numpy lacks.
 BITS = {"BF16": np.dtype("<u2")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str | None:
-    """The protocol's name of a numpy type; None if it has none."""
+    """The protocol's name of a numpy type; None for others."""
     if (name := NAMES.get(dtype)) is not None:
         return name
     if dtype.kind in "SU":
@@ -233,7 +233,7 @@ def view(datatype: str, shape: Sequence[int], data: Buffer, start: int, size: in
 
 
 def raw(array: Array, datatype: str) -> Buffer:
-    """The bytes of an array, row by row; a view if it is laid out like that already."""
+    """The bytes of an array in row-major order; a view if it is laid out so."""
     if datatype == "BYTES":
         return encode_bytes(array)
     if array.nbytes <= SMALL or not array.flags.c_contiguous:
@@ -247,9 +247,9 @@ def decode_bytes(data: Buffer, shape: Sequence[int]) -> Array:
 
 
 def encode_bytes(array: Array) -> bytes:
-    """The elements of an array of strings, each with its length before it.
+    """The elements of an array of strings, each preceded by its length.
 
-    Text is encoded as UTF-8; what is neither text nor bytes as the text that Python prints.
+    Text is encoded as UTF-8; other objects as their `str`.
     """
     return join(_as_bytes(array))
 

@@ -1,7 +1,7 @@
-"""Runs a model: takes its batches one after the other.
+"""Executor of a model: runs its batches one after the other.
 
-What `execute` gives back is sent for the whole batch. A request that a sender answers is done with
-when that has sent its last response, however much later: for the batch it counts as dealt with.
+The return value of `execute` answers the whole batch. A request answered by a sender is finished by
+its last response, however much later: the batch considers it as handled.
 """
 
 import inspect
@@ -27,13 +27,13 @@ from headrace.workers.triton_requests import (
 
 log = logging.getLogger("model")
 
-READY_SECS = 5.0  # for a coroutine to say whether the model is ready
-_TEXT, _TRACEBACK = 4096, 65_536  # characters of what is told of an error
-LATER, AGAIN = "later", "again"  # what becomes of a request without a response
+READY_SECS = 5.0  # for a coroutine to report readiness
+_TEXT, _TRACEBACK = 4096, 65_536  # characters of an error's text and traceback
+LATER, AGAIN = "later", "again"  # the fate of a request without a response
 
 
 class Executor:
-    """Runs batches of one model; see `coroutines` for one that is a coroutine."""
+    """Runs the batches of one model; see `coroutines` for coroutine models."""
 
     is_async = False
 
@@ -54,7 +54,7 @@ class Executor:
         self.session = session
 
     def serve(self) -> None:
-        """Run batches until the server says that there are no more, or has gone."""
+        """Run batches until the server sends STOP, or has closed the socket."""
         self.session.open = True
         self._serve()
         self.session.open = False
@@ -72,7 +72,7 @@ class Executor:
     # --- batches
 
     def _run(self, thread: int, header: Header[Kind], meta: bytes, data: Buffer) -> None:
-        """Run a batch on this `thread`, and send what comes of it."""
+        """Run a batch on this `thread`, and send its result."""
         slot, session = header.number, self.session
         try:
             if header.flags:  # the data may be in a file
@@ -96,9 +96,9 @@ class Executor:
             if session.cancelled or session.held:
                 session.forget_answered(requests)
             del requests
-        except Exception as error:  # what the model gave cannot be sent, say
+        except Exception as error:  # for example, the model's result cannot be encoded
             sent = self._broken(slot, *error_texts(error))
-        # By now nothing refers to what was in the slot's file, unless the model has kept it.
+        # Now only the model itself may still refer to the slot's file.
         kind, told, parcel = sent
         self._link.send_parcel(kind, slot, told, parcel)
 
@@ -128,7 +128,7 @@ class Executor:
         return self._batches.responses(slot, told, wanted, times)
 
     def _wrong(self, requests: Sequence[InferenceRequest], returned: Any) -> str:
-        """Why the responses that `execute` has returned are wrong; "" if they are not."""
+        """The problem with the responses returned by `execute`; "" for none."""
         if self._decoupled:
             if returned is None:
                 return ""
@@ -158,7 +158,7 @@ class Executor:
         for request in requests:
             answering = request._answering
             if answering is not None and answering.closed:
-                told.append(LATER)  # its end is on its way already
+                told.append(LATER)  # its end was already sent
                 continue
             if answering is not None:
                 answering.closed = True
@@ -173,7 +173,7 @@ class Executor:
         meta = json.dumps({"text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}).encode()
         return Kind.BROKEN, meta, self._link.put(slot, [], 0)
 
-    # --- whether it is ready
+    # --- readiness
 
     def _ready(self) -> object:
         try:
@@ -199,7 +199,7 @@ def _fate(request: InferenceRequest) -> str:
         if request._answering is not None:
             request._answering.closed = True
         return AGAIN
-    request.get_response_sender()  # one that the model drops without an answer gets an error
+    request.get_response_sender()  # a sender that the model drops answers with an error
     return LATER
 
 
@@ -208,5 +208,5 @@ def _failure(name: str, text: str) -> str:
 
 
 def error_texts(error: BaseException) -> tuple[str, str]:
-    """An error in one line, and with its traceback."""
+    """An error as one line, and with its traceback."""
     return one_line(error), its_traceback(error)

@@ -1,8 +1,8 @@
-"""Calls of processes that a model forks: they ask their worker, which passes them on.
+"""Server calls of processes that a model forks, relayed by the worker.
 
-The socket to the server is the worker's alone. Each fork makes a pair of sockets: the child has a
-session of its own on one end, and a thread of the worker serves the other until that is closed. A
-child that forks does for its children what the worker does for it.
+Only the worker uses the socket to the server. Each fork creates a pair of sockets: the child has a
+session on one end, and a thread of the worker serves the other until it is closed. A child that
+forks does the same for its own children.
 """
 
 import json
@@ -23,7 +23,7 @@ from headrace.workers.triton_tensors import TritonModelException
 
 
 class Forks:
-    """Gives every child that this process forks a session; see `register`."""
+    """Gives every forked child a session; see `register`."""
 
     def __init__(
         self,
@@ -31,21 +31,21 @@ class Forks:
         session: Callable[[], Session | None],
         tell: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """`session` is that of this process, as soon as it has one; `tell` takes its metrics."""
+        """`session` returns this process's, once it has one; `tell` receives metric updates."""
         self._link = link
         self._session = session
         self._tell = tell
         self._children: set[socket.socket] = set()
-        self._pair = threading.local()  # of the fork that a thread is about
+        self._pair = threading.local()  # the pair for the fork in progress on a thread
 
     def register(self) -> None:
-        """From now on: in every process that is forked from this one."""
+        """Handle every fork from now on."""
         os.register_at_fork(
             before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
         )
 
     def _before(self) -> None:
-        self._pair.ends = None  # if there are no descriptors left, the child cannot ask
+        self._pair.ends = None  # without descriptors, the child has no session
         self._pair.ends = socket.socketpair()
 
     def _in_parent(self) -> None:
@@ -75,7 +75,7 @@ class Forks:
 
 
 class _Child:
-    """Passes on what one child asks, each call in a thread of its own."""
+    """Relays one child's calls, each on a thread of its own."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Child:
         self._calls: dict[int, Call] = {}
 
     def serve(self) -> None:
-        """Pass on the calls of the child, until it has gone."""
+        """Relay the calls of the child until it has ended."""
         with self._sock, suppress(OSError):
             while (received := self._link.receive()) is not None:
                 for header, meta, data in received:
@@ -124,8 +124,8 @@ class _Child:
             self._tell(document)
 
     def _pass_on(self, number: int, call: Call) -> None:
-        """Send the child all replies to a call; it waits while the child takes none."""
-        with suppress(OSError):  # the child has gone
+        """Send the child all replies to a call; blocks while the child does not read."""
+        with suppress(OSError):  # the child has ended
             while (reply := call.next()) is not None:
                 told, data, size = reply
                 blocks = _blocks(told["sizes"], data, size)

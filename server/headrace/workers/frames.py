@@ -1,20 +1,20 @@
 """Frames between the server's own processes: bytes to values and back, without I/O.
 
 A frame is a header of fixed size, then `meta`, then data. Data of more than `INLINE` bytes is not
-in the frame: it lies in a file without a name that comes along, or that both ends have mapped
-already. Front ends speak frames of kinds of their own (`headrace.plugins.frontends.link_infer`);
-all else here is about workers.
+in the frame: it is in an unnamed file that is passed along, or that both ends have already mapped.
+Front ends use kinds of their own (`headrace.plugins.frontends.link_infer`); the rest is for
+workers.
 
-A worker has slots; a slot is a batch that may be under way. It has a few files per direction, which
-are written again only when nobody refers to what was in them (`headrace.workers.memory`). A batch
-travels as it is computed: per input one block with the rows of all requests behind one another, so
-that neither end has to put them together. What repeats from batch to batch (names, datatypes, row
-shapes) is sent once, as a form with a number. Requests have numbers, too: those of a batch are
-consecutive, and what comes for one of them by itself names it. Data that belong to no slot and are
-too many for a frame lie in a file of their own.
+A worker has slots, each for one batch in progress. A slot has a few files per direction, which are
+reused only when nothing refers to their content (`headrace.workers.memory`). A batch is transferred
+as it is computed: per input one block with the concatenated rows of all requests, so that neither
+end has to gather them. What repeats from batch to batch (names, datatypes, row shapes) is sent
+once, as a form with a number. Requests have numbers, too: those of a batch are consecutive, and
+individual messages about one name it. Data that belongs to no slot and is too large for a frame is
+in a file of its own.
 
-Both ends belong to one server and count on each other to be of the same version. A worker may be
-broken by its model, though: what makes no sense raises `BrokenFrame`.
+Both ends belong to one server and rely on having the same version. A worker may be corrupted by its
+model, though: malformed bytes raise `BrokenFrame`.
 """
 
 import json
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from headrace.workers.elements import Buffer
 
-INLINE = 64 << 10  # bytes of data up to which they travel in the frame
-ALIGNMENT = 64  # blocks begin at multiples of it, so that arrays are aligned
-SLOTS = 2  # batches that a worker has, which takes one after the other
-KEEPING = 4  # slots that keep their files for the next batch; those of many would add up
-MAX_SLOTS = 1024  # that one may have which runs several at a time
-MAX_TOLD = 4 << 20  # bytes of meta that a worker may send
+INLINE = 64 << 10  # bytes of data up to which it is in the frame
+ALIGNMENT = 64  # alignment of blocks, and so of arrays
+SLOTS = 2  # concurrent batches of a worker that runs one after the other
+KEEPING = 4  # slots that keep their files for the next batch, which bounds the memory
+MAX_SLOTS = 1024  # slots of a worker that runs several batches at a time
+MAX_TOLD = 4 << 20  # maximum bytes of meta from a worker
 
 
 K = TypeVar("K", bound=IntEnum)
@@ -45,13 +45,13 @@ IN_FILE = 1  # the flag that data is in a file
 
 
 class BrokenFrame(Exception):
-    """Bytes that are no frame, or a frame that does not belong here."""
+    """Bytes that are not a valid frame, or a frame that is not expected here."""
 
 
 if TYPE_CHECKING:
 
     class Header(NamedTuple, Generic[K]):
-        """The fixed part of a frame; `number` is that of a slot, or of a front end's exchange."""
+        """The fixed part of a frame; `number` is a slot's, or a front end's exchange's."""
 
         kind: K
         flags: int
@@ -59,28 +59,28 @@ if TYPE_CHECKING:
         meta: int
         data: int
 
-else:  # Python 3.10, which a model's environment may have, knows no named tuple that is generic
+else:  # Python 3.10, possible in a model's environment, has no generic named tuples
     Header = namedtuple("Header", "kind flags number meta data")
 
 
-# A header of its five fields, made without a call of Python.
+# Makes a header from its five fields without a Python-level call.
 _new_header: Callable[[tuple[Any, int, int, int, int]], Header[Any]] = partial(
     tuple.__new__, Header
 )
 
 
 class FrameReader(Generic[K]):
-    """Takes bytes as they come and gives whole frames: header, meta, data that are in the frame."""
+    """Assembles frames from received bytes: header, meta, and data within the frame."""
 
     def __init__(self, kinds: type[K], most_meta: int = 1 << 32, most_number: int = 1 << 32):
-        """Frames are of `kinds`, with less than `most_meta` bytes and numbers below the other."""
+        """Accept frames of `kinds`, with meta and numbers below these limits."""
         self._kinds = {kind.value: kind for kind in kinds}
         self._most_meta, self._most_number = most_meta, most_number
-        self._pieces: list[bytes] = []  # of a frame that is not whole
-        self._missing = 0  # bytes that have to come before more of it can be read
+        self._pieces: list[bytes] = []  # pieces of an incomplete frame
+        self._missing = 0  # bytes missing until more of it can be parsed
 
     def feed(self, data: bytes) -> list[tuple[Header[K], bytes, Buffer]]:
-        """The frames that are complete with `data`; raises `BrokenFrame`."""
+        """The frames completed by `data`; raises `BrokenFrame`."""
         if self._pieces:
             self._pieces.append(data)
             self._missing -= len(data)
@@ -120,7 +120,7 @@ class FrameReader(Generic[K]):
 def frame(
     kind: IntEnum, meta: bytes = b"", number: int = 0, data: bytes = b"", flags: int = 0
 ) -> bytes:
-    """A frame with little or no data."""
+    """Encode a frame with little or no data."""
     return pack_header(kind, flags, number, len(meta), len(data)) + meta + data
 
 
@@ -128,52 +128,52 @@ class Kind(IntEnum):
     """The kind of a frame to or from a worker."""
 
     # To the worker.
-    LOAD = 1  # JSON: what to load
+    LOAD = 1  # JSON: the model to load
     START = 2  # JSON: the completed configuration
     FORM = 3  # JSON: names, datatypes and row shapes under a number
     EXECUTE = 4  # a batch
-    STOP = 5  # finish and end
-    CANCEL = 6  # nobody waits for a request any more
-    HOLD = 7  # pause, or go on with, the responses to a request
-    REPLY = 8  # JSON: something that the worker has called for, or a part of it
-    ASK = 9  # whether the model is ready
+    STOP = 5  # finish and exit
+    CANCEL = 6  # cancel a request
+    HOLD = 7  # pause or resume the responses to a request
+    REPLY = 8  # JSON: the result of a call, or a part of it
+    ASK = 9  # request the model's readiness
     # To the server.
-    LOADED = 16  # JSON: what the model says of itself
+    LOADED = 16  # JSON: the model's own declarations
     STARTED = 17
-    FAILED = 18  # JSON: why it could not be loaded or started
-    RESULT = 19  # the outputs of a batch, all of them as they should be
+    FAILED = 18  # JSON: the reason of a failed load or start
+    RESULT = 19  # the outputs of a batch without errors
     RESPONSES = 20  # the outputs or errors of a batch, request by request
     BROKEN = 21  # JSON: the error of a whole batch
     LOG = 22  # JSON: level, logger and text
     RESPONSE = 23  # JSON: a response to one request, or its end
-    CALL = 24  # JSON: have another model run, or something else done
-    DROP_CALL = 25  # JSON: its replies are not wanted any more
-    METRIC = 26  # JSON: a change of one of the model's own metrics
-    ANSWER = 27  # JSON: whether the model is ready
-    HOLD_CALL = 28  # JSON: pause the replies to a call, or go on
-    BACK = 29  # a batch that has not been begun, and cannot be for now
+    CALL = 24  # JSON: call another model, or a control operation
+    DROP_CALL = 25  # JSON: drop further replies to a call
+    METRIC = 26  # JSON: an update of one of the model's metrics
+    ANSWER = 27  # JSON: the model's readiness
+    HOLD_CALL = 28  # JSON: pause or resume the replies to a call
+    BACK = 29  # a batch given back, since it cannot be started for now
 
 
 # What is looked up for each batch: in the class that takes as long as a call of a method.
 EXECUTE, RESULT, BACK, LOG = Kind.EXECUTE, Kind.RESULT, Kind.BACK, Kind.LOG
-ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # to a batch
-# Flags beside `IN_FILE`: the file comes along; its number in the slot is flags // WHICH % 4; the
-# other end's files that are still referred to, each by KEPT << number; there are no other files.
+ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # frames that end a batch
+# Flags beside `IN_FILE`: the file is passed along; its number in the slot is flags // WHICH % 4;
+# the other end's files still referred to, each KEPT << number; no other files are.
 NEW_FILE, WHICH, KEPT, ALONE = 2, 4, 16, 128
-FILES = 3  # of a slot, per direction
+FILES = 3  # files per slot and direction
 
 _BATCH = Struct("<QII")  # number of the first request, sizes of the ids and of the extras
-FIRST = 8  # bytes of that number; what comes after it repeats where batches are plain
+FIRST = 8  # bytes of that number; the rest repeats for plain batches
 unpack_first = Struct("<Q").unpack_from
 PLAIN = bytes(_BATCH.size - FIRST)  # the sizes of no ids and no extras
-_LAYOUT = Struct("<II")  # number of the form, and how many requests
+_LAYOUT = Struct("<II")  # number of the form, number of requests
 _REQUEST = Struct("<QB")  # number of a request, and whether it is held
-_TIMES = Struct("<QQ")  # when the model began and ended, monotonic ns
-unpack_times, TIMES = _TIMES.unpack_from, _TIMES.size  # at the beginning of the meta of RESULT
+_TIMES = Struct("<QQ")  # start and end of the execution, monotonic ns
+unpack_times, TIMES = _TIMES.unpack_from, _TIMES.size  # the start of RESULT's meta
 
 
 class Block(NamedTuple):
-    """One tensor of a whole batch: what it is called, and the shape of a row (or of all of it)."""
+    """A tensor of a whole batch: its name, datatype, and the shape of a row (or of all of it)."""
 
     name: str
     datatype: str
@@ -183,8 +183,8 @@ class Block(NamedTuple):
 class BatchMeta(NamedTuple):
     """The meta of a batch's frame.
 
-    `layout` is for `unpack_layout`, and repeats: it can be known by its bytes. `ids` is empty if no
-    request has one, `extras` JSON, "" if there is nothing special.
+    `layout` is for `unpack_layout`, and repeats: it can be cached by its bytes. `ids` is empty if
+    no request has one, `extras` is JSON, "" for none.
     """
 
     first: int
@@ -196,10 +196,10 @@ class BatchMeta(NamedTuple):
 def told_frame(
     kind: IntEnum, document: dict[str, Any], blocks: Sequence[Sequence[Buffer]], most: int = 1 << 32
 ) -> tuple[bytes, Sequence[Buffer], int]:
-    """A frame that tells the sizes of data, which belong to no slot, beside `document`.
+    """A frame with `document` and the sizes of data that belongs to no slot.
 
-    With the pieces of what has to be in a file, and the size of that. Raises `ValueError` if that
-    takes more than `most` bytes beside the data.
+    Returns it with the pieces for a file, and the file's size. Raises `ValueError` if the meta
+    exceeds `most` bytes.
     """
     document["sizes"], pieces, size = lay_out(blocks)
     meta = json.dumps(document).encode()
@@ -211,13 +211,13 @@ def told_frame(
 
 
 def aligned(size: int) -> int:
-    """Where the next block may begin."""
+    """The next aligned position."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], Sequence[Buffer], int]:
-    """The sizes of blocks, their pieces with padding between, and the bytes of all of that."""
-    if len(blocks) == 1:  # as mostly
+    """The sizes of blocks, their pieces with padding in between, and the total size."""
+    if len(blocks) == 1:  # the usual case
         size = sum(map(len, blocks[0]))
         return [size], blocks[0], size
     sizes: list[int] = []
@@ -235,7 +235,7 @@ def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], Sequence[Buf
 
 
 def offsets(sizes: Sequence[int], total: int) -> list[int]:
-    """Where blocks of these sizes begin; raises `BrokenFrame` unless they fill `total` bytes."""
+    """The positions of blocks of these sizes; raises `BrokenFrame` unless they fill `total`."""
     starts: list[int] = []
     end = 0
     for size in sizes:
@@ -248,7 +248,7 @@ def offsets(sizes: Sequence[int], total: int) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def _struct(fixed: str, rows: int, sizes: int) -> Struct:
-    """Fixed fields, row counts, sizes. Making a `Struct` costs more than to use it."""
+    """Fixed fields, row counts, sizes; cached, since making a `Struct` costs more than its use."""
     return Struct(f"<{fixed}{rows}I{sizes}Q")
 
 
@@ -260,7 +260,10 @@ def pack_batch(
     ids: Sequence[str] = (),
     extras: bytes = b"",
 ) -> bytes:
-    """The meta of EXECUTE; `sizes` are of the blocks of its data, `ids` none or one a request."""
+    """Encode the meta of EXECUTE.
+
+    `sizes` are of the data's blocks, `ids` none or one per request.
+    """
     count = len(rows)
     tail = b""
     if ids:
@@ -273,7 +276,7 @@ def pack_batch(
 
 
 def unpack_batch(data: bytes) -> BatchMeta:
-    """Read the meta of EXECUTE; raises `BrokenFrame`."""
+    """Decode the meta of EXECUTE; raises `BrokenFrame`."""
     try:
         first, ids_size, extras_size = _BATCH.unpack_from(data)
         start = len(data) - ids_size - extras_size
@@ -309,7 +312,7 @@ def unpack_layout(layout: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
 
 
 def result_struct(blocks: int) -> Struct:
-    """The meta of RESULT: when the model began and ended, the form, sizes of so many blocks."""
+    """The meta of RESULT: execution times, the form, and the sizes of `blocks` blocks."""
     return _struct("QQI", 0, blocks)
 
 
@@ -323,12 +326,12 @@ def unpack_sizes(meta: bytes) -> tuple[int, Sequence[int]]:
 
 
 def pack_request(number: int, held: bool = False) -> bytes:
-    """The meta of CANCEL and HOLD."""
+    """Encode the meta of CANCEL and HOLD."""
     return _REQUEST.pack(number, held)
 
 
 def unpack_request(data: bytes) -> tuple[int, bool]:
-    """Read the meta of CANCEL and HOLD; raises `BrokenFrame`."""
+    """Decode the meta of CANCEL and HOLD; raises `BrokenFrame`."""
     try:
         number, held = _REQUEST.unpack(data)
     except _StructError as error:

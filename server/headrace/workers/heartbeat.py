@@ -1,8 +1,8 @@
-"""A sign of life: a page of memory that two processes share, in which the worker goes on counting.
+"""Heartbeat of a worker: a counter in a memory page that two processes share.
 
-What counts is a thread of the worker's interpreter. It stands still if the process is stopped, and
-if native code keeps the interpreter to itself; a model that merely computes for long does not stop
-it. Looking at the count costs the server no system call.
+A thread of the worker's interpreter increments it. It stops if the process is stopped, or if native
+code holds the interpreter lock; long computations in Python do not stop it. Reading the counter
+costs the server no system call.
 """
 
 import fcntl
@@ -12,13 +12,13 @@ import threading
 import time
 
 BEAT_SECS = 0.5
-_ORPHAN_SECS = 10.0  # that a model has to end by itself once the server is no more
+_ORPHAN_SECS = 10.0  # for a model to end by itself after the server's end
 _SIZE = mmap.PAGESIZE
 _MOST = 2**64
 
 
 class Heartbeat:
-    """The server's end. `descriptor` is for the worker, and for the owner to close."""
+    """The server's end. `descriptor` is for the worker; the owner must close it."""
 
     def __init__(self) -> None:
         """Raises `OSError`."""
@@ -27,7 +27,7 @@ class Heartbeat:
         )
         try:
             os.ftruncate(self.descriptor, _SIZE)
-            # A worker that could shrink it could kill the server with it.
+            # A worker that could shrink the file could crash the server.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self._page = mmap.mmap(self.descriptor, _SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -38,7 +38,7 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """How often the worker has counted."""
+        """The number of beats so far."""
         return self._counts[0]
 
     def close(self) -> None:
@@ -48,10 +48,10 @@ class Heartbeat:
 
 
 def beat(descriptor: int, orphan_secs: float = _ORPHAN_SECS) -> None:
-    """Count in the page behind `descriptor`, which is closed, from now on, on a thread.
+    """Start beating on a thread, in the page of `descriptor`, which is closed.
 
-    The process ends `orphan_secs` after the one that started it, if it has not ended by itself: it
-    may be in the middle of loading a model, or hang.
+    The process ends `orphan_secs` after its parent, if it has not ended by itself: it may be
+    loading a model, or hang.
     """
     page = mmap.mmap(descriptor, _SIZE)
     os.close(descriptor)

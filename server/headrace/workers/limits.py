@@ -1,6 +1,6 @@
-"""Limits of a worker on the machine: set by itself, before it imports anything large.
+"""Resource limits of a worker, set by itself before large imports.
 
-Not by what starts it: code of Python's between fork and exec is not safe in a process with threads.
+Not by its parent: Python code between fork and exec is unsafe in a process with threads.
 """
 
 import os
@@ -8,13 +8,13 @@ import resource
 from contextlib import suppress
 from typing import NamedTuple
 
-_EASIER_TO_KILL = 500  # than the server, for the kernel when memory runs out
+_EASIER_TO_KILL = 500  # OOM score above the server's
 _EASIEST = 1000
 _SCORE = "/proc/self/oom_score_adj"
 
 
 class Limits(NamedTuple):
-    """`nice` as in the command, `memory` in bytes of data, `files` open at once; 0 for none."""
+    """`nice` as for the command, `memory` in bytes of data, `files` open at once; 0 for none."""
 
     nice: int = 0
     memory: int = 0
@@ -26,9 +26,9 @@ class Limits(NamedTuple):
 
 
 def apply_limits(text: str) -> None:
-    """Live under these limits from now on; what this process starts does so, too."""
+    """Apply these limits to this process and its children."""
     nice, memory, files = map(int, text.split())
-    # If memory runs out, the server should be the last to go.
+    # When memory runs out, the server should be killed last.
     with suppress(OSError, ValueError):
         with open(_SCORE) as file:
             own = int(file.read())
@@ -37,8 +37,8 @@ def apply_limits(text: str) -> None:
     if nice:
         os.nice(nice)
     if memory:
-        # Not RLIMIT_AS: that counts what is only reserved, which CUDA does for whole devices, and
-        # what is mapped of files and shared memory.
+        # Not RLIMIT_AS: that counts reservations, which CUDA makes for whole devices, and mapped
+        # files and shared memory.
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

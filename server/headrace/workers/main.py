@@ -1,4 +1,4 @@
-"""The life of a worker: load a model, start it, run batches, end."""
+"""The main program of a worker: loads a model, starts it, runs batches, ends."""
 
 import gc
 import importlib
@@ -37,8 +37,8 @@ log = logging.getLogger("model")
 def main(descriptor: int) -> None:
     """Serve the server at the other end of an open socket."""
     for number in _ENDING:
-        # The server says when to end. Not by ignoring them, which programs that a model starts
-        # would take over; system calls go on after them.
+        # The server decides when to end. Not by ignoring signals, which child processes would
+        # inherit; system calls are resumed.
         signal.signal(number, _go_on)
         signal.siginterrupt(number, False)
     sock = socket.socket(fileno=descriptor)
@@ -46,10 +46,10 @@ def main(descriptor: int) -> None:
     sys.modules["triton_python_backend_utils"] = pb
     sys.path.append(
         os.path.join(os.path.dirname(__file__), "shared")
-    )  # for processes that a model spawns
+    )  # for processes spawned by the model
     link = WorkerChannel(sock)
     worker = Worker(link)
-    # Hooks run in the order in which they were registered, those before a fork the other way round.
+    # Hooks run in order of registration, those before a fork in reverse order.
     Forks(link, worker.session, worker.tell).register()
     forking = _Forking()
     os.register_at_fork(
@@ -62,42 +62,42 @@ def main(descriptor: int) -> None:
     status = 0
     try:
         worker.serve()
-    except SystemExit as error:  # of the model
+    except SystemExit as error:  # raised by the model
         log.error("%s\n%s", model_class.one_line(error), model_class.its_traceback(error))
         status = 1
     except BaseException:
         traceback.print_exc()
         status = 1
-    # Whatever threads a model has left, they are not waited for.
+    # Threads left by the model are not waited for.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Take no notice of a signal."""
+    """Ignore a signal."""
 
 
 class _Forking(threading.local):
-    """Signals that come while this thread forks wait until the child knows what to do with them."""
+    """Blocks signals while this thread forks, until the child has its handlers."""
 
     def begin(self) -> None:
-        """Block them."""
+        """Block signals."""
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
     def end(self) -> None:
-        """Unblock them."""
+        """Unblock signals."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def _end_by_signals() -> None:
-    """End by signals again, in a forked process."""
+    """Restore the default handling of signals, in a forked process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _kind(model: Any) -> type[Executor]:
-    """The executor of a model; an event loop is imported only for coroutines."""
+    """The executor for a model; asyncio is only imported for coroutines."""
     if not inspect.iscoroutinefunction(model.execute):
         return Executor
     from headrace.workers.coroutines import CoroutineExecutor
@@ -106,13 +106,13 @@ def _kind(model: Any) -> type[Executor]:
 
 
 class Worker:
-    """One model in this process, and what its own functions reach of the server."""
+    """One model in this process, and its connection to the server."""
 
     def __init__(self, link: WorkerChannel) -> None:
         self._link = link
         self._class: Any = None
         self._model: Any = None
-        self._session: Session | None = None  # from when the model is started
+        self._session: Session | None = None  # set when the model is started
         self._executor: Executor | None = None
 
     def serve(self) -> None:
@@ -132,22 +132,22 @@ class Worker:
         self._executor.serve()
         self._finalize()
 
-    # --- what the functions of Triton's API come to
+    # --- implementation of Triton's API
 
     def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
-        """Run another model, and wait."""
+        """Run another model, and wait for the responses."""
         return self._reached().exec(request, decoupled)
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
-        """Run another model, while other coroutines go on."""
+        """Run another model without blocking other coroutines."""
         return self._reached().async_exec(request, decoupled)
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Call for something else of the server, and wait for the result."""
+        """Run a control operation of the server, and wait for the result."""
         return self._reached().control(document)
 
     def register(self, document: Mapping[str, Any]) -> None:
-        """Make a family of metrics, and wait for the result where the model may."""
+        """Create a family of metrics; waits for the result where a model may."""
         session = self.session()
         if session is not None and session.open:
             session.register(document)
@@ -155,11 +155,11 @@ class Worker:
             self.tell({"do": "family", **document})
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Send a change of a metric to the server."""
+        """Send an update of a metric to the server."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def session(self) -> Session | None:
-        """The model's session, as soon as it is being started."""
+        """The model's session, once it is being started."""
         return self._session
 
     def _reached(self) -> Session:
@@ -183,8 +183,8 @@ class Worker:
             self._link.send(frame(kind, json.dumps(told).encode()))
 
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Import the model; the configuration as it completes it, None if it does not, and
-        whether it may read parameters of requests.
+        """Import the model; returns its completed configuration, None for no change, and whether it
+        may read request parameters.
         """
         import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
@@ -196,7 +196,7 @@ class Worker:
         return {"config": completed, "reads_parameters": model_class.reads_parameters(found)}
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Start the model, which may have others loaded; how it runs its batches."""
+        """Start the model, which may load others; returns how it runs batches."""
         link, decoupled = self._link, bool(document["decoupled"])
         config = json.loads(document["args"]["model_config"])
         declared = frozenset(output["name"] for output in config.get("output", ()))
@@ -219,7 +219,7 @@ class Worker:
 
 
 class _Handler(logging.Handler):
-    """Sends what is logged to the server."""
+    """Sends log records to the server."""
 
     def __init__(self, link: WorkerChannel) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class _Handler(logging.Handler):
         self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record as text; from a process that the model has forked, print it."""
+        """Send a record; in a process forked by the model, print it."""
         if self._link.foreign:
             print(self.format(record), file=sys.stderr)
             return
@@ -235,4 +235,4 @@ class _Handler(logging.Handler):
             document = [record.levelno, record.name, self.format(record)[:_LONGEST]]
             self._link.send(frame(Kind.LOG, json.dumps(document).encode()))
         except OSError:
-            os._exit(1)  # the server has gone
+            os._exit(1)  # the server is gone

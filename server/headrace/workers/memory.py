@@ -1,13 +1,12 @@
-"""Files without a name that two processes have mapped: one writes, the other reads.
+"""Unnamed files mapped by two processes: one writes, the other reads.
 
-They are gone with the last process that has them open, however it ends.
+They disappear with the last process that has them open, however it ends.
 
-A long frame has one that is written and mapped once. A slot of a worker has several in each
-direction. A batch's data are in use for longer than the batch
-where a model keeps an array, or a client is slow to read its answer, and memory that is new costs
-many times what a copy does: while one file is in use the next is written. With every frame about a
-batch each end tells which of the other's files it still refers to; frames of a slot take turns, so
-that this is true when the other end writes the next.
+The file of a long frame is written and mapped once. A slot of a worker has several files in each
+direction. A batch's data outlives the batch if a model keeps an array, or a client reads its answer
+slowly, and new memory costs many times as much as a copy: while one file is in use the next is
+written. With every frame about a batch each end reports which of the other's files it still refers
+to; frames of a slot alternate, so that this is accurate when the other end writes the next.
 """
 
 import fcntl
@@ -33,15 +32,15 @@ from headrace.workers.frames import (
     Kind,
 )
 
-_AT_ONCE = 1000  # buffers that one system call takes
+_AT_ONCE = 1000  # buffers per system call
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_GRAIN = 1 << 20  # bytes; files grow by multiples of it
-_BLOCK = 512  # bytes that a file's number of blocks is counted in
+_GRAIN = 1 << 20  # bytes; file sizes are multiples of it
+_BLOCK = 512  # unit of a file's block count, in bytes
 _KEPT = 64 << 20  # bytes up to which a file is kept for the next batch
 
 
 def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    """Write `pieces` to a file, from its beginning on; raises `OSError`."""
+    """Write `pieces` to a file, from its start; raises `OSError`."""
     position = 0
     waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while waiting:
@@ -57,7 +56,7 @@ def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
 
 
 def new_file(size: int) -> int:
-    """A file of `size` bytes, which cannot change: its descriptor; raises `OSError`."""
+    """Create a file of fixed `size`; returns its descriptor; raises `OSError`."""
     descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -69,7 +68,7 @@ def new_file(size: int) -> int:
 
 
 def write_file(pieces: Sequence[Buffer], size: int) -> int:
-    """A file for one frame, with `size` bytes of `pieces`: its descriptor; raises `OSError`."""
+    """Create a file for one frame, with `size` bytes of `pieces`; returns its descriptor."""
     descriptor = new_file(size)
     try:
         write_all(descriptor, pieces)
@@ -82,8 +81,8 @@ def write_file(pieces: Sequence[Buffer], size: int) -> int:
 def map_file(descriptor: int, size: int, populate: bool = False) -> mmap.mmap:
     """Map the first `size` bytes of a frame's file, read-only, and close the descriptor.
 
-    They are there until nothing refers to them any more. `populate` maps all pages at once, which
-    is quicker for what is read right away. Raises `OSError` or `BrokenFrame`.
+    The mapping lasts while it is referenced. `populate` maps all pages at once, which is faster for
+    data that is read immediately. Raises `OSError` or `BrokenFrame`.
     """
     try:
         if _sealed_size(descriptor) < size or not size:
@@ -95,32 +94,32 @@ def map_file(descriptor: int, size: int, populate: bool = False) -> mmap.mmap:
 
 
 def _sealed_size(descriptor: int) -> int:
-    # Otherwise whoever writes it could make reading it fatal.
+    # Otherwise its writer could make reading crash.
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         raise BrokenFrame("a file that may change its size")
     return os.fstat(descriptor).st_size
 
 
 class OutFile:
-    """The file that this end writes. It is replaced when it is too small, or still referred to.
+    """The file that this end writes. It is replaced if too small, or still referenced.
 
-    What has been written once has its memory: it is written again through a mapping, which is
-    several times as fast as by a system call. The first time goes by a system call, which is faster
-    for memory that is new, and fails in good order if there is none. Either end may have freed the
-    memory since, so the file itself is asked whether it has any.
+    Once written, its memory exists: it is written again through a mapping, which is several times
+    as fast as a system call. The first write is a system call, which is faster for new memory, and
+    fails cleanly without enough memory. Either end may have freed the memory since, so the file
+    itself is asked whether it has any.
     """
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._size = 0
         self._mapped: mmap.mmap | None = None
-        self.retired = False  # the other end still refers to what is in it
+        self.retired = False  # the other end still refers to its content
 
     def write(self, pieces: Sequence[Buffer], size: int) -> int:
-        """Write `pieces`, `size` bytes; the descriptor of the file if it is a new one, else -1."""
+        """Write `pieces`, `size` bytes; returns the descriptor of a new file, else -1."""
         new = self._descriptor < 0 or self.retired or size > self._size
         if not new and self._size > _KEPT and size <= _KEPT:
-            new = True  # what one large batch took is given back
+            new = True  # release the memory of a single large batch
         if new:
             self.close()
             room = -(-size // _GRAIN) * _GRAIN
@@ -130,12 +129,12 @@ class OutFile:
         try:
             self._fill(pieces, size)
         except OSError:
-            self.close()  # what is in it is nobody's, and whether the other end has it, too
+            self.close()  # its content is undefined, and possibly unknown to the other end
             raise
         return self._descriptor if new else -1
 
     def _fill(self, pieces: Sequence[Buffer], size: int) -> None:
-        # What has memory is a stretch from the beginning on.
+        # The allocated part is at the beginning.
         if size > os.fstat(self._descriptor).st_blocks * _BLOCK:
             write_all(self._descriptor, pieces)
             return
@@ -149,7 +148,7 @@ class OutFile:
                 position = end
 
     def free(self) -> bool:
-        """Give the file's memory back; False if the other end still refers to it."""
+        """Release the file's memory; False if the other end still refers to it."""
         if self._descriptor >= 0 and not self.retired:
             if self._mapped is None:
                 self._mapped = mmap.mmap(self._descriptor, self._size)
@@ -166,12 +165,12 @@ class OutFile:
 
 
 class InFile:
-    """The file that the other end writes, read-only."""
+    """The file written by the other end, read-only."""
 
     def __init__(self) -> None:
         self._bytes: Array | None = None
-        self._pages: mmap.mmap | None = None  # the same, as one may free it
-        self._idle = 0  # references to the bytes that are our own
+        self._pages: mmap.mmap | None = None  # the mapping, for releasing its memory
+        self._idle = 0  # this object's own references to the bytes
 
     def map(self, descriptor: int) -> None:
         """Map a new file, and close its descriptor; raises `OSError` or `BrokenFrame`."""
@@ -186,43 +185,43 @@ class InFile:
 
     @property
     def bytes(self) -> Array | None:
-        """All of it; arrays that are made of it keep it."""
+        """The whole content; arrays made from it keep it alive."""
         return self._bytes
 
     @property
     def in_use(self) -> bool:
-        """True while an array made of the file is referred to."""
+        """True while an array made from the file is referenced."""
         return self._bytes is not None and sys.getrefcount(self._bytes) > self._idle
 
     def free(self) -> bool:
-        """Give the file's memory back; False if something still refers to it."""
+        """Release the file's memory; False if something still refers to it."""
         if self._pages is not None and not self.in_use:
             self._pages.madvise(mmap.MADV_REMOVE)
         return not self.in_use
 
 
-_LONG = 256  # writes without need for a second file, after which there is but one again
+_LONG = 256  # consecutive writes to the first file after which the others are dropped
 
 
 class SlotFiles:
-    """Owned by the one thread that sends and receives batches at this end."""
+    """The files of a slot. Owned by the thread that sends and receives batches at this end."""
 
     def __init__(self) -> None:
         self._in: dict[int, InFile] = {}
         self._out: list[OutFile] = []
-        self._single = 0  # writes to the first file in a row
-        self._lent = False  # the other end may read and write files: a batch is under way
-        self._touched = False  # since the last `rest`
+        self._single = 0  # consecutive writes to the first file
+        self._lent = False  # a batch is in progress: the other end may use the files
+        self._touched = False  # used since the last `rest`
 
     def put(self, pieces: Sequence[Buffer], size: int) -> tuple[int, int]:
-        """Write data; the flags that tell where they are, and a new file's descriptor or -1.
+        """Write data; returns the flags that locate it, and a new file's descriptor or -1.
 
-        The descriptor is to be closed once it was sent. Raises `OSError`.
+        Close the descriptor once it was sent. Raises `OSError`.
         """
         self._touched = True
         number = next((n for n, file in enumerate(self._out) if not file.retired), len(self._out))
         if number == FILES:
-            number = 0  # it is replaced
+            number = 0  # replace the file
         elif number == len(self._out):
             self._out.append(OutFile())
         flags = IN_FILE | number * WHICH
@@ -237,21 +236,22 @@ class SlotFiles:
         if (descriptor := file.write(pieces, size)) < 0:
             return flags, -1
         try:
-            return flags | NEW_FILE, os.dup(descriptor)  # which may be replaced before it was sent
+            # The file may be replaced before it was sent.
+            return flags | NEW_FILE, os.dup(descriptor)
         except OSError:
-            file.close()  # the other end does not get it
+            file.close()  # the other end does not receive it
             raise
 
     def used(self) -> int:
-        """Which of the other end's files are still referred to here, as flags."""
+        """The other end's files still referenced here, as flags."""
         return sum([KEPT << number for number, file in self._in.items() if file.in_use])
 
     def lend(self) -> None:
-        """A frame about a batch goes out: until one comes back, files are the other end's."""
+        """Hand the files to the other end until its next frame about the batch."""
         self._lent = True
 
     def heed(self, flags: int) -> None:
-        """Note from a frame's flags which files the other end still refers to."""
+        """Update from a frame's flags which files the other end still refers to."""
         self._lent = False
         for number, file in enumerate(self._out):
             file.retired = bool(flags & KEPT << number)
@@ -273,9 +273,9 @@ class SlotFiles:
         return found.data
 
     def rest(self) -> bool:
-        """Free the memory of files that nobody has used or refers to; whether to come again.
+        """Release the memory of unused files; returns True to be called again.
 
-        Only at the end that lends: it knows when the other one does nothing with them.
+        Only at the end that lends: it knows when the other one does not use them.
         """
         if self._touched or self._lent:
             self._touched = False
@@ -292,26 +292,26 @@ class SlotFiles:
 
 
 class BatchFiles:
-    """The files at one end of a worker's socket: those of its slots, and those of single frames.
+    """The files at one end of a worker's socket: those of slots, and those of single frames.
 
-    Of few slots files are kept for the next batch; those of many would add up.
+    Only with few slots are their files kept for the next batch, which bounds the memory.
     """
 
     def __init__(self, batches: Collection[Kind]) -> None:
-        """Frames of the kinds `batches` that come are about the batch of a slot."""
-        self.slots: dict[int, SlotFiles] = {}  # whose batches are large
+        """Received frames of the kinds `batches` concern the batch of a slot."""
+        self.slots: dict[int, SlotFiles] = {}  # slots with large batches
         self._batches = batches
 
     def put(self, slot: int, pieces: Sequence[Buffer], size: int) -> tuple[int, int]:
-        """As `SlotFiles.put`, for any slot."""
+        """`SlotFiles.put` for a slot."""
         if slot >= KEEPING:
             return IN_FILE | NEW_FILE, write_file(pieces, size)
         return self._of(slot).put(pieces, size)
 
     def take(self, header: Header[Kind], data: Buffer, files: deque[int]) -> Buffer:
-        """The data of a frame that has come, of which `files` may be those that came along.
+        """The data of a received frame, whose files are the first of `files`.
 
-        Those of a batch in kept files are left there, for `data`. Raises `OSError`, `IndexError` or
+        Data of a batch in kept files stays there, for `data`. Raises `OSError`, `IndexError` or
         `BrokenFrame`.
         """
         flags = header.flags
@@ -325,7 +325,7 @@ class BatchFiles:
         return data
 
     def data(self, header: Header[Kind], data: Buffer) -> Buffer:
-        """The data of a frame; `data` is what `take` has given. Raises `BrokenFrame`."""
+        """The data of a frame; `data` is the result of `take`. Raises `BrokenFrame`."""
         if header.flags & IN_FILE and self._keeps(header):
             return self._of(header.number).data(header.flags, header.data)
         return data

@@ -1,10 +1,9 @@
-"""A model's own code: imported as its files are, and its class called wherever it runs.
+"""A model's own code: imported from its current files, and its class called wherever it runs.
 
-Python keeps compiled code beside a source file and takes it for current if the time of the last
-change, in whole seconds, and the size are the same: after two quick changes a model would run what
-it was before. So what lies in a model's directories is compiled each time, which takes milliseconds
-and writes nothing into a model repository. Libraries in an environment beneath them are left to
-Python's cache.
+Python stores compiled code beside a source file and considers it current if the modification time,
+in whole seconds, and the size are equal: after two quick changes a model would run old code. So
+files in a model's directories are always compiled, which takes milliseconds and writes nothing into
+a model repository. Libraries in an environment below them use Python's cache.
 """
 
 import sys
@@ -35,7 +34,7 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 
 class FreshLoader(SourceFileLoader):
-    """Compiles a source file whenever it is imported."""
+    """Compiles a source file on every import."""
 
     def get_code(self, fullname: str) -> CodeType:
         """The code of a module; raises `ImportError`, `SyntaxError`."""
@@ -45,7 +44,7 @@ class FreshLoader(SourceFileLoader):
 
 
 def import_freshly(paths: Iterable[str]) -> None:
-    """Import modules beneath `paths` from their source from now on."""
+    """Always import modules below `paths` from their source, from now on."""
     roots = [realpath(path) for path in paths]
     standard = [realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     make = FileFinder.path_hook(
@@ -66,15 +65,15 @@ def import_freshly(paths: Iterable[str]) -> None:
 
 
 def _is_in(folder: str, roots: Iterable[str]) -> bool:
-    """True if it is one of `roots`, or lies beneath one."""
+    """True if `folder` is one of `roots`, or below one."""
     return any(folder == root or folder.startswith(root.rstrip(sep) + sep) for root in roots)
 
 
-_OURS = (dirname(__file__), "<frozen ")  # where what runs a model lies
+_OURS = (dirname(__file__), "<frozen ")  # locations of the code that runs models
 
 
 def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The configuration as the model completes it, None if it does not; raises what it raises."""
+    """The configuration completed by the model, None for no change; passes on its exceptions."""
     if not hasattr(found, "auto_complete_config"):
         return None
     result = found.auto_complete_config(pb.ModelConfig(config))
@@ -87,12 +86,12 @@ def complete(found: Any, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def reads_parameters(found: Any) -> bool:
-    """True if a model may read parameters of requests: any but those that say that they do not."""
+    """True if a model may read request parameters, unless it declares that it does not."""
     return getattr(found, "reads_parameters", True) is not False
 
 
 def start(found: Any, args: dict[str, str]) -> Any:
-    """A model that can run; raises what it raises, and `AttributeError` if it has no `execute`."""
+    """A started model; passes on its exceptions; `AttributeError` if it has no `execute`."""
     model = found()
     if hasattr(model, "initialize"):
         model.initialize(args)
@@ -102,7 +101,7 @@ def start(found: Any, args: dict[str, str]) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception without its traceback, and without paths and modules, which the log has."""
+    """An exception without traceback, paths and modules, which are in the log."""
     try:
         text = str(error)
     except Exception:
@@ -115,10 +114,10 @@ def one_line(error: BaseException) -> str:
 
 
 def its_traceback(error: BaseException) -> str:
-    """An exception with its traceback, as far as that is the model's; "" if nothing of it is.
+    """An exception with the model's part of its traceback; "" if there is none.
 
-    Our own frames are of no interest to whoever wrote the model. Where there are no others the
-    error is about the model's file as a whole, and says so, or it is ours.
+    The server's own frames are irrelevant to the model's author. Without other frames the error
+    concerns the model's file as a whole, and says so, or it is the server's.
     """
     found = traceback.TracebackException.from_exception(error)
     theirs = _without_our_frames(found)
@@ -130,7 +129,7 @@ def its_traceback(error: BaseException) -> str:
 
 
 def _without_our_frames(found: traceback.TracebackException) -> bool:
-    """Take our frames out of a traceback and of those that led to it; whether others are left."""
+    """Remove the server's frames from a traceback and its causes; True if others remain."""
     found.stack = traceback.StackSummary.from_list(
         [frame for frame in found.stack if not frame.filename.startswith(_OURS)]
     )
@@ -144,9 +143,9 @@ def _without_our_frames(found: traceback.TracebackException) -> bool:
 def wrong_responses(
     requests: Sequence[InferenceRequest], responses: Any, deferred: bool = False
 ) -> str:
-    """Why the responses that an ordinary model's `execute` returned are wrong; "" if they are not.
+    """The problem with the responses returned by an ordinary model; "" for none.
 
-    With `deferred`, None stands for a response that comes by a response sender.
+    With `deferred`, None stands for a response by a response sender.
     """
     if not isinstance(responses, list):
         found = type(responses).__name__

@@ -1,4 +1,4 @@
-"""Models that are Python files under Triton's API."""
+"""Loader of Python files with Triton's API."""
 
 import importlib.util
 import os
@@ -15,10 +15,10 @@ def load(document: dict[str, Any]) -> Any:
 
 
 def import_file(document: dict[str, Any]) -> ModuleType:
-    """Import a file, as `model` unless the document has another name; raises what that raises."""
+    """Import a file, as `model` by default; passes on its exceptions."""
     name, path = document.get("module", "model"), document["file"]
     loader = FreshLoader(name, path)
-    # A package whose modules are the files beside it, for `from . import another`.
+    # A package containing the files beside it, for `from . import another`.
     folder = os.path.dirname(path)
     spec = importlib.util.spec_from_file_location(
         name, path, loader=loader, submodule_search_locations=[folder]

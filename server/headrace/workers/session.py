@@ -1,11 +1,11 @@
-"""Frames between a model and its server while the model runs.
+"""The exchange of frames between a model and its server while the model runs.
 
-Frames are taken in by whoever waits for one: the thread that runs batches waits for the next, and a
-thread of the model for a reply. Of several that wait, one reads for all of them. Where the model is
-a coroutine, the event loop reads as well, when something has come.
+Frames are received by whichever thread waits for one: the thread that runs batches, for the next
+batch, and threads of the model, for replies. If several wait, one reads for all of them. For
+coroutines, the event loop reads as well, when the socket is readable.
 
-Any thread may call anything here. Invariant: `_reading` is set while a thread takes frames in, and
-whatever changes by a frame changes before the others are notified.
+Thread-safe. Invariant: `_reading` is set while a thread receives frames, and the state that a frame
+changes is updated before other threads are notified.
 """
 
 import itertools
@@ -32,8 +32,8 @@ NOT_NOW = (
     "other models, and metrics' values, can be asked for only while the model executes; load_model,"
     " unload_model and is_model_ready also while it is initialized"
 )
-_EARLY = frozenset({"load", "unload", "ready"})  # what may be asked for then
-_MOST = 20_000  # requests that are remembered as cancelled, and as held
+_EARLY = frozenset({"load", "unload", "ready"})  # operations allowed then
+_MOST = 20_000  # remembered cancelled requests, and held ones
 
 
 class Session:
@@ -51,26 +51,26 @@ class Session:
         self._on_form = on_form
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
-        self._waiting = 0  # threads, for another one to read
+        self._waiting = 0  # threads waiting for another one to read
         self._reading = False
-        self.batches: deque[Received] = deque()  # and questions between them
-        self.stopped = False  # nothing more comes
-        self.open = False  # whether the model may call for anything, as while it executes
+        self.batches: deque[Received] = deque()  # batches, and readiness requests in between
+        self.stopped = False  # no more frames arrive
+        self.open = False  # true while the model may call the server, as during execution
         self._wake: Callable[[], object] | None = None
         self.cancelled: dict[int, None] = {}
         self.held: dict[int, None] = {}
         self._watching: set[Callable[[], object]] = set()
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
-        self.runner = 0  # the thread that runs a batch, of a model that is no coroutine
-        self.inside = False  # whether that has asked for something
+        self.runner = 0  # the thread that runs a batch, for models without coroutines
+        self.inside = False  # true while that thread waits for a call
         self._loop: AbstractEventLoop | None = None
         self._watchers: dict[AbstractEventLoop, int] = {}
 
-    # --- taking frames in
+    # --- receiving frames
 
     def next(self) -> Received | None:
-        """Wait for the next batch or question, and take it; None at the end."""
+        """Wait for and take the next batch or readiness request; None at the end."""
         batches = self.batches
         while not batches and not self.stopped:
             with self._lock:
@@ -82,7 +82,7 @@ class Session:
         return batches.popleft() if batches else None
 
     def wait(self, there: Callable[[], object]) -> None:
-        """Take frames in until `there` is true, or the server has gone."""
+        """Receive frames until `there` is true, or the server is gone."""
         while not self.stopped:
             with self._lock:
                 while self._reading and not there():
@@ -100,7 +100,7 @@ class Session:
         self._waiting -= 1
 
     def poll(self) -> None:
-        """Take in what has come already, unless another thread is about to."""
+        """Process frames that have arrived, unless another thread is about to."""
         with self._lock:
             if self._reading or self.stopped:
                 return
@@ -109,11 +109,11 @@ class Session:
             self._read(wait=False)
 
     def fileno(self) -> int:
-        """The socket, for an event loop that calls `poll` when something has come."""
+        """The socket's descriptor, for an event loop that calls `poll` when it is readable."""
         return self._link.fileno()
 
     def _read(self, wait: bool = True) -> None:
-        """Take in what one read gives, for the thread that has set `_reading`."""
+        """Process the frames of one read, for the thread that has set `_reading`."""
         try:
             received = self._link.receive(wait)
             if received is None:
@@ -126,7 +126,7 @@ class Session:
                         self._take(*one)
         except BlockingIOError:
             raise
-        except BaseException:  # nonsense, or the server's end is gone: no one reads any more
+        except BaseException:  # malformed, or the server's end is closed: reading ends
             self.stopped = True
             raise
         finally:
@@ -168,13 +168,13 @@ class Session:
 
     def _changed(self) -> None:
         for callback in list(self._watching):
-            with suppress(RuntimeError):  # that loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: nothing waits
                 callback()
 
     # --- waiting on an event loop
 
     def run_on(self, loop: "AbstractEventLoop", wake: Callable[[], object]) -> None:
-        """The model's coroutines run on `loop`, which calls `poll` when something has come.
+        """Run the model's coroutines on `loop`, which calls `poll` when the socket is readable.
 
         `wake` is called there when there is a batch or the end.
         """
@@ -183,8 +183,8 @@ class Session:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let the running event loop take frames in meanwhile, whichever it is."""
-        import asyncio  # who calls this has it already
+        """Let the running event loop receive frames within `with`."""
+        import asyncio  # already imported by the caller
 
         loop = asyncio.get_running_loop()
         if loop is self._loop:
@@ -200,10 +200,10 @@ class Session:
                 del self._watchers[loop]
                 loop.remove_reader(self.fileno())
 
-    # --- what the model is doing
+    # --- state of the model
 
     def _give_back(self) -> None:
-        """Let other instances run what waits here: the batch under way may be waiting for it."""
+        """Give queued batches back: the current one may be waiting for another instance's."""
         waiting = [self.batches.popleft() for _ in range(len(self.batches))]
         for received in waiting:
             header = received[0]
@@ -212,16 +212,16 @@ class Session:
             else:
                 self.batches.append(received)
 
-    # --- requests of clients
+    # --- clients' requests
 
     def is_cancelled(self, number: int) -> bool:
-        """True if nobody waits for a request any more."""
+        """True if a request was cancelled."""
         if number not in self.cancelled:
             self.poll()
         return number in self.cancelled
 
     def wait_for_room(self, number: int) -> None:
-        """Wait while the client does not read its responses."""
+        """Block while the client does not read its responses."""
         self.poll()
         if self._is_held(number):
             self.wait(lambda: not self._is_held(number))
@@ -250,7 +250,7 @@ class Session:
     def respond(
         self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
     ) -> None:
-        """Send a response to a request, the last one if it is `final`, or only the end."""
+        """Send a response to a request, `final` for the last one, or only the end."""
         if number in self.cancelled:
             if not final:
                 return
@@ -264,7 +264,7 @@ class Session:
         self._link.send_loose(Kind.RESPONSE, told, blocks)
 
     def drop(self, number: int, error: TritonError) -> None:
-        """End a request with an error, from wherever the interpreter finds out that it is lost."""
+        """End a request with an error; called wherever the interpreter frees its sender."""
         self.forget(number)
         told = {
             "request": number, "final": True, "sizes": [],
@@ -273,40 +273,40 @@ class Session:
         self._link.send_soon(frame(Kind.RESPONSE, json.dumps(told).encode()))
 
     def forget(self, number: int) -> None:
-        """A request is answered."""
+        """Drop the state of an answered request."""
         self.cancelled.pop(number, None)
         self.held.pop(number, None)
 
     def forget_answered(self, requests: Sequence[InferenceRequest]) -> None:
-        """A batch is done with: forget those of its requests that no sender answers later."""
+        """Drop the state of a finished batch's requests, except those with open senders."""
         for request in requests:
             if request._answering is None or request._answering.closed:
                 self.forget(request._number)
 
-    # --- requests of the model
+    # --- the model's calls
 
     def exec(self, request: InferenceRequest, decoupled: bool) -> Any:
-        """Run another model, and wait."""
+        """Run another model, and wait for the responses."""
         responses = ResponseIterator(self._call(request, decoupled))
         return responses if decoupled else responses.only()
 
     def async_exec(self, request: InferenceRequest, decoupled: bool) -> Awaitable[Any]:
-        """Run another model, while other coroutines go on."""
+        """Run another model without blocking other coroutines."""
         call = self._call(request, decoupled)
         responses = ResponseIterator(call)
 
         async def result() -> Any:
             if not decoupled:
                 return await responses.only_async()
-            # As in Triton: a `for` over the responses holds the event loop until the next one, so
-            # other coroutines get to begin their calls before this one may do that.
+            # As in Triton: a `for` over the responses blocks the event loop until the next one, so
+            # other coroutines may begin their calls before this one does so.
             await call.come()
             return responses
 
         return result()
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Call for something else of the server, and wait for the result."""
+        """Run a control operation of the server, and wait for the result."""
         call = self.begin({**document}, [])
         told = call.next()
         if told is None or "error" in told[0]:
@@ -315,11 +315,11 @@ class Session:
         return told[0]["value"]
 
     def register(self, document: Mapping[str, Any]) -> None:
-        """Make a family of metrics."""
+        """Create a family of metrics."""
         self.control({"op": "family", **document})
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Send a change of a metric to the server, without waiting."""
+        """Send an update of a metric, without waiting."""
         self._link.send(frame(Kind.METRIC, json.dumps(document).encode()))
 
     def _call(self, request: InferenceRequest, decoupled: bool) -> Call:
@@ -333,13 +333,13 @@ class Session:
         return self.begin(document, blocks)
 
     def begin(self, document: dict[str, Any], blocks: list[list[Buffer]]) -> Call:
-        """Ask the server for something; raises `TritonModelException` where a model must not."""
+        """Start a call of the server; raises `TritonModelException` where a model must not."""
         if not self.open and (self.stopped or document["op"] not in _EARLY):
             raise TritonModelException(NOT_NOW)
         inside = self.runner == threading.get_ident()
         number = next(self._numbers)
         call = self._calls[number] = Call(self, number)
-        if inside:  # until it has its answer, nothing else is begun here
+        if inside:  # no other batch is started until the answer arrives
             self.inside = True
             self._give_back()
         told = {**document, "call": number, "inside": inside}
@@ -347,23 +347,23 @@ class Session:
         return call
 
     def hold_call(self, number: int, held: bool) -> None:
-        """Pause the replies to a call, or let them go on."""
+        """Pause or resume the replies to a call."""
         told = {"call": number, "held": held}
         self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
 
     def cancel_call(self, number: int) -> None:
-        """Call off what a call asks for."""
+        """Cancel a call."""
         if number in self._calls:
             self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))
 
     def drop_call(self, number: int) -> None:
-        """Want no more replies."""
+        """Drop further replies to a call."""
         self.cancel_call(number)
         self._calls.pop(number, None)
 
 
 def _remember(requests: dict[int, None], number: int) -> None:
-    """Add a request; what came too late for its request is dropped some time."""
+    """Add a request to a bounded memory; entries that arrived too late are dropped eventually."""
     if len(requests) >= _MOST:
         for oldest in sorted(requests)[: _MOST // 2]:
             requests.pop(oldest, None)

@@ -70,7 +70,7 @@ _log = logging.getLogger("triton")
 
 
 class Logger:
-    """Lines in the server's log, with the model's name."""
+    """Writes lines to the server's log, with the model's name."""
 
     INFO, WARNING, ERROR, VERBOSE = "INFO", "WARNING", "ERROR", "VERBOSE"
 
@@ -104,7 +104,7 @@ class Logger:
 
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
-    """An input of a request; None if it is not there."""
+    """An input of a request; None if missing."""
     for tensor in request._inputs:
         if tensor._name == name:
             return tensor
@@ -112,7 +112,7 @@ def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | N
 
 
 def get_output_tensor_by_name(response: InferenceResponse, name: str) -> Tensor | None:
-    """An output of a response; None if it is not there."""
+    """An output of a response; None if missing."""
     for tensor in response._tensors:
         if tensor._name == name:
             return tensor

@@ -1,8 +1,8 @@
-"""Calls from a model to its server: other models, the control of models, and metrics.
+"""A model's calls of its server: other models, model control, and metrics.
 
-The server keeps the values of metrics: instances of a model, and models, that name the same family
-and labels change the same metric. A family's metrics last as long as its object, as in Triton, and
-at most until the model is unloaded; what is done to a metric of a family that is gone is an error.
+The server keeps the values of metrics: instances of a model, and models, that use the same family
+and labels update the same metric. A family's metrics last as long as its object, as in Triton, and
+at most until the model is unloaded; using a metric of a deleted family is an error.
 """
 
 import base64
@@ -21,31 +21,31 @@ from headrace.workers.elements import Buffer
 from headrace.workers.triton_requests import InferenceResponse, TritonError, connected
 from headrace.workers.triton_tensors import TritonModelException, flag, real, text, wrong
 
-_MOST_REPLIES = 16  # that wait for a model, from which on no more are wanted for now
+_MOST_REPLIES = 16  # queued replies above which the call is paused
 Reply = tuple[dict[str, Any], Buffer, int]
 
 
 class Caller(Protocol):
-    """The source of replies, which takes them in while somebody waits for them."""
+    """The source of replies, which receives them while a thread waits for them."""
 
     def wait(self, there: Callable[[], object]) -> None:
-        """Wait until `there` is true, or the server has gone."""
+        """Wait until `there` is true, or the server is gone."""
 
     def cancel_call(self, number: int) -> None:
-        """Call off what a call asks for; an error that says so is its last reply."""
+        """Cancel a call; its last reply is an error that says so."""
 
     def drop_call(self, number: int) -> None:
-        """Want no more replies to a call."""
+        """Drop further replies to a call."""
 
     def hold_call(self, number: int, held: bool) -> None:
-        """Pause the replies to a call, or let them go on."""
+        """Pause or resume the replies to a call."""
 
     def watched(self) -> AbstractContextManager[None]:
-        """Let the running event loop take replies in meanwhile."""
+        """Let the running event loop receive replies within `with`."""
 
 
 class Call:
-    """Something that the server was asked for, and its replies: one, or any number."""
+    """A call of the server, and its replies: one, or any number."""
 
     def __init__(self, caller: Caller, number: int) -> None:
         self._caller = caller
@@ -56,7 +56,7 @@ class Call:
         self._held = False
 
     def take(self, told: dict[str, Any], data: Buffer, size: int) -> None:
-        """A reply has come; called on any thread."""
+        """Queue a reply; called on any thread."""
         self._replies.append((told, data, size))
         self._ended = self._ended or told["final"]
         if not self._held and not self._ended and len(self._replies) >= _MOST_REPLIES:
@@ -70,13 +70,13 @@ class Call:
         return self._pop()
 
     async def next_async(self) -> Reply | None:
-        """The same for coroutines."""
+        """`next` for coroutines."""
         await self.come()
         return self._pop()
 
     async def come(self) -> None:
-        """Wait until there is a reply that has not been taken, or the end."""
-        import asyncio  # who calls this has it already
+        """Wait until there is an untaken reply, or the end."""
+        import asyncio  # already imported by the caller
 
         come = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, come.set)
@@ -102,16 +102,16 @@ class Call:
     def _notify(self) -> None:
         wake = self._wake
         if wake is not None:
-            with suppress(RuntimeError):  # that loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: nothing waits
                 wake()
 
     def cancel(self) -> None:
-        """Call off what was asked for, unless it has ended."""
+        """Cancel the call, unless it has ended."""
         if not self._ended:
             self._caller.cancel_call(self._number)
 
     def drop(self) -> None:
-        """Want no more replies."""
+        """Drop further replies."""
         if not self._ended:
             self._ended = True
             self._notify()
@@ -122,16 +122,16 @@ class Call:
 
 
 class ResponseIterator:
-    """The responses of another model, as they come; for `for` and, in coroutines, `async for`.
+    """The responses of another model, as they arrive; for `for` and, in coroutines, `async for`.
 
-    It keeps them, and begins again with the first when it is iterated after the last, as in Triton.
+    It keeps them, and starts over when it is iterated again after the last one, as in Triton.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._over = False
         self._kept: list[InferenceResponse] = []
-        self._given = 0  # of the kept ones
+        self._given = 0  # kept responses returned so far
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         self._begin()
@@ -158,9 +158,9 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Call the other model off; the last response is an error then, `TritonError.CANCELLED`.
+        """Cancel the call; the last response is then an error, `TritonError.CANCELLED`.
 
-        Those that have come already are before it.
+        Responses that have already arrived precede it.
         """
         self._call.cancel()
 
@@ -168,11 +168,11 @@ class ResponseIterator:
         self._call.drop()
 
     def only(self) -> InferenceResponse:
-        """The one response of an ordinary model."""
+        """The single response of an ordinary model."""
         return next(self, _lost())
 
     async def only_async(self) -> InferenceResponse:
-        """The same for coroutines."""
+        """`only` for coroutines."""
         return await anext(self, _lost())
 
     def _begin(self) -> None:
@@ -180,21 +180,21 @@ class ResponseIterator:
             self._given = 0
 
     def _again(self) -> InferenceResponse | None:
-        """The next of those that have come before; None if there is none."""
+        """The next kept response; None if there is none."""
         if self._given == len(self._kept):
             return None
         self._given += 1
         return self._kept[self._given - 1]
 
     def _response(self, reply: Reply | None) -> InferenceResponse | None:
-        """A reply as a response; None if nothing more comes."""
+        """Convert a reply to a response; None at the end."""
         if reply is None:
             self._over = True
             return None
         told, data, size = reply
         self._over = told["final"]
         if told["response"] is None:
-            response = InferenceResponse([])  # as in Triton, the end may come with nothing
+            response = InferenceResponse([])  # as in Triton, the end may have no tensors
         else:
             response = read_response(told["response"], told["sizes"], data, size)
         self._kept.append(response)
@@ -203,9 +203,9 @@ class ResponseIterator:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load a model in the server, with another configuration (JSON) or other files if given.
+    """Load a model in the server, with another configuration (JSON) or files if given.
 
-    Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
+    Raises `TypeError`, and `TritonModelException` on failure.
     """
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(f"files must be a dict of bytes, got {type(files).__name__}")
@@ -219,7 +219,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model in the server.
 
-    Raises `TypeError`, and `TritonModelException` if it cannot, or may not.
+    Raises `TypeError`, and `TritonModelException` on failure.
     """
     dependents = flag("unload_dependents", unload_dependents)
     name = text("model_name", model_name)
@@ -227,7 +227,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """True if the server would take requests for a model; raises `TypeError`."""
+    """True if a model takes requests; raises `TypeError`."""
     name, version = text("model_name", model_name), text("model_version", model_version)
     return bool(connected().control({"op": "ready", "model": name, "version": version}))
 
@@ -244,17 +244,17 @@ _RESERVED = ("nv_", "headrace_", "python_", "process_")
 
 
 class _Record:
-    """Name and kind of a family, for its metrics, which do not keep the family."""
+    """Name and kind of a family, for its metrics, which do not keep the family alive."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
         self.kind = kind
         self.deleted = False
-        self.process = os.getpid()  # a process that the model forks has a copy
+        self.process = os.getpid()  # a forked process has a copy
 
 
 class Metric:
-    """One metric of a family, with its own labels."""
+    """One metric of a family, with its labels."""
 
     def __init__(
         self, family: _Record, labels: Mapping[str, str], buckets: Sequence[float]
@@ -267,7 +267,7 @@ class Metric:
         self._tell("create", 0.0, {"buckets": buckets})
 
     def increment(self, value: float) -> None:
-        """Add to a counter, or to a gauge, which may also be lowered."""
+        """Add to a counter, or to a gauge, which may also decrease."""
         self._only("increment", MetricFamily.COUNTER, MetricFamily.GAUGE)
         value = real("value", value)
         if self._family.kind == MetricFamily.COUNTER and value < 0:
@@ -280,12 +280,12 @@ class Metric:
         self._tell("set", real("value", value))
 
     def observe(self, value: float) -> None:
-        """Count a value in a histogram."""
+        """Add a value to a histogram."""
         self._only("observe", MetricFamily.HISTOGRAM)
         self._tell("observe", real("value", value))
 
     def value(self) -> float:
-        """The value of a counter or a gauge; not while the model is being started or finalised."""
+        """The value of a counter or a gauge; not available during start and finalisation."""
         self._only("value", MetricFamily.COUNTER, MetricFamily.GAUGE)
         return float(connected().control({"op": "metric", **self._key}))
 
@@ -312,10 +312,10 @@ class MetricFamily:
     _record: _Record | None = None
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        """Raises `TypeError`, and `TritonModelException` for a name that cannot be.
+        """Raises `TypeError`, and `TritonModelException` for an invalid name.
 
-        That is also raised, while the model executes, for a name that is another kind's already;
-        before, the server logs that and shows no such metrics.
+        While the model executes, the latter is also raised for a name of another kind; before that,
+        the server logs the conflict and omits the metrics.
         """
         name, description = text("name", name), text("description", description)
         if kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
@@ -333,7 +333,7 @@ class MetricFamily:
     ) -> Metric:
         """The metric with these labels; a histogram needs `buckets`, ascending upper bounds.
 
-        Raises `TypeError`, and `TritonModelException` for labels or buckets that cannot be.
+        Raises `TypeError`, and `TritonModelException` for invalid labels or buckets.
         """
         assert self._record is not None
         if labels is not None and not isinstance(labels, dict):
@@ -350,7 +350,7 @@ class MetricFamily:
             raise TritonModelException(f"buckets must be a list, got {type(buckets).__name__}")
         bounds = [real("buckets", bound) for bound in buckets or ()]
         if bounds and bounds[-1] == inf:
-            bounds.pop()  # there is always a bucket for the rest
+            bounds.pop()  # the last bucket is implicit
         if any(not low < high for low, high in pairwise([-inf, *bounds, inf])):
             raise TritonModelException(f"buckets are finite, ascending bounds, got {buckets}")
         return Metric(self._record, labels or {}, bounds)
@@ -360,5 +360,5 @@ class MetricFamily:
         if record is None or record.process != os.getpid():
             return
         record.deleted = True
-        with suppress(OSError, TritonModelException):  # the server has gone, or the worker ends
+        with suppress(OSError, TritonModelException):  # the server is gone, or the worker ends
             connected().tell({"do": "delete", "family": record.name})

@@ -1,13 +1,13 @@
-"""A model's configuration as Triton's Python models see it: a dictionary, and what fills it in."""
+"""A model's configuration for Triton's Python models: a dictionary, and its completion."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 class Contradicted(ValueError):
-    """A configuration and its model say different things.
+    """A configuration contradicts its model.
 
-    `problems` are the configuration's fields, such as `input[0].dims`, each with what is wrong.
+    `problems` are the configuration's fields, such as `input[0].dims`, with the problem.
     """
 
     def __init__(self, *problems: tuple[str, str]) -> None:
@@ -16,17 +16,20 @@ class Contradicted(ValueError):
 
 
 class ModelConfig:
-    """The configuration that `auto_complete_config` fills in."""
+    """The configuration passed to `auto_complete_config`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as it is."""
+        """The configuration as a dictionary."""
         return self._config
 
     def set_max_batch_size(self, size: int) -> None:
-        """Allow batches; raises `ValueError` if the configuration allows larger ones already."""
+        """Enable batching.
+
+        Raises `ValueError` if the configuration allows larger batches already.
+        """
         known = self._config.get("max_batch_size", 0)
         if known > size:
             text = (
@@ -37,7 +40,7 @@ class ModelConfig:
         self._config["max_batch_size"] = size
 
     def set_dynamic_batching(self) -> None:
-        """Ask for batching; raises `ValueError` if another scheduler is configured."""
+        """Enable dynamic batching; raises `ValueError` if another scheduler is configured."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._config:
                 text = (
@@ -56,7 +59,7 @@ class ModelConfig:
         self._add("output", tensor, {"name", "data_type", "dims"})
 
     def set_model_transaction_policy(self, policy: dict[str, Any]) -> None:
-        """Say whether the model is decoupled; raises `ValueError`."""
+        """Declare the model as decoupled or not; raises `ValueError`."""
         if unknown := set(policy) - {"decoupled"}:
             raise ValueError(
                 f"model transaction policy contains property other than 'decoupled': {unknown}"
@@ -97,17 +100,17 @@ class ModelConfig:
 
 
 def get_input_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The entry of an input in a configuration; None if there is none."""
+    """The entry of an input in a configuration; None if missing."""
     return _by_name(config.get("input", ()), name)
 
 
 def get_output_config_by_name(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The entry of an output in a configuration; None if there is none."""
+    """The entry of an output in a configuration; None if missing."""
     return _by_name(config.get("output", ()), name)
 
 
 def using_decoupled_model_transaction_policy(config: Mapping[str, Any]) -> bool:
-    """True if a configuration says that the model is decoupled."""
+    """True if the configured model is decoupled."""
     return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

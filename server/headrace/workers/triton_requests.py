@@ -1,10 +1,10 @@
-"""Requests and responses as Triton's Python models see them, and what answers a request.
+"""Requests and responses for Triton's Python models, and the senders that answer requests.
 
-A client's request is answered by what `execute` gives back for it, or by a sender, at any time and
-from any thread. One that is neither answered nor kept by the model is answered with an error:
-nobody waits for an answer that cannot come. A request that a model has made is for another model,
-and is executed by the `Server` that this process is connected to: Triton's API is a module, so
-there has to be one such thing for a process, and this is the only place that keeps it.
+A client's request is answered by the return value of `execute`, or by a sender, at any time and
+from any thread. One that the model neither answers nor keeps is answered with an error, so that no
+client waits in vain. A request made by a model is for another model, and is executed by the
+`Server` that this process is connected to: Triton's API is a module, so there is one connection per
+process, and only this module keeps it.
 """
 
 import json
@@ -27,7 +27,7 @@ from headrace.workers.triton_tensors import (
 
 
 class TritonError:
-    """An error that answers one request, with a code that becomes the status of the answer."""
+    """An error that answers one request; its code becomes the status of the answer."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -65,7 +65,7 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `TypeError`, and `TritonModelException` for parameters that cannot be sent."""
+        """Raises `TypeError`, and `TritonModelException` for invalid parameters."""
         self._tensors = tensors("output_tensors", output_tensors)
         if error is not None and not isinstance(error, TritonError):
             raise wrong("error", "a TritonError or None", error)
@@ -73,11 +73,11 @@ class InferenceResponse:
         self._parameters = checked(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """Tensors of the response."""
+        """The tensors of the response."""
         return self._tensors
 
     def has_error(self) -> bool:
-        """True if it is an error."""
+        """True for an error response."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -85,16 +85,16 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """Parameters of the response, as JSON."""
+        """The parameters of the response, as JSON."""
         return json.dumps(self._parameters)
 
     def parameter_values(self) -> dict[str, Any]:
-        """Parameters of the response."""
+        """The parameters of the response."""
         return self._parameters
 
 
 def tensors(what: str, given: Any) -> list[Tensor]:
-    """A list of tensors; raises `TypeError`, and `TritonModelException` for None in it."""
+    """Check a list of tensors; raises `TypeError`, and `TritonModelException` for None in it."""
     found = given.copy() if type(given) is list else elements(what, given, "Tensor")
     for tensor in found:
         if not isinstance(tensor, Tensor):
@@ -105,9 +105,9 @@ def tensors(what: str, given: Any) -> list[Tensor]:
 
 
 def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as a dictionary; raises `TritonModelException` for what cannot be one.
+    """Parameters as a dictionary; raises `TritonModelException` for invalid ones.
 
-    Triton refuses floating-point numbers, which its own protocol could carry.
+    Triton refuses floating-point numbers, although its protocol supports them.
     """
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect a dict of parameters, got {type(parameters)}")
@@ -125,7 +125,7 @@ def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Server(Protocol):
-    """The server as its models see it, from any thread."""
+    """The server for its models, from any thread."""
 
     def exec(self, request: Any, decoupled: bool) -> Any:
         """Run another model; see `InferenceRequest.exec`."""
@@ -134,13 +134,13 @@ class Server(Protocol):
         """Run another model without blocking; see `InferenceRequest.async_exec`."""
 
     def control(self, document: Mapping[str, Any]) -> Any:
-        """Call for something else of the server, and wait for the result."""
+        """Run a control operation of the server, and wait for the result."""
 
     def register(self, document: Mapping[str, Any]) -> None:
-        """Make a family of metrics; raises `TritonModelException` if it contradicts another."""
+        """Create a family of metrics; raises `TritonModelException` for a conflict."""
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Send a change of a metric to the server, without waiting."""
+        """Send an update of a metric, without waiting."""
 
 
 class _Connection:
@@ -153,7 +153,7 @@ def connect(server: Server | None) -> None:
 
 
 def connected() -> Server:
-    """The server; raises `TritonModelException` where there is none."""
+    """The server; raises `TritonModelException` outside of a worker."""
     if _Connection.server is None:
         raise TritonModelException("this is only possible inside a server's worker")
     return _Connection.server
@@ -168,23 +168,23 @@ class Exchange(Protocol):
     def respond(
         self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
     ) -> None:
-        """Send a response to a request, the last one if it is `final`, or only the end."""
+        """Send a response to a request, `final` for the last one, or only the end."""
 
     def drop(self, number: int, error: TritonError) -> None:
         """End a request with an error; called wherever the interpreter frees an object."""
 
     def wait_for_room(self, number: int) -> None:
-        """Wait while the client does not read what it has got."""
+        """Block while the client does not read."""
 
     async def room(self, number: int) -> None:
         """`wait_for_room` for coroutines."""
 
     def is_cancelled(self, number: int) -> bool:
-        """True if nobody waits for a request any more."""
+        """True if a request was cancelled."""
 
 
 class Answering:
-    """Responses to one request so far, by senders."""
+    """The responses to one request so far, by senders."""
 
     __slots__ = ("closed", "decoupled", "number", "sent", "source", "wanted")
 
@@ -196,7 +196,7 @@ class Answering:
         self.wanted = wanted
         self.decoupled = decoupled
         self.sent = 0
-        self.closed = False  # nothing more is to be sent
+        self.closed = False  # no more responses may be sent
 
     def __del__(self) -> None:
         if not self.closed:
@@ -220,8 +220,8 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, the end of the request, or both.
 
-        Waits while the client does not read, unless it is called on an event loop. Raises
-        `TypeError`, and `TritonModelException` for what cannot be sent.
+        Blocks while the client does not read, unless called on an event loop. Raises `TypeError`,
+        and `TritonModelException` for invalid responses.
         """
         answering = self._answering
         self._check(response, flags)
@@ -230,7 +230,7 @@ class InferenceResponseSender:
         self._send(response, flags)
 
     async def asend(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """As `send`, for coroutines: others run while it waits for the client to read."""
+        """`send` for coroutines: others run while it waits for the client to read."""
         answering = self._answering
         self._check(response, flags)
         if not flags:
@@ -238,14 +238,14 @@ class InferenceResponseSender:
         self._send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """True if nobody waits for the request any more."""
+        """True if the request was cancelled."""
         return self._answering.source.is_cancelled(self._answering.number)
 
     def _send(self, response: InferenceResponse | None, flags: int) -> None:
         answering = self._answering
         final = bool(flags)
         if response is not None:
-            # An ordinary model's only response is its last one, too: the flag may come, or not.
+            # An ordinary model's only response is its last one, too: the flag is optional.
             final = final or not answering.decoupled
             answering.sent += 1
         answering.closed = answering.closed or final
@@ -264,7 +264,7 @@ class InferenceResponseSender:
             )
         if not answering.decoupled:
             if answering.sent and response is None:
-                return  # the response was the end already
+                return  # the response was already the end
             if answering.sent:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send more than one"
@@ -281,7 +281,7 @@ class InferenceResponseSender:
 
 def _on_event_loop() -> bool:
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None:  # nothing has a loop
+    if asyncio is None:  # no event loop exists
         return False
     try:
         asyncio.get_running_loop()
@@ -299,7 +299,7 @@ TRITONSERVER_MEMORY_GPU = 2
 
 
 class PreferredMemory:
-    """Where the outputs of a request should lie; here they are always in the CPU's memory."""
+    """The preferred memory for a request's outputs; ignored, since outputs are in CPU memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         """Raises `TypeError`."""
@@ -310,16 +310,16 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace that a request is part of, if it is traced; for requests that are made for it."""
+    """The trace of a request, if it is traced; passed on to requests made for it."""
 
     __slots__ = ("_link",)
 
     def __init__(self, link: str = "") -> None:
-        """`link` is what the server knows it by: a number, `traceparent` and `tracestate`."""
+        """`link` is the server's form of it: a number, `traceparent` and `tracestate`."""
         self._link = link
 
     def get_context(self) -> str | None:
-        """The context to go on with, as JSON with `traceparent`; None if there is none."""
+        """The context to continue, as JSON with `traceparent`; None if there is none."""
         _, _, context = self._link.partition(" ")
         parent, _, state = context.partition(" ")
         if not parent:
@@ -332,7 +332,7 @@ _NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
-    """One request: a client's, with the batch dimension where the model batches, or one's own."""
+    """A request: a client's, with the batch dimension if the model batches, or the model's own."""
 
     __slots__ = (
         "_answering", "_extras", "_id", "_inputs", "_number", "_outputs", "_release", "_source",
@@ -356,7 +356,7 @@ class InferenceRequest:
         """A request to another model; `timeout` is in microseconds.
 
         `inputs`, `requested_output_names` and `model_name` are required. Raises `TypeError`, and
-        `TritonModelException` for what cannot be sent.
+        `TritonModelException` for invalid values.
         """
         name = text("model_name", model_name)
         if not name:
@@ -387,52 +387,55 @@ class InferenceRequest:
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
-        """Tensors of the request."""
+        """The tensors of the request."""
         return list(self._inputs)
 
     def request_id(self) -> str:
-        """The client's own name for it, or ""."""
+        """The client's id of the request, or ""."""
         return self._id
 
     def correlation_id(self) -> int | str:
-        """The sequence that it belongs to; 0 for none."""
+        """The id of its sequence; 0 for none."""
         found: int | str = self._extras.get("correlation_id", 0)
         return found
 
     def requested_output_names(self) -> list[str]:
-        """The outputs that are wanted."""
+        """The names of the wanted outputs."""
         return list(self._extras.get("outputs", self._outputs))
 
     def flags(self) -> int:
-        """True if it begins or ends a sequence."""
+        """The sequence flags: START, END."""
         return int(self._extras.get("flags", 0))
 
     def set_flags(self, flags: int) -> None:
-        """Say whether it begins or ends a sequence."""
+        """Set the sequence flags."""
         self._extras = {**self._extras, "flags": whole("flags", flags, UINT32)}
 
     def timeout(self) -> int:
-        """How long it may wait in the queue, in microseconds; 0 for any time."""
+        """The queue timeout in microseconds; 0 for none."""
         return int(self._extras.get("timeout", 0))
 
     def priority(self) -> int:
-        """Priority level of the request; 0 for the model's default."""
+        """The priority level; 0 for the model's default."""
         return int(self._extras.get("priority", 0))
 
     def parameters(self) -> str:
-        """Parameters of the request, as JSON."""
+        """The parameters of the request, as JSON."""
         return json.dumps(self._extras.get("parameters", {}))
 
     def trace(self) -> InferenceTrace:
-        """The trace that it is part of."""
+        """The trace of the request."""
         return InferenceTrace(str(self._extras.get("trace", "")))
 
     def is_cancelled(self) -> bool:
-        """True if nobody waits for it any more."""
+        """True if the request was cancelled."""
         return self._source is not None and self._source.is_cancelled(self._number)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The sender of its responses; raises `TritonModelException` for one's own request."""
+        """The sender of its responses.
+
+        Raises `TritonModelException` for the model's own request.
+        """
         if self._answering is None:
             if self._source is None:
                 raise TritonModelException("a request that the model has made has no sender")
@@ -442,7 +445,7 @@ class InferenceRequest:
         return InferenceResponseSender(self._answering)
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of it when `execute` returns: nothing more, or it is given again."""
+        """Set whether the request is released or rescheduled when `execute` returns."""
         if whole("flags", flags, UINT32) not in (
             TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
         ):  # fmt: skip
@@ -452,16 +455,16 @@ class InferenceRequest:
         self._release = flags
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Run the other model; an `InferenceResponse`, or an iterator of them.
+        """Run the other model; returns an `InferenceResponse`, or an iterator of them.
 
-        What goes wrong there is in the response; raises `TritonModelException` where a model must
-        not ask for this.
+        Errors there are in the response; raises `TritonModelException` where a model must not make
+        calls.
         """
         several = flag("decoupled", decoupled)
         return self._server().exec(self, several)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """As `exec`, for coroutines."""
+        """`exec` for coroutines."""
         several = flag("decoupled", decoupled)
         return self._server().async_exec(self, several)
 
@@ -480,7 +483,7 @@ def received(
     extras: Mapping[str, Any],
     decoupled: bool,
 ) -> InferenceRequest:
-    """A request as it came; not for models."""
+    """A received request; not for models."""
     request = InferenceRequest.__new__(InferenceRequest)
     request._inputs = inputs
     request._id = request_id
@@ -497,5 +500,5 @@ def received(
 
 
 def is_given_back(request: InferenceRequest) -> bool:
-    """True if the model wants to be given a request again; not for models."""
+    """True if the model has rescheduled the request; not for models."""
     return request._release == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE

@@ -1,7 +1,7 @@
-"""Tensors as Triton's Python models see them, and checks of the arguments of Triton's Python API.
+"""Tensors for Triton's Python models, and checks of arguments of Triton's Python API.
 
-Triton's classes are made with pybind11, which raises `TypeError` for an argument of a wrong type;
-`TritonModelException` is for values that are of the right type, and wrong.
+Triton's classes use pybind11, which raises `TypeError` for an argument of a wrong type;
+`TritonModelException` is for invalid values of the right type.
 """
 
 from operator import index
@@ -55,7 +55,7 @@ def flag(what: str, value: Any) -> bool:
 
 
 def elements(what: str, value: Any, of: str) -> list[Any]:
-    """The elements of a list, or another iterable that is no text; raises `TypeError`."""
+    """The elements of a list, or another iterable except text; raises `TypeError`."""
     if not isinstance(value, (str, bytes)):
         try:
             return list(value)
@@ -65,7 +65,7 @@ def elements(what: str, value: Any, of: str) -> list[Any]:
 
 
 def wrong(what: str, expected: str, value: Any) -> TypeError:
-    """The error for an argument of another type than it takes."""
+    """The error for an argument of the wrong type."""
     return TypeError(f"{what} must be {expected}, got {type(value).__name__}")
 
 
@@ -82,7 +82,7 @@ class Tensor:
     __slots__ = ("_array", "_datatype", "_name")
 
     def __init__(self, name: str, array: Array) -> None:
-        """Raises `TritonModelException` for an array whose type is none of the protocol's."""
+        """Raises `TritonModelException` for an array type that the protocol lacks."""
         if not isinstance(array, np.ndarray):
             raise wrong(f"the array of tensor '{name}'", "a numpy array", array)
         if type(name) is not str:
@@ -104,11 +104,11 @@ class Tensor:
         self._array = array
 
     def name(self) -> str:
-        """Name of the tensor."""
+        """The name of the tensor."""
         return self._name
 
     def as_numpy(self) -> Array:
-        """The array; that of an input is read-only and not copied."""
+        """The array; an input's is read-only and not copied."""
         if self._datatype == "BF16":
             raise TritonModelException("numpy has no BF16; use to_dlpack() or the DLPack protocol")
         return self._array
@@ -122,19 +122,19 @@ class Tensor:
         return self._datatype
 
     def shape(self) -> list[int]:
-        """Shape of the tensor."""
+        """The shape of the tensor."""
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Always: there are no others here."""
+        """Always True: there are only CPU tensors here."""
         return True
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule of its memory; of a copy where that is read-only."""
+        """A DLPack capsule of its memory; of a copy if that is read-only."""
         return self.__dlpack__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        # Most libraries cannot take what is read-only.
+        # Most libraries cannot use read-only memory.
         array = self._array if self._array.flags.writeable else self._array.copy()
         return array.__dlpack__(**options)
 
@@ -143,9 +143,9 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """A tensor of what another library has made, on the CPU.
+        """A tensor from another library's array, on the CPU.
 
-        Raises `TritonModelException` for what is neither a DLPack capsule nor makes one.
+        Raises `TritonModelException` for objects without DLPack support.
         """
         if not hasattr(tensor, "__dlpack__"):
             if type(tensor).__name__ != "PyCapsule":
@@ -158,7 +158,7 @@ class Tensor:
 
 
 class _Capsule:
-    """A bare DLPack capsule in the form that numpy takes."""
+    """A bare DLPack capsule in the form that numpy accepts."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -171,7 +171,7 @@ class _Capsule:
 
 
 def received(name: str, datatype: str, array: Array) -> Tensor:
-    """A tensor as it came; not for models."""
+    """A received tensor; not for models."""
     tensor = Tensor.__new__(Tensor)
     tensor._name = name
     tensor._datatype = datatype
@@ -199,14 +199,14 @@ def numpy_to_triton_type(dtype: Any) -> int:
 
 
 def serialize_byte_tensor(array: Array) -> Array | None:
-    """The elements of an array of strings as Triton's clients send them; None for no elements."""
+    """The elements of an array of strings in the form of Triton's clients; None for no elements."""
     if array.size == 0:
         return None
     return np.frombuffer(encode_bytes(array), np.uint8)
 
 
 def deserialize_bytes_tensor(encoded: Any) -> Array:
-    """The elements of what `serialize_byte_tensor` has made."""
+    """The elements encoded by `serialize_byte_tensor`."""
     data = bytes(encoded)
     elements = 0
     position = 0

@@ -1,8 +1,9 @@
-"""Functions and classes as models: what `from headrace import model` and its kin give.
+"""Functions and classes as models: the names of `from headrace import model`.
 
-In reading order: `signature.py` reads what a function declares, `decorator.py` keeps it, `calls.py`
-turns requests into calls and results into responses, and `adapter.py` makes of it what the worker
-runs. `load` is the loader of Python files; it imports the rest for a file that needs it.
+In reading order: `signature.py` reads a function's declarations, `decorator.py` stores them,
+`calls.py` converts requests to calls and results to responses, and `adapter.py` makes the class
+that the worker runs. `load` is the loader of Python files; it imports the rest for a file that
+needs it.
 """
 
 import difflib
@@ -17,9 +18,9 @@ _NO_SUCH_NAME = re.compile(r"cannot import name '(\w+)' from 'headrace' \(.*\)")
 
 
 def load(document: dict[str, Any]) -> Any:
-    """The class `TritonPythonModel` of a file, or its `@model` as such a class.
+    """The class `TritonPythonModel` of a file, or its `@model` in the form of such a class.
 
-    Raises what importing the file raises, `LookupError` if it has neither or several.
+    Passes on exceptions of the import; `LookupError` if the file has neither or several.
     """
     _offer_names(sys.modules["headrace"])
     try:
@@ -36,7 +37,7 @@ def load(document: dict[str, Any]) -> Any:
 
 
 def _offer_names(package: ModuleType) -> None:
-    """Make `from headrace import model` work where the package has no root of its own."""
+    """Make `from headrace import model` work if the package's root was not imported."""
 
     def name(wanted: str) -> Any:
         from headrace.plugins.functions import offered
@@ -52,7 +53,7 @@ def _offer_names(package: ModuleType) -> None:
 
 
 def _suggest(error: ImportError) -> None:
-    """Add what was probably meant to an error, where `headrace` has no such name."""
+    """Add a suggestion to an import error about a name of `headrace`."""
     found = _NO_SUCH_NAME.fullmatch(str(error))
     if found is None:
         return

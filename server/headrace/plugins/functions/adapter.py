@@ -1,12 +1,12 @@
-"""Decorated functions, classes and generators as classes with the methods of Triton's models.
+"""Adapters of decorated functions, classes and generators to the methods of Triton's models.
 
-Requests become calls, calls responses (`calls.py`). What a function raises goes out as it is: the
-server then runs a batch of several again in halves, until the one to blame stands alone.
+Requests become calls, calls become responses (`calls.py`). Exceptions of a function are passed on:
+the server then runs a batch of several again in halves, until the failing request is alone.
 
-Generators are decoupled models: each value that is yielded is a response, its end the last one.
-Plain ones run on threads of the model's own, each of which answers one request at a time;
-asynchronous ones are tasks on the worker's event loop. Both wait while a client does not read what
-it has got. A generator whose client has gone is closed at its next value.
+Generators are decoupled models: each yielded value is a response, the generator's end the last one.
+Plain ones run on threads of the model, each of which answers one request at a time; asynchronous
+ones are tasks on the worker's event loop. Both wait while a client does not read. A generator whose
+client has disconnected is closed at its next value.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from headrace.workers import triton_api as pb
 
 
 class FunctionModel:
-    """The base of models that are functions or classes.
+    """Base class of models that are functions or classes.
 
-    `function` is what is called; on which thread or loop, a subclass says.
+    `function` is called; a subclass determines the thread or loop.
     """
 
     declaration: ClassVar[Declaration]
@@ -41,12 +41,12 @@ class FunctionModel:
 
     @classmethod
     def auto_complete_config(cls, config: pb.ModelConfig) -> pb.ModelConfig:
-        """Fill in what the annotations say."""
+        """Complete the configuration from the annotations."""
         complete(cls.declaration.signature, config)
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load; raises `Contradicted` if the configuration is not the function's."""
+        """Load; raises `Contradicted` if the configuration does not match the function."""
         check(self.declaration.signature, json.loads(args["model_config"]))
         if isinstance(self.declaration.target, type):
             self._object = self.declaration.target()
@@ -61,10 +61,10 @@ class FunctionModel:
 
 
 class PlainModel(FunctionModel):
-    """A function that gives its result."""
+    """A function that returns its result."""
 
     def execute(self, requests: Sequence[Request]) -> list[pb.InferenceResponse]:
-        """Answer the requests of a batch; raises what the function raises, or `ResultError`."""
+        """Answer the requests of a batch; passes on the function's exceptions, or `ResultError`."""
         plan = self.calls.plan(requests)
         try:
             results = [self.function(**arguments) for arguments in plan.calls]
@@ -74,10 +74,10 @@ class PlainModel(FunctionModel):
 
 
 class AsyncModel(FunctionModel):
-    """A coroutine that gives its result; the calls of a batch run at the same time."""
+    """A coroutine that returns its result; the calls of a batch run concurrently."""
 
     async def execute(self, requests: Sequence[Request]) -> list[pb.InferenceResponse]:
-        """Answer the requests of a batch; raises what the function raises, or `ResultError`."""
+        """Answer the requests of a batch; passes on the function's exceptions, or `ResultError`."""
         plan = self.calls.plan(requests)
         try:
             results = await _together(self.function, plan.calls)
@@ -89,14 +89,14 @@ class AsyncModel(FunctionModel):
 def _refused(requests: Sequence[Request], error: InvalidInput) -> list[pb.InferenceResponse]:
     """The responses when a function refuses its input; raises `error` for a batch."""
     if len(requests) > 1:
-        raise error  # one of them is to blame, and will be found
+        raise error  # one of them is to blame, and the server will find it
     return [refusal(error)]
 
 
 async def _together(
     function: Callable[..., Awaitable[Any]], calls: Iterable[Arguments]
 ) -> list[Any]:
-    """The results of calls that run at the same time; if one fails, the others are cancelled."""
+    """The results of concurrent calls; if one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(function(**arguments)) for arguments in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -110,40 +110,40 @@ log = logging.getLogger("model")
 
 
 class Sender(Protocol):
-    """The sender of responses to a request; `triton_api` has it."""
+    """The sender of responses to a request; implemented by `triton_api`."""
 
     def send(self, response: pb.InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send, after waiting for the client to read."""
+        """Send; blocks while the client does not read."""
 
     async def asend(self, response: pb.InferenceResponse | None = None, flags: int = 0) -> None:
-        """The same for coroutines."""
+        """`send` for coroutines."""
 
     def is_cancelled(self) -> bool:
-        """True if nobody waits for more."""
+        """True if the request was cancelled."""
 
 
 class StreamedRequest(Request, Protocol):
-    """A request that gets several responses, as far as it is needed here."""
+    """A request with any number of responses, as far as needed here."""
 
     def get_response_sender(self) -> Sender:
         """The sender of its responses."""
 
 
 class StreamModel(FunctionModel):
-    """A generator, on one thread for each request."""
+    """A generator, on a thread for each request."""
 
     def __init__(self) -> None:
         super().__init__()
         self._threads = ThreadPoolExecutor(self.declaration.max_streams, "stream")
 
     def execute(self, requests: Sequence[StreamedRequest]) -> None:
-        """Begin to answer requests; those for which there is no thread wait for one."""
+        """Start answering requests; those without a free thread wait for one."""
         for request in requests:
             answer = self._threads.submit(self._answer, request, request.get_response_sender())
             answer.add_done_callback(partial(_report, self.declaration.name))
 
     def finalize(self) -> None:
-        """Begin no more, and close."""
+        """Start no more, and close."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         super().finalize()
 
@@ -165,7 +165,7 @@ class StreamModel(FunctionModel):
                     return
                 sender.send(self.calls.response(value, plan.sizes[0]))
         finally:
-            if hasattr(values, "close"):  # a generator has it, other iterators need not
+            if hasattr(values, "close"):  # generators have it, other iterators may not
                 values.close()
 
 
@@ -177,7 +177,7 @@ class AsyncStreamModel(FunctionModel):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def execute(self, requests: Sequence[StreamedRequest]) -> None:
-        """Begin to answer requests."""
+        """Start answering requests."""
         for request in requests:
             task = asyncio.ensure_future(self._answer(request, request.get_response_sender()))
             self._tasks.add(task)
@@ -207,7 +207,7 @@ class AsyncStreamModel(FunctionModel):
 
 
 def _report(name: str, request: "Future[None] | asyncio.Future[None]") -> None:
-    """Log what has kept a request from being ended."""
+    """Log an error that prevented a request from ending."""
     if not request.cancelled() and (error := request.exception()) is not None:
         log.error("%s could not end a request", name, exc_info=error)
 
@@ -218,10 +218,10 @@ def _log(name: str, error: Exception) -> None:
 
 
 def find(module: ModuleType, wanted: str = "") -> Declaration | None:
-    """The one model of a module, or that of the name `wanted`; None if it has none.
+    """The model of a module, or the one named `wanted`; None if there is none.
 
-    What is imported counts only where nothing is defined. Raises `LookupError` if there are several
-    or not that one, `SignatureError` for one that cannot be a model.
+    Imported models only count if none is defined. Raises `LookupError` if there are several or none
+    of that name, `SignatureError` for one that cannot be a model.
     """
     found: dict[int, Declaration] = {}
     for value in vars(module).values():
@@ -246,7 +246,7 @@ def find(module: ModuleType, wanted: str = "") -> Declaration | None:
 
 
 def adapted(declaration: Declaration) -> type[FunctionModel]:
-    """A class with the methods of Triton's Python models that is this model."""
+    """The declared model as a class with the methods of Triton's Python models."""
     signature = declaration.signature
     base: Any = AsyncModel if signature.asynchronous else PlainModel
     if signature.mode is Mode.STREAM:

@@ -1,6 +1,6 @@
-"""From requests to calls of a function, and from what it gives to responses.
+"""Conversion of requests to a function's calls, and of its results to responses.
 
-Made once for a model; it holds no state of requests, and may be used on any thread.
+Created once per model; stateless, and usable on any thread.
 """
 
 import json
@@ -40,28 +40,28 @@ from headrace.workers import triton_api as pb
 from headrace.workers.elements import Array
 
 Arguments = dict[str, Any]
-_LARGE = 64 << 10  # bytes from which on a copy costs more than to look whether it is needed
+_LARGE = 64 << 10  # bytes from which on checking whether a copy is needed pays
 
 
 class Request(Protocol):
-    """A request, as far as it is needed here; `triton_api` has it."""
+    """A request, as far as needed here; implemented by `triton_api`."""
 
     def inputs(self) -> Iterable[pb.Tensor]:
-        """Tensors of the request."""
+        """The tensors of the request."""
 
     def request_id(self) -> str:
-        """The client's name for it."""
+        """The client's id of the request."""
 
     def parameters(self) -> str:
-        """Parameters of the request, as JSON."""
+        """The parameters of the request, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The calls for a list of requests.
 
-    `refused` has, for each request, the response that it gets without a call, or None; `rows` how
-    many rows each of the others has, and `sizes` how large its named dimensions are.
+    `refused` has, for each request, its response if it gets no call, or None; `rows` the number of
+    rows of each of the others, and `sizes` the sizes of its named dimensions.
     """
 
     refused: list[pb.InferenceResponse | None] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Plan:
 
 
 class Calls:
-    """How a function of a signature is called."""
+    """The conversion for a function with this signature."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
@@ -80,10 +80,10 @@ class Calls:
         self._by_rows = signature.mode in (Mode.ROW, Mode.BATCH)
         ports = (*self._inputs, *self._outputs)
         names = [dim.name for port in ports for dim in port.dims if dim.name]
-        self._shares = len(names) > len(set(names))  # dimensions that have to agree
+        self._shares = len(names) > len(set(names))  # dimensions that must be equal
 
     def plan(self, requests: Sequence[Request]) -> Plan:
-        """The calls that requests need."""
+        """The calls for a list of requests."""
         plan = Plan()
         found: list[dict[str, Array]] = []
         accepted: list[Request] = []
@@ -112,7 +112,7 @@ class Calls:
     def responses(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
         """The responses to all requests of a plan; raises `ResultError`.
 
-        `results` has what each of its calls has given.
+        `results` has the result of each of its calls.
         """
         if self._signature.mode is Mode.BATCH:
             answered = self._split(plan, results)
@@ -127,25 +127,25 @@ class Calls:
         return [next(following) if one is None else one for one in plan.refused]
 
     def response(self, result: Any, sizes: Mapping[str, int]) -> pb.InferenceResponse:
-        """The response that is one result; raises `ResultError`."""
+        """The response for one result; raises `ResultError`."""
         return self._response(self._results(result, -1, sizes))
 
     # --- requests
 
     def _tell(self, plan: Plan, requests: Sequence[Request]) -> None:
-        """Add to the calls what the function is told of their requests."""
+        """Add the contexts of requests to the calls."""
         name = self._signature.context
         contexts = [Context(r.request_id(), json.loads(r.parameters())) for r in requests]
         each = [one for one, rows in zip(contexts, plan.rows, strict=True) for _ in range(rows)]
         if self._signature.mode is Mode.BATCH:
-            for arguments in plan.calls:  # there is one, unless all requests are refused
+            for arguments in plan.calls:  # one call, unless all requests are refused
                 arguments[name] = each
             return
         for arguments, one in zip(plan.calls, each, strict=True):
             arguments[name] = one
 
     def _arrays(self, request: Request) -> tuple[dict[str, Array], dict[str, int]]:
-        """The tensors of a request as functions see them, and the sizes of named dimensions.
+        """The tensors of a request in functions' form, and the sizes of named dimensions.
 
         Raises `InvalidInput`.
         """
@@ -155,7 +155,7 @@ class Calls:
         for port in self._inputs:
             tensor = tensors.get(port.name)
             if tensor is None:
-                continue  # optional, or the server had refused the request
+                continue  # optional, or the server would have refused the request
             array = received(_raw(tensor), port.element, port.name)
             if self._shares:
                 shape = array.shape[1:] if self._by_rows else array.shape
@@ -190,7 +190,7 @@ class Calls:
     # --- results
 
     def _split(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
-        """The one result of a batch, its rows given back to their requests."""
+        """Divide the result of a batch's single call between its requests."""
         if not results:
             return []
         arrays = self._results(results[0], sum(plan.rows), plan.sizes[0])
@@ -202,13 +202,13 @@ class Calls:
         return responses
 
     def _gathered(self, plan: Plan, results: Sequence[Any]) -> list[pb.InferenceResponse]:
-        """The results of rows, those of a request put together again."""
+        """Gather the results of rows by request."""
         unpacked = [self._unpacked(result) for result in results]
         columns: list[list[Any]] = [list(column) for column in zip(*unpacked, strict=True)]
         columns = columns or [[] for _ in self._signature.outputs]
         whole: dict[str, Array] = {}
         for value, column in zip(self._signature.outputs, columns, strict=True):
-            # Lists and arrays may have another shape for each request.
+            # Lists and arrays may have different shapes for each request.
             if isinstance(value.declared, Tensor) and not value.declared.dims:
                 whole[value.name] = _gathered(value, column, {})
         responses, first = [], 0
@@ -227,7 +227,7 @@ class Calls:
         return responses
 
     def _results(self, result: Any, rows: int, known: Mapping[str, int]) -> dict[str, Array]:
-        """The arrays of one result; `rows` -1 where there are none to be counted."""
+        """The arrays of one result; `rows` is -1 if rows are not counted."""
         arrays: dict[str, Array] = {}
         sizes = dict(known)
         for value, one in zip(self._signature.outputs, self._unpacked(result), strict=True):
@@ -309,7 +309,7 @@ def _check(array: Array, dims: Sequence[Dim], sizes: dict[str, int], where: str)
 
 
 def _check_single(declared: Tensor, values: Sequence[Any], where: str) -> None:
-    """Refuse what has a shape where single values are declared."""
+    """Refuse values with a shape where single values are declared."""
     if declared.form is Form.SINGLE:
         for value in values:
             if np.ndim(value):
@@ -321,14 +321,14 @@ def _wrong_rows(where: str, got: int, expected: int) -> str:
 
 
 def _joined(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """The rows of all requests behind one another; they have the same inputs."""
+    """Concatenate the rows of all requests, which have the same inputs."""
     if len(found) == 1:
         return dict(found[0])
     return {name: _concatenated([arrays[name] for arrays in found]) for name in found[0]}
 
 
 def _concatenated(pieces: Sequence[Array]) -> Array:
-    """Pieces behind one another; large ones that lie like that already are not copied."""
+    """Concatenate pieces; large ones that are already contiguous are not copied."""
     base = pieces[0].base
     if (
         isinstance(base, np.ndarray)

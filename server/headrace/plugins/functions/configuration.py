@@ -1,7 +1,7 @@
-"""A function's signature and a model's configuration: one completes the other, or both must agree.
+"""Completion of a configuration from a function's signature, and the check of both.
 
-Where a configuration declares tensors it may be narrower than the function, never wider. What it
-says is kept when it is completed; whether that fits is looked at in the end.
+The configuration may be narrower than the function, never wider. Completion keeps its values; the
+check comes last.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from headrace.workers.triton_config import (
 
 
 def complete(signature: Signature, config: ModelConfig) -> None:
-    """Fill in what a configuration leaves out."""
+    """Complete a configuration."""
     known = config.as_dict()
     if signature.max_batch_size and not known.get("max_batch_size"):
         config.set_max_batch_size(signature.max_batch_size)
@@ -31,13 +31,13 @@ def complete(signature: Signature, config: ModelConfig) -> None:
 
 
 def check(signature: Signature, config: Mapping[str, Any]) -> None:
-    """Hold a complete configuration against a signature; raises `Contradicted`."""
+    """Check a complete configuration against a signature; raises `Contradicted`."""
     if found := list(_contradictions(signature, config)):
         raise Contradicted(*found)
 
 
 def _tensor(port: Port, known: Mapping[str, Any] | None, is_input: bool) -> dict[str, Any]:
-    """How a tensor is declared, where the configuration does not say."""
+    """The declaration of a tensor, completed from the signature."""
     known = known or {}
     data_type = known.get("data_type")
     tensor: dict[str, Any] = {
@@ -51,7 +51,7 @@ def _tensor(port: Port, known: Mapping[str, Any] | None, is_input: bool) -> dict
 
 
 def _contradictions(signature: Signature, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Fields, each with what is wrong with it."""
+    """Fields with the contradiction of each."""
     size, limit = int(config.get("max_batch_size", 0)), signature.max_batch_size
     if size > limit:
         called = "" if limit else ", which has it called for each request by itself"

@@ -1,4 +1,4 @@
-"""`@model`: marks a function or class as a model, and leaves it as it is."""
+"""`@model`: marks a function or class as a model, without changing it."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A decorated function or class. `max_streams` is how many threads of generators there are."""
+    """A decorated function or class. `max_streams` is the number of threads for generators."""
 
     target: Any
     signature: Signature
@@ -22,7 +22,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Name of the function or class in its file."""
+        """The name of the function or class in its file."""
         return self.signature.name
 
 
@@ -49,19 +49,19 @@ def model(
     per_row: bool | None = None,
     max_streams: int = _THREADS,
 ) -> Any:
-    """Make a model of a function, or of a class with `predict` and, if need be, `load` and `close`.
+    """Declare a function, or a class with `predict` and optional `load` and `close`, as a model.
 
-    Inputs and outputs, their names, types and dimensions are what the annotations say. What is
-    decorated stays what it was, and can be called as ever.
+    The annotations declare inputs and outputs with names, types and dimensions. The decorated
+    object is unchanged, and can be called as before.
 
-    `max_batch_size` is how many rows one call may get. With it, a function of arrays gets the rows
-    of several requests at once, and the first dimension of all its inputs and outputs counts them;
-    without, it gets each request by itself. `per_row` has it called for each row by itself, which
-    is the default for functions all of whose parameters are single values (`str`, `float`, ...).
-    `outputs` names the outputs of a function that gives a tuple. `max_streams` is how many requests
-    a generator may answer at once, each on a thread; others wait.
+    `max_batch_size` is the maximum number of rows per call. With it, a function of arrays gets the
+    rows of several requests at once, and the first dimension of all its inputs and outputs counts
+    them; without it, the function is called for each request. `per_row` calls it for each row,
+    which is the default for functions whose parameters are all single values (`str`, `float`, ...).
+    `outputs` names the outputs of a function that returns a tuple. `max_streams` is the number of
+    requests that a generator may answer concurrently, each on a thread; others wait.
 
-    Raises `SignatureError` if the annotations do not say enough.
+    Raises `SignatureError` if the annotations are insufficient.
     """
     if isinstance(outputs, str):
         raise SignatureError(f"`outputs` is a list of names, got {outputs!r}")
@@ -77,11 +77,11 @@ def model(
 
 
 def declared(found: object) -> Declaration | None:
-    """The declaration that `@model` has made of an object; None if it is no model.
+    """The declaration made by `@model`; None if the object is no model.
 
-    Raises `SignatureError` for one that another decorator has wrapped.
+    Raises `SignatureError` if another decorator has wrapped the model.
     """
-    declaration = getattr(found, "__dict__", {}).get(MARK)  # not that of a class's base
+    declaration = getattr(found, "__dict__", {}).get(MARK)  # ignores inherited declarations
     if not isinstance(declaration, Declaration):
         return None
     if declaration.target is not found:

@@ -1,11 +1,11 @@
 """A function's signature, read once when it is decorated: annotations, tensors, calls.
 
-`Float32[N, 4]` and its kin are read into a `Tensor`, `Frame[Schema]` into `Columns`; so are
-Python's own types where it is clear what they mean. Plain values all of them.
+`Float32[N, 4]` and the like are parsed to a `Tensor`, `Frame[Schema]` to `Columns`; so are Python's
+own types if they are unambiguous. All of them are plain values.
 
-There are four ways to call a function. ROW: once for each row, with single values. BATCH: once for
-the rows of all requests of a batch, behind one another. REQUEST: once for each request, with all
-that it holds. STREAM: likewise, and whatever the function yields is a response.
+There are four modes of calling a function. ROW: for each row, with single values. BATCH: for the
+concatenated rows of all requests of a batch. REQUEST: for each request, with all its rows. STREAM:
+likewise, and each yielded value is a response.
 """
 
 import collections.abc as abc
@@ -36,16 +36,16 @@ from headrace.workers.elements import datatype_of
 
 
 class SignatureError(TypeError):
-    """A model's annotations do not say what it takes and gives."""
+    """The annotations of a model are missing or invalid."""
 
-    __module__ = "headrace"  # where users find it, and what a traceback should say
+    __module__ = "headrace"  # the public location, for tracebacks
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The type of a tensor's elements: the protocol's datatype, and how Python code spells it.
+    """The type of a tensor's elements: the protocol's datatype, and its form in Python code.
 
-    `text` are BYTES that hold UTF-8, which a function sees as `str`.
+    `text` marks BYTES containing UTF-8, which a function sees as `str`.
     """
 
     spelled: str
@@ -55,7 +55,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension. Those of one name have one size; -1 is any size."""
+    """One dimension. Dimensions of one name have one size; -1 is any size."""
 
     name: str = ""
     size: int = -1
@@ -74,7 +74,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An annotation that stands for one tensor. `single` is the type of its elements in Python."""
+    """An annotation for one tensor. `single` is the Python type of its elements."""
 
     element: Element
     dims: tuple[Dim, ...]
@@ -90,7 +90,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a frame: a tensor with one value for each row."""
+    """A column of a data frame: a tensor with one value per row."""
 
     name: str
     element: Element
@@ -99,7 +99,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """An annotation that stands for a data frame of a library, `pandas` or `pyarrow`."""
+    """An annotation for a data frame of a library, `pandas` or `pyarrow`."""
 
     library: str
     columns: tuple[Column, ...]
@@ -113,7 +113,7 @@ Declared = Tensor | Columns
 
 
 class ArrayOf:
-    """The base of `Float32` and its kin; with dimensions in brackets, an annotation."""
+    """Base class of `Float32` and the like; with dimensions in brackets, an annotation."""
 
     element: ClassVar[Element]
 
@@ -124,7 +124,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameOf:
-    """A data frame whose schema is not read yet."""
+    """A data frame whose schema was not read yet."""
 
     library: str
     schema: Any
@@ -142,7 +142,7 @@ _HOW = "say its type and dimensions, as in Float32[N, Literal[4]]"
 
 
 def read(hint: Any) -> tuple[Declared, bool]:
-    """The tensor of an annotation, and whether it may be None; raises `SignatureError`."""
+    """The tensor of an annotation, and whether it is optional; raises `SignatureError`."""
     if hasattr(hint, "__value__"):  # type Scores = Float32[N]
         return read(hint.__value__)
     if get_origin(hint) in (Union, types.UnionType):
@@ -169,7 +169,7 @@ def read(hint: Any) -> tuple[Declared, bool]:
 
 
 def _plain(hint: Any) -> Tensor:
-    """A single value, or lists of them."""
+    """The tensor for a single value, or for lists of them."""
     depth, leaf = 0, hint
     while get_origin(leaf) in _LISTS:
         depth, leaf = depth + 1, get_args(leaf)[0]
@@ -180,7 +180,7 @@ def _plain(hint: Any) -> Tensor:
 
 
 def _single(hint: Any) -> Element | None:
-    """The element that a single value of this type is; None if it is none."""
+    """The element for a single value of this type; None if there is none."""
     if not isinstance(hint, type):
         return None
     if hint in _SINGLES:
@@ -188,7 +188,7 @@ def _single(hint: Any) -> Element | None:
     if issubclass(hint, np.generic):
         try:
             datatype = datatype_of(np.dtype(hint))
-        except TypeError:  # an abstract one, such as np.floating
+        except TypeError:  # an abstract type, such as np.floating
             return None
         if datatype is not None and datatype != "BYTES":
             return Element(f"np.{hint.__name__}", datatype)
@@ -206,7 +206,7 @@ def _numpy(hint: Any) -> Tensor:
 
 
 def _columns(schema: Any) -> tuple[Column, ...]:
-    """The columns that a schema declares; raises `SignatureError`."""
+    """The columns declared by a schema; raises `SignatureError`."""
     try:
         hints = schema if isinstance(schema, Mapping) else get_type_hints(schema, None, None, True)
     except (TypeError, NameError) as error:
@@ -232,7 +232,7 @@ def _column(name: str, hint: Any) -> Column:
 
 
 def _dim(given: Any) -> Dim:
-    """A dimension; raises `SignatureError`."""
+    """Parse a dimension; raises `SignatureError`."""
     if get_origin(given) is Literal and len(get_args(given)) == 1:
         given = get_args(given)[0]
     if given is int:
@@ -253,7 +253,7 @@ def _dim(given: Any) -> Dim:
 
 
 def _hint(leaf: Any) -> str:
-    """A hint at what somebody may have meant."""
+    """A hint at what was probably meant."""
     module = getattr(leaf, "__module__", "").partition(".")[0]
     if module == "pandas":
         return ", or the columns, as in Frame[Schema]"
@@ -266,9 +266,9 @@ def _spelled(hint: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The request that a call, or a row, is for: the client's own name for it, and its parameters.
+    """The request of a call, or of a row: the client's id for it, and its parameters.
 
-    `parameters` are those that the protocol does not reserve.
+    `parameters` are those not reserved by the protocol.
     """
 
     request_id: str = ""
@@ -276,7 +276,7 @@ class Context:
 
 
 class Mode(Enum):
-    """How requests become calls."""
+    """The mode of converting requests to calls."""
 
     ROW = "row"
     BATCH = "batch"
@@ -285,7 +285,7 @@ class Mode(Enum):
 
 
 class Packing(Enum):
-    """How a function gives several outputs."""
+    """The form in which a function returns several outputs."""
 
     ONE = "one"
     TUPLE = "tuple"
@@ -295,7 +295,7 @@ class Packing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One tensor on the wire; `dims` without the rows, where the model batches."""
+    """A tensor in the protocol; `dims` without rows, if the model batches."""
 
     name: str
     element: Element
@@ -310,9 +310,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A parameter or an output of the function, and the tensors that it is on the wire.
+    """A parameter or output of the function, and its tensors in the protocol.
 
-    An optional one that has no default is None where it is missing.
+    An optional one without default is None if missing.
     """
 
     name: str
@@ -324,7 +324,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """All that is known of a function. `max_batch_size` 0 means that requests are not batched."""
+    """The signature of a function. `max_batch_size` 0 means that requests are not batched."""
 
     name: str
     mode: Mode
@@ -333,7 +333,7 @@ class Signature:
     parameters: tuple[Value, ...]
     outputs: tuple[Value, ...]
     packing: Packing
-    context: str = ""  # the parameter that is told of requests, if there is one
+    context: str = ""  # the parameter of type Context, if any
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -348,14 +348,14 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Arguments of the decorator; None for each that was left out."""
+    """The decorator's arguments; None if not given."""
 
     max_batch_size: int | None = None
     outputs: tuple[str, ...] | None = None
     per_row: bool | None = None
 
 
-DEFAULT_ROWS = 64  # of a request or batch, for functions that are called for each row
+DEFAULT_ROWS = 64  # maximum rows of a batch, for functions called for each row
 _STREAMS = (abc.Iterator, abc.Iterable, abc.Generator)
 _ASYNC_STREAMS = (abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator)
 _MISSING = Element("bool", "BOOL")
@@ -407,7 +407,7 @@ def _read(function: Callable[..., Any], name: str, options: Options, method: boo
 def _parameters(
     function: Callable[..., Any], hints: dict[str, Any], method: bool
 ) -> tuple[list[Value], dict[str, Any]]:
-    """The parameters that are tensors, and the context with its annotation."""
+    """The parameters that are tensors, and the context parameter with its annotation."""
     found = []
     context: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[method:]:
@@ -484,7 +484,7 @@ def _outputs(hint: Any, names: tuple[str, ...] | None) -> tuple[list[Value], Pac
 
 
 def _unpacked(hint: Any) -> tuple[Packing, list[tuple[str, Any]]]:
-    """How outputs are given, and their own names and annotations."""
+    """The form of outputs, with their own names and annotations."""
     if get_origin(hint) is tuple:
         hints = get_args(hint)
         if not hints or Ellipsis in hints:
@@ -503,7 +503,7 @@ def _unpacked(hint: Any) -> tuple[Packing, list[tuple[str, Any]]]:
 
 
 def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple[Mode, int]:
-    """How requests become calls, and how many rows of them there may be."""
+    """The mode of calls, and the maximum number of rows."""
     size, per_row = options.max_batch_size, options.per_row
     if size is not None and (type(size) is not int or size < 0):
         raise SignatureError(f"max_batch_size is a number from 0 on, got {size!r}")
@@ -526,7 +526,7 @@ def _mode(parameters: Sequence[Value], options: Options, streams: bool) -> tuple
 
 
 def _check_rows(value: Value, mode: Mode) -> None:
-    """True if a value can be what `mode` makes of it; raises `SignatureError`."""
+    """Check that a value suits `mode`; raises `SignatureError`."""
     declared = value.declared
     if isinstance(declared, Columns):
         if mode is Mode.ROW:
@@ -541,7 +541,7 @@ def _check_rows(value: Value, mode: Mode) -> None:
 
 
 def _check_row_dimension(values: Sequence[Value]) -> None:
-    """All have to begin with the same dimension, and have it nowhere else."""
+    """Check that all values begin with the same dimension, and have it nowhere else."""
     first: dict[str, str] = {}
     tensors = [(v.name, v.declared) for v in values if isinstance(v.declared, Tensor)]
     for name, declared in tensors:
@@ -589,7 +589,7 @@ def _check_names(kind: str, ports: Sequence[Port]) -> None:
 
 @contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Says in a `SignatureError` where it was found."""
+    """Add the location to a `SignatureError`."""
     try:
         yield
     except SignatureError as error:

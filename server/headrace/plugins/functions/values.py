@@ -1,13 +1,12 @@
-"""Between arrays as they travel and what functions work with: Python's values, and data frames.
+"""Conversion between the protocol's arrays and functions' values: Python values, data frames.
 
-What a function gives is fitted to what it declares: numbers are converted where none of them loses
-its meaning, and refused otherwise.
+A function's result is converted to the declared type: numbers are converted if no information is
+lost, and refused otherwise.
 
-Data frames are of pandas or pyarrow, which are imported when they are first needed, by their names:
-a worker without them runs all other models. The protocol has no nulls. A column that may have some
-is two tensors: its values, and under the name `<column>.null` a BOOL for each row that says whether
-the value is missing. A request may leave the second out. What stands in place of a missing value is
-NaN, 0, False or "".
+Data frames are pandas' or pyarrow's, which are imported by name on first use: a worker without them
+runs all other models. The protocol has no nulls. A nullable column is two tensors: its values, and
+`<column>.null`, a BOOL per row that is true if the value is missing. A request may omit the latter.
+A missing value is represented by NaN, 0, False or "".
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +22,24 @@ _FLOAT32 = np.dtype("<f4")
 
 
 class ResultError(TypeError):
-    """A function has given something else than it declares."""
+    """A function has returned something other than declared."""
 
     __module__ = "headrace"
 
 
 class InvalidInput(ValueError):
-    """An input that cannot be: raised by a model, it becomes 400 or INVALID_ARGUMENT."""
+    """An invalid input: raised by a model, it becomes 400 or INVALID_ARGUMENT."""
 
     __module__ = "headrace"
 
 
 def dtype_of(element: Element) -> np.dtype[Any]:
-    """The numpy type in which a function sees such elements."""
+    """The numpy type in which a function sees these elements."""
     return _FLOAT32 if element.datatype == "BF16" else DTYPES[element.datatype]
 
 
 def received(array: Array, element: Element, name: str) -> Array:
-    """An input as functions see it; raises `InvalidInput` for text that is not UTF-8."""
+    """An input in functions' form; raises `InvalidInput` for text that is not UTF-8."""
     if element.datatype == "BF16":
         return (array.astype("<u4") << 16).view(_FLOAT32)
     if not element.text:
@@ -55,18 +54,18 @@ def received(array: Array, element: Element, name: str) -> Array:
 
 
 def sent(array: Array, element: Element) -> Array:
-    """An output that was fitted, as it travels."""
+    """A converted output in the protocol's form."""
     if element.datatype != "BF16":
         return array
     bits = np.ascontiguousarray(array).view("<u4")
-    # To the nearest, of two to the even one; what is no number stays that.
+    # To the nearest value, ties to even; NaN stays NaN.
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     whole = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)
     return whole.astype("<u2").reshape(array.shape)
 
 
 def given(array: Array, tensor: Tensor) -> Any:
-    """The argument of a function for a whole array."""
+    """A function's argument for a whole array."""
     if tensor.form is Form.ARRAY:
         return array
     if tensor.form is Form.LIST:
@@ -75,7 +74,7 @@ def given(array: Array, tensor: Tensor) -> Any:
 
 
 def each(array: Array, tensor: Tensor) -> list[Any]:
-    """The arguments of a function for the rows of an array."""
+    """A function's arguments for the rows of an array."""
     if tensor.form is Form.ARRAY or issubclass(tensor.single, np.generic):
         return list(array)
     rows: list[Any] = array.tolist()
@@ -83,9 +82,9 @@ def each(array: Array, tensor: Tensor) -> list[Any]:
 
 
 def fitted(value: object, tensor: Tensor, where: str) -> Array:
-    """A result of a function, as an array of the type that it declares.
+    """Convert a function's result to an array of the declared type.
 
-    Raises `ResultError`; the shape is not looked at.
+    Raises `ResultError`; the shape is not checked.
     """
     if tensor.element.datatype == "BYTES":
         return _strings(value, tensor, where)
@@ -112,7 +111,7 @@ def fitted(value: object, tensor: Tensor, where: str) -> Array:
 def check_shape(
     shape: Sequence[int], dims: Sequence[Dim], sizes: dict[str, int], where: str
 ) -> None:
-    """Hold a shape against dimensions, and those of a name against `sizes`, which it fills in.
+    """Check a shape against dimensions; sizes of named ones are compared with or added to `sizes`.
 
     Raises `ValueError`.
     """
@@ -127,7 +126,7 @@ def check_shape(
 
 
 def describe(value: object) -> str:
-    """A value in an error's words."""
+    """A value described for an error."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {list(value.shape)}"
     if isinstance(value, (list, tuple)):
@@ -137,7 +136,7 @@ def describe(value: object) -> str:
 
 
 def _given(value: object, tensor: Tensor) -> str:
-    """A value in an error's words; of single values, which came row by row, their types."""
+    """A value described for an error; for single values, which come row by row, their types."""
     if tensor.form is Form.SINGLE and isinstance(value, list):
         return " and ".join(sorted({type(one).__name__ for one in value}))
     return describe(value)
@@ -148,7 +147,7 @@ def _declared(where: str, tensor: Tensor) -> str:
 
 
 def _loss(array: Array, wanted: np.dtype[Any]) -> str | None:
-    """Why these elements cannot become that type, "" if it is plain; None if they can."""
+    """The reason why elements cannot be converted, "" if it is obvious; None if they can."""
     kind = array.dtype.kind
     allowed: Mapping[str, str] = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}
     if kind not in allowed[wanted.kind]:
@@ -168,7 +167,7 @@ def _strings(value: object, tensor: Tensor, where: str) -> Array:
     if isinstance(value, np.ndarray):
         array: Array = value.astype(object) if value.dtype.kind in "UST" else value
     else:
-        # Not as numpy would have it, which cuts zeros off the end of what has a fixed width.
+        # Without fixed-width numpy types, which would drop trailing zeros.
         try:
             array = np.array(value, object)
         except ValueError:
@@ -190,7 +189,7 @@ _PANDAS = {
 
 
 def to_frame(declared: Columns, arrays: Mapping[str, Array]) -> Any:
-    """The data frame of these columns; a mask of nulls need not be there."""
+    """The data frame of these columns; the null masks are optional."""
     library = import_module(declared.library)
     make = _pandas_column if declared.library == "pandas" else _arrow_column
     columns = {
@@ -201,9 +200,9 @@ def to_frame(declared: Columns, arrays: Mapping[str, Array]) -> Any:
 
 
 def from_frame(declared: Columns, frame: Any, where: str) -> dict[str, Array]:
-    """The tensors of a data frame; raises `ResultError` for one that is not as declared.
+    """The tensors of a data frame; raises `ResultError` if it differs from the declaration.
 
-    Columns that are not declared are left out.
+    Undeclared columns are left out.
     """
     library = import_module(declared.library)
     pandas = declared.library == "pandas"
@@ -237,14 +236,14 @@ def _is_float(column: Column) -> bool:
 
 
 def _blank(column: Column) -> Any:
-    """The value in place of a missing one."""
+    """The placeholder of a missing value."""
     if column.element.datatype == "BYTES":
         return "" if column.element.text else b""
     return float("nan") if _is_float(column) else dtype_of(column.element).type(0)
 
 
 def _pandas_column(pandas: Any, column: Column, values: Array, nulls: Array | None) -> Any:
-    """Missing numbers are NaN, as pandas has it, or NA; missing text is None."""
+    """A pandas column; missing numbers are NaN, or NA, missing text is None."""
     if not column.nullable:
         return values
     if _is_float(column) or column.element.datatype == "BYTES":
@@ -263,7 +262,7 @@ def _split_pandas(pandas: Any, column: Column, series: Any) -> tuple[Any, Array]
     nulls = np.asarray(series.isna(), np.bool_)
     present = np.asarray(series[~nulls] if nulls.any() else series)
     if present.dtype == object and column.element.datatype != "BYTES":
-        present = np.asarray(present.tolist())  # its own types of nullable numbers become that
+        present = np.asarray(present.tolist())  # converts pandas' nullable types
     return _with_blanks(column, present, nulls), nulls
 
 
@@ -287,7 +286,7 @@ def _split_arrow(arrow: Any, column: Column, chunks: Any) -> tuple[Any, Array]:
 
 
 def _with_blanks(column: Column, present: Array, nulls: Array) -> Array:
-    """All values, with something in place of those that are missing."""
+    """All values, with placeholders for missing ones."""
     if not nulls.any():
         return present
     kind = dtype_of(column.element) if not present.size else present.dtype

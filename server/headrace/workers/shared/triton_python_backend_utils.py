@@ -1,6 +1,6 @@
-"""Triton's Python API for processes that a model starts by spawning, which import it by name.
+"""Triton's Python API for processes spawned by a model, which import it by name.
 
-They have the worker's path, but nothing of the server: what needs the server raises there.
+They have the worker's path, but no connection: functions that need the server raise there.
 """
 
 import sys
