@@ -125,7 +125,7 @@ def _place(filename: str) -> tuple[str, bool]:
 
 @cache
 def _class_line(path: str, name: str) -> int:
-    """Where a class begins, by the last part of its name; 0 if it is not in the file."""
+    """The line of a class, by the last part of its name; 0 if it is not in the file."""
     for node in ast.walk(ast.parse(Path(path).read_bytes())):
         if isinstance(node, ast.ClassDef) and node.name == name.rpartition(".")[2]:
             return node.lineno

@@ -36,7 +36,7 @@ class HttpWire:
         self._needed = 0
 
     def start(self) -> bytes:
-        """Nothing goes before the first request."""
+        """The bytes before the first request: none."""
         return b""
 
     def send(self, message: bytes) -> tuple[int, bytes]:

@@ -181,7 +181,7 @@ class GrpcWire:
         self._out.extend(self._pump())
 
     def _pump(self) -> list[bytes]:
-        """As much of what waits as the windows let through, in frames."""
+        """The queued data that the windows allow, in frames."""
         frames: list[bytes] = []
         for unsent in self._unsent:
             while unsent.rest:

@@ -36,15 +36,15 @@ class Schedule:
 
     @property
     def total(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return round(self.rate * (self.warm_up + self.seconds))
 
     def intended(self, index: int) -> float:
-        """When request `index` is to be sent."""
+        """The send time of request `index`."""
         return index / self.rate
 
     def due(self, elapsed: float) -> int:
-        """How many requests are to have been sent by `elapsed`."""
+        """The number of requests due by `elapsed`."""
         return min(int(elapsed * self.rate) + 1, self.total) if elapsed >= 0 else 0
 
     def counts(self, index: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where the time of a request goes in the running server, transports included: `--profile`.
+"""Profile of a request's time in the running server, transports included: `--profile`.
 
 The server runs under `benchmarks.sampler` on its core while requests come in a closed loop. Shares
 of its CPU time times CPU time per request give microseconds per request, by part of the server.

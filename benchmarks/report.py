@@ -29,7 +29,7 @@ _COMPARED: Mapping[str, Callable[[Repetition], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where and with what was measured; `pinned` is the server's core, None if it had no own."""
+    """The machine of a measurement; `pinned` is the server's core, None if not pinned."""
 
     processor: str
     cores: int

@@ -106,7 +106,7 @@ class Door:
 
     @property
     def library_calls(self) -> int:
-        """How many of the calls of one alone are of libraries' functions."""
+        """The number of calls of library functions by a lone request."""
         return sum(not call.own for call in walk(self.alone))
 
     @property
@@ -393,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def other_interpreter() -> str:
-    """Why nothing can be compared with what is committed; empty if it can."""
+    """The reason why the committed page cannot be compared; "" if it can."""
     if sys.version_info[:2] == INTERPRETER:
         return ""
     wanted, this = (".".join(map(str, v)) for v in (INTERPRETER, sys.version_info[:2]))

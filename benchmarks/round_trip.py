@@ -1,4 +1,4 @@
-"""How long a small batch takes to a worker process and back: `scripts/bench --round-trip`.
+"""Round-trip time of a small batch to a worker process: `scripts/bench --round-trip`.
 
 One request of one row at a time, an identity model, a worker that waits: from an instance's
 `execute` to its report, with everything that the server does for it but the scheduler. Beside it a

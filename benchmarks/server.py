@@ -24,7 +24,7 @@ _REQUEST_SECS = 10
 
 
 class BenchmarkError(Exception):
-    """Something without which there is nothing to measure; the text is for the person who asked."""
+    """A requirement of the measurement is missing; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Target:
     metrics: str = ""
 
     def address(self, transport: str) -> str:
-        """Where it answers, as host:port; "" if it does not."""
+        """The server's address as host:port; "" while it does not answer."""
         return self.grpc if transport == "grpc" else self.http
 
     def processes(self) -> list[psutil.Process]:
@@ -170,7 +170,7 @@ def started(
 
 
 def _addresses(process: subprocess.Popen[str]) -> dict[str, str] | None:
-    """Where the server answers, once it is ready; None if that does not come about."""
+    """The server's address once it is ready; None if it does not become ready."""
     found: dict[str, str] = {}
     ready = threading.Event()
 

@@ -58,7 +58,7 @@ class _Tick:
         return None
 
     def at(self, when: int, callback: Callable[[], None]) -> Any:
-        """Nothing here is ever delayed."""
+        """Do nothing: no call is delayed here."""
         raise AssertionError("a timer in a model without delay. This is a bug.")
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class _Call(Call):
         raise AssertionError("a request of the benchmark was answered with nothing")
 
     def fail(self, error: ServerError) -> None:
-        """Nothing fails here."""
+        """Do nothing: no call fails here."""
         raise error
 
 

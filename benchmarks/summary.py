@@ -44,7 +44,7 @@ class Repetition:
 
     @property
     def failures(self) -> int:
-        """How many errors there were."""
+        """The number of errors."""
         return sum(self.errors.values())
 
     @property
@@ -81,7 +81,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far the values lie apart, as a share of their median."""
+    """The range of the values, as a share of their median."""
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
 

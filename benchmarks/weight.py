@@ -101,7 +101,7 @@ def code_lines(source: str) -> int:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
-    """Where the docstrings of a module, its classes and its functions begin: line and column."""
+    """The positions of docstrings of a module, its classes and its functions: line and column."""
     for node in ast.walk(tree):
         match node:
             case (

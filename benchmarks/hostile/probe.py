@@ -51,7 +51,7 @@ class Probe:
                 self.bad += 1
 
     def report(self) -> dict[str, float]:
-        """As JSON has it; a question under way has taken as long as it has by now."""
+        """The results as a JSON object; an unanswered question counts with its time so far."""
         now = time.monotonic() - self._begun if self._begun else 0.0
         return {"worst": max(self.worst, now), "good": self.good, "bad": self.bad}
 

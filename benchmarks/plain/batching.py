@@ -26,7 +26,7 @@ _BUCKETS_NS = [10_000 << power for power in range(20)]  # upper bounds
 
 
 class Reason(Enum):
-    """Why a call is refused: its HTTP status and its gRPC status."""
+    """The reason of a refusal: its HTTP status and its gRPC status."""
 
     INVALID = (400, 3)
     NOT_FOUND = (404, 5)
@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 class Account:
-    """How many calls and bytes are held for clients, and how many may be."""
+    """The calls and bytes held for clients, with their limits."""
 
     __slots__ = ("calls", "max_bytes", "max_calls", "nbytes")
 

@@ -28,7 +28,7 @@ _PATIENCE = 2.0  # seconds that answers are awaited after the last arrival
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and how long: the cores of the server and of the generator, times in seconds."""
+    """Cores and durations: those of the server and of the generator, times in seconds."""
 
     core: int | None
     client_cores: Sequence[int]

@@ -37,7 +37,7 @@ class Shot:
 
 
 def missing(generator: Generator) -> str:
-    """Why a generator cannot be used; empty if it can."""
+    """The reason why a generator cannot be used; "" if it can."""
     if generator is Generator.WRK and not shutil.which("wrk"):
         return "wrk is not installed (Debian: wrk)"
     if generator is Generator.H2LOAD and not shutil.which("h2load"):

@@ -11,7 +11,7 @@ JSON, BINARY, GRPC = "http-json", "http-binary", "grpc"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server runs: its interpreter, a folder of its own, its models and its ports."""
+    """The resources of a server: its interpreter, a private folder, its models and its ports."""
 
     python: Path
     home: Path

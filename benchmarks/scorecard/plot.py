@@ -174,7 +174,7 @@ class _Axis:
         return [10.0**exponent for exponent in range(self.low, self.high + 1)]
 
     def place(self, value: float) -> float:
-        """Where a value lies."""
+        """The position of a value."""
         share = (log10(value) - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
 

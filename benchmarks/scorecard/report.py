@@ -19,7 +19,7 @@ THROUGHPUT_PLOT, LATENCY_PLOT = "scorecard-throughput.svg", "scorecard-latency.s
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where, how often and how long was measured."""
+    """The machine, repetitions and durations of a measurement."""
 
     machine: Machine
     repetitions: int

@@ -34,7 +34,7 @@ class Sample:
 
     @property
     def failures(self) -> int:
-        """How many errors there were."""
+        """The number of errors."""
         return sum(self.errors.values())
 
 

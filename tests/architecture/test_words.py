@@ -10,7 +10,8 @@ PARTS = ("server/headrace", "benchmarks", "scripts", "tests/support")
 # Words that only point at a thing, or paraphrase one; and references in place of a text.
 FORBIDDEN = {
     "It", "That", "Those", "These", "They", "What", "Whatever", "Whichever", "Who", "Whoever",
-    "Be", "Have", "Know", "Tell", "See", "Whether",
+    "Be", "Have", "Know", "Tell", "See", "Whether", "Which", "How", "Where", "When", "Why", "As",
+    "So", "There", "Nobody", "Somebody", "Someone", "Nothing", "Something", "Everybody", "Anybody",
 }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def busy_json(value: int, cost: int = 0, request_id: str = "") -> bytes:
 
 
 def cost_of_a_second(address: str) -> int:
-    """How much COST is a second of work on the server at `address`: host:port of its HTTP door.
+    """The COST of a second's work on the server at `address`: host:port of its HTTP door.
 
     By the fastest of a few runs: one that something else interrupts would say too little.
     """

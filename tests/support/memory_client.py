@@ -20,7 +20,7 @@ from tests.support.http_socket import ask
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies; datatype and shape matter for inputs."""
+    """The place of a tensor; datatype and shape matter for inputs."""
 
     region: str
     offset: int = 0
@@ -30,7 +30,7 @@ class Place:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """As a request has them."""
+        """The parameters of a request for it."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset,

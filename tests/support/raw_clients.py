@@ -222,7 +222,7 @@ def call(
 
 
 async def code_of(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> grpc.StatusCode:
-    """How a call ended."""
+    """The status of a finished call."""
     try:
         await started
     except grpc.aio.AioRpcError as error:

@@ -77,7 +77,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where HTTP requests go."""
+        """The base URL of HTTP requests."""
         return f"http://{self.http}"
 
     @property

@@ -62,7 +62,7 @@ def resident(pid: int) -> int:
 
 
 class Held(tuple[int, int, int, int]):
-    """How many files, unnamed files, threads and processes a server has."""
+    """The numbers of files, unnamed files, threads and processes of a server."""
 
     @classmethod
     def of(cls, pid: int) -> "Held":

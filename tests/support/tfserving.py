@@ -220,7 +220,7 @@ def _array(tensor: tf.Tensor) -> Array:
 
 
 def _tensor(array: Array) -> tf.Tensor:
-    """As TensorFlow Serving writes it: with values in the field of their type."""
+    """The tensor as TensorFlow Serving writes it: with values in the field of their type."""
     tensor = tf.Tensor()
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)

@@ -44,7 +44,7 @@ class Traced:
         return next((d for d in _DOORS if any(name.startswith(d) for name in self.times)), "")
 
     def spans(self) -> dict[str, int]:
-        """How long everything took, in nanoseconds; nothing may end before it begins."""
+        """The total duration in nanoseconds; no step may end before it begins."""
         result: dict[str, int] = {}
         for name, (start, end) in (_SPANS | _DOORS.get(self.door, {})).items():
             result[name] = self.times[end] - self.times[start]

@@ -71,7 +71,7 @@ class Triton:
 
     @property
     def url(self) -> str:
-        """Where HTTP requests go."""
+        """The base URL of HTTP requests."""
         return f"http://{self.http}"
 
     def send(self, number: int) -> None:

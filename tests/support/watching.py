@@ -38,7 +38,7 @@ async def incoming(server: ServerProcess) -> float:
 
 
 async def failures(server: ServerProcess, model: str, reason: str) -> float:
-    """How many accepted requests of a model ended without an answer for this reason."""
+    """The accepted requests of a model that ended without an answer for this reason."""
     name = f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'
     return (await metrics(server))[name]
 

@@ -466,7 +466,7 @@ class RepositoryWatcher:
         changed: Callable[[Sequence[Change]], None],
         events: bool = True,
     ) -> None:
-        """Everything is examined every `poll_secs`, and earlier on `events`."""
+        """The repositories are examined every `poll_secs`, and earlier on `events`."""
         self._followed = followed
         self._poll_secs = poll_secs
         self._changed = changed
