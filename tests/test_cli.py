@@ -211,11 +211,9 @@ def test_command_line_wins_over_environment_over_file(good: Path, tmp_path: Path
         "id = 'from the file'\nlog_format = 'json'\nhttp-max-input-size = 1234\n"
     )
     environment = {
-        "HEADRACE_CONFIG_FILE": str(file),
-        "HEADRACE_ID": "from the environment",
-        "HEADRACE_LOG_FORMAT": "ISO8601",
-        "HEADRACE_ACCESS_LOG": "true",
-    }
+        "HEADRACE_CONFIG_FILE": str(file), "HEADRACE_ID": "from the environment",
+        "HEADRACE_LOG_FORMAT": "ISO8601", "HEADRACE_ACCESS_LOG": "true",
+    }  # fmt: skip
     options = ["--id=from the command line"]
     with ServerProcess(good, options=options, environment=environment) as server:
         with HttpClient(server.url, binary=False) as client:

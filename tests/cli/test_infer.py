@@ -46,12 +46,9 @@ def test_for_people(headrace: Headrace, monkeypatch: pytest.MonkeyPatch) -> None
     head, *lines = ended.out.splitlines()
     assert head.startswith("digits version 2, ")
     assert [line.split() for line in lines] == [
-        ["probabilities", "BYTES", "[1,2]"],
-        ["SCORE", "CLASS", "LABEL"],
-        ["0.999753", "3", "three"],
-        ["0.000067", "9", "nine"],
-        ["label", "INT64", "[1,1]", "3"],
-    ]
+        ["probabilities", "BYTES", "[1,2]"], ["SCORE", "CLASS", "LABEL"],
+        ["0.999753", "3", "three"], ["0.000067", "9", "nine"], ["label", "INT64", "[1,1]", "3"],
+    ]  # fmt: skip
     ended = headrace("infer", "simple", "--random", "--seed=1", "--rows=2")
     assert max(map(len, ended.out.splitlines())) <= 80
     assert ended.out.count("[[") == 2

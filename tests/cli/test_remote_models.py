@@ -42,12 +42,9 @@ def test_list_with_signatures(headrace: Headrace) -> None:
     # A machine that is slow for a while has it run in a thread.
     assert lines.pop(1) in [f"  runs on  onnxruntime, 1 x {kind}" for kind in ("inline", "thread")]
     assert lines == [
-        "simple 1  READY",
-        "  inputs   INPUT0  INT32 [-1,16]",
-        "           INPUT1  INT32 [-1,16]",
-        "  outputs  OUTPUT0  INT32 [-1,16]",
-        "           OUTPUT1  INT32 [-1,16]",
-    ]
+        "simple 1  READY", "  inputs   INPUT0  INT32 [-1,16]", "           INPUT1  INT32 [-1,16]",
+        "  outputs  OUTPUT0  INT32 [-1,16]", "           OUTPUT1  INT32 [-1,16]",
+    ]  # fmt: skip
     [model] = headrace("models", "list", "--long", "--json", "simple").document["models"]
     assert (model["backend"], model["instances"]) == ("onnxruntime", 1)
     assert model["inputs"][1] == {"name": "INPUT1", "datatype": "INT32", "shape": [-1, 16]}

@@ -43,10 +43,8 @@ def test_what_would_change_a_terminal() -> None:
 
 def test_tables() -> None:
     assert table(("A", "BB"), [("aaa", "1"), ("a", "22")], right="BB") == [
-        "A    BB",
-        "aaa   1",
-        "a    22",
-    ]
+        "A    BB", "aaa   1", "a    22",
+    ]  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -62,11 +60,8 @@ def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Terminal())
     shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in fitted_table(head, rows, right="N")]
     assert [line.split() for line in shown] == [
-        ["NAME", "N"],
-        ["[b]two", "1"],
-        ["words"],
-        ["one", "22"],
-    ]
+        ["NAME", "N"], ["[b]two", "1"], ["words"], ["one", "22"],
+    ]  # fmt: skip
     assert max(map(len, shown)) <= 12
     monkeypatch.setitem(sys.modules, "rich", None)  # as where it is not installed
     assert fitted_table(head, rows) == table(head, rows)

@@ -72,9 +72,7 @@ def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None
     (response(b'{"error": "as it says"}', "", "400 x"), StatusError, "^as it says$"),
     (response(b"", "", "502 x"), StatusError, "^HTTP status 502 Bad Gateway$"),
     (
-        response(b"<h1>no\n</h1>", "", "404 x"),
-        StatusError,
-        "^HTTP status 404 Not Found: <h1>",
+        response(b"<h1>no\n</h1>", "", "404 x"), StatusError, "^HTTP status 404 Not Found: <h1>",
     ),
     (response(b"[" * 10**5, "", "499 x"), StatusError, r"^HTTP status 499: \[{200}\.\.\.$"),
     (response(b"hello"), AnswerError, "no JSON: hello"),

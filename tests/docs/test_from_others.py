@@ -14,11 +14,9 @@ def test_the_models_that_come_after(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     asked: dict[str, tuple[dict[str, object], list[object]]] = {
-        "scale": ({"x": [1.5, 2]}, [3, 4]),
-        "shout": ({"text": ["hey"]}, [b"HEY!"]),
-        "classify": ({"x": [[0, 2, 1], [5, 0, 0]]}, [1, 0]),
-        "mean": ({"x": [[1, 2, 6]]}, [3]),
-    }
+        "scale": ({"x": [1.5, 2]}, [3, 4]), "shout": ({"text": ["hey"]}, [b"HEY!"]),
+        "classify": ({"x": [[0, 2, 1], [5, 0, 0]]}, [1, 0]), "mean": ({"x": [[1, 2, 6]]}, [3]),
+    }  # fmt: skip
     assert {f"{name}.py" for name in asked} == set(files)
     with headrace.serve(*(tmp_path / name for name in files)) as server:
         for name, (inputs, expected) in asked.items():

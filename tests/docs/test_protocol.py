@@ -20,11 +20,9 @@ SECTIONS = {
 WITHOUT_TESTS = {"Not offered", "Deliberate differences from Triton"}
 NAMES = {"NAME": "{name}", "V": "{version}", "REGION": "{region}"}
 SERVICES = (
-    "inference.GRPCInferenceService",
-    "headrace.v1.TrafficService",
-    "grpc.health.v1.Health",
+    "inference.GRPCInferenceService", "headrace.v1.TrafficService", "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
-)
+)  # fmt: skip
 
 
 def tables(text: str) -> list[list[list[str]]]:

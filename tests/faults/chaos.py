@@ -1,7 +1,7 @@
-"""A repository of Python models that do what they are told, and a server that has to bear it."""
+"""Repositories of Python models that do what they are told, and a server that has to bear it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -9,14 +9,14 @@ import psutil
 
 from headrace.core.datatypes import Datatype
 from tests.models.onnx_graphs import add_sub, write_model
-from tests.models.python_models import tensors, write_python_model
+from tests.models.python_models import in_config, tensors, write_python_model
 from tests.support.server_process import ServerProcess
 from tests.support.watching import metrics, until
 
 # What COMMAND says is done; anything else is given back. Files in the model's folder decide over
 # its start: it waits while there is one called `wait`, and fails while there is one called `fail`.
 _MODEL = """
-    import ctypes, json, os, resource, socket, subprocess, sys, threading, time
+    import ctypes, json, os, resource, signal, socket, subprocess, sys, threading, time
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
@@ -32,7 +32,7 @@ _MODEL = """
 
     class TritonPythonModel:
         def initialize(self, args):
-            self.kept = []
+            self.kept, self.parting = [], "raises_at_the_end" in args["model_config"]
             folder = args["model_repository"]
             while os.path.exists(os.path.join(folder, "wait")):
                 time.sleep(0.01)
@@ -43,16 +43,41 @@ _MODEL = """
             return [self.answer(request) for request in requests]
 
         def finalize(self):
-            raise RuntimeError("at the end")
+            if self.parting:
+                raise RuntimeError("at the end")
 
         def answer(self, request):
             [command] = request.inputs()[0].as_numpy().ravel().tolist()
             word, _, rest = command.decode().partition(" ")
             if word == "exit":
                 os._exit(int(rest))
+            elif word == "quit":  # while a thread of its goes on
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                sys.exit(1)
+            elif word == "segfault":
+                ctypes.string_at(0)
+            elif word == "sleep":
+                open(rest, "w").close()
+                time.sleep(600)
             elif word == "stick":  # in native code that holds the interpreter's lock
                 open(rest, "w").close()
                 ctypes.PyDLL(None).sleep(600)
+            elif word == "lock":  # for ever
+                print("holds its lock", flush=True)
+                lock = threading.Lock()
+                lock.acquire()
+                lock.acquire()
+            elif word == "nap":
+                print("naps", flush=True)
+                time.sleep(0.7)
+            elif word == "fill":  # the disk of temporary files
+                try:
+                    with open(os.path.join(os.environ["TMPDIR"], "filling"), "wb") as file:
+                        while True:
+                            file.write(bytes(1 << 16))
+                            file.flush()
+                except OSError as error:
+                    command = os.strerror(error.errno).encode()
             elif word == "loop":
                 while True:
                     pass
@@ -76,16 +101,44 @@ _MODEL = """
                 command = str(os.fork()).encode()
                 if command == b"0":
                     time.sleep(600)
+            elif word == "child":
+                command = str(subprocess.Popen(["sleep", "600"]).pid).encode()
+            elif word == "twins":  # both give an answer
+                os.fork()
+                command = b"x" * int(rest)
+            elif word == "signals":
+                if rest == "exec":
+                    text = "from signal import *; print(getsignal(2).__name__, int(getsignal(15)))"
+                    command = subprocess.check_output([sys.executable, "-c", text])
+                else:
+                    pid = os.fork()
+                    if not pid:
+                        time.sleep(600)
+                    os.kill(pid, signal.SIGTERM)
+                    command = str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode()
             elif word == "thread":
                 threading.Thread(target=time.sleep, args=(600,)).start()
+            elif word == "flood":
+                while True:
+                    print("y" * 50)
+            elif word == "print":
+                print("x" * int(rest))
             elif word == "raise":
-                raise ValueError(rest)
+                raise ValueError(rest.replace("half a pair", "\\ud800"))
             elif word == "nothing":
                 return None
             elif word == "rows":
                 return self.response(np.array([[b"a"], [b"b"]], object))
             elif word == "type":
                 return self.response(np.zeros((1, 1), np.float32))
+            elif word == "surrogate":
+                return self.response(np.array([["\\ud800"]], object))
+            elif word == "parameter":
+                return self.response(np.array([[command]], object), {"n": 2**int(rest)})
+            elif word == "environment":
+                command = json.dumps(dict(os.environ)).encode()
+            elif word == "files":
+                command = str(len(os.listdir("/proc/self/fd"))).encode()
             elif word == "pid":
                 command = str(os.getpid()).encode()
             elif word == "limits":
@@ -94,42 +147,26 @@ _MODEL = """
                 command = json.dumps([os.nice(0), files, score]).encode()
             return self.response(np.array([[command]], object))
 
-        def response(self, array):
-            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", array)])
+        def response(self, array, parameters=None):
+            output = pb_utils.Tensor("OUTPUT", array)
+            return pb_utils.InferenceResponse([output], parameters=parameters)
 """
 # By model: its parameters, and how many workers it has.
-_MODELS: dict[str, tuple[dict[str, str], int]] = {
-    "plain": ({}, 1),
-    "bystander": ({}, 1),
-    "stopped": ({"heartbeat_secs": "2"}, 1),
-    "stuck": ({"heartbeat_secs": "2"}, 1),
-    "limited": (
-        {
-            "memory_limit": "400MiB",
-            "nice": "5",
-            "max_open_files": "64",
-            "execution_limit_secs": "2",
-            "strict_outputs": "true",
-        },
-        1,
-    ),
-    "counted": ({"max_requests": "50"}, 2),
-    "growing": ({"max_rss": "150MiB"}, 1),
-    "unlucky": ({"max_requests": "1"}, 1),
-    "outsized": ({"max_rss": "1MiB"}, 1),
-}
-WORKERS = sum(count for _, count in _MODELS.values())
+Models = Mapping[str, tuple[Mapping[str, object], int]]
 
 
-def write_models(root: Path) -> None:
-    config = "max_batch_size: 4\n" + tensors("input", ("COMMAND", "STRING", "1"))
+def write_obedient(root: Path, name: str, config: str = "", rows: int = 1) -> None:
+    """A Python model that does as it is told, with so many rows at once."""
+    config += f"max_batch_size: {rows}\n" + tensors("input", ("COMMAND", "STRING", "1"))
     config += tensors("output", ("OUTPUT", "STRING", "1"))
-    for name, (parameters, count) in _MODELS.items():
-        more = f"instance_group {{ count: {count} }}\n" + "".join(
-            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-            for key, value in parameters.items()
-        )
-        write_python_model(root, name, _MODEL, config + more)
+    write_python_model(root, name, _MODEL, config)
+
+
+def write_models(root: Path, models: Models, rows: int = 1) -> None:
+    """Such models, and one in ONNX."""
+    for name, (parameters, count) in models.items():
+        config = f"instance_group {{ count: {count} }}\n" + in_config(parameters)
+        write_obedient(root, name, config, rows)
     write_model(root, "neighbour", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
 
 
@@ -166,10 +203,13 @@ class Chaos:
 
     def others_are_served(self) -> bool:
         """Whether models that have nothing to do with it answer: in the server, and in a worker."""
+        return self.neighbour_is_served() and self.answer("bystander", "x") == "x"
+
+    def neighbour_is_served(self) -> bool:
         row = {"shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
         body = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
-        found = self._client.post(f"{self.server.url}/v2/models/neighbour/infer", json=body)
-        return found.status_code == 200 and self.answer("bystander", "x") == "x"
+        url = f"{self.server.url}/v2/models/neighbour/infer"
+        return self._client.post(url, json=body).status_code == 200
 
     def flag(self, model: str, name: str) -> Path:
         """The file that decides over the start of a model."""

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import create_connection
@@ -13,8 +13,9 @@ import numpy as np
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.faults.chaos import write_obedient
 from tests.models.onnx_graphs import add_sub, write_model
-from tests.models.python_models import tensors, write_python_model
+from tests.models.python_models import in_config
 from tests.support.busy_model import FOREVER, busy_json, write_busy_model
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
@@ -23,60 +24,10 @@ from tests.support.raw_clients import post_bytes
 from tests.support.server_process import ServerProcess
 from tests.support.watching import metrics
 
-# What COMMAND says is done; anything else is given back.
-_TOLD = """
-    import os, threading, time
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            return [self.answer(request) for request in requests]
-
-        def answer(self, request):
-            [command] = request.inputs()[0].as_numpy().ravel().tolist()
-            word, _, rest = command.decode().partition(" ")
-            if word == "lock":
-                print("holds its lock", flush=True)
-                lock = threading.Lock()
-                lock.acquire()
-                lock.acquire()
-            elif word == "nap":
-                print("naps", flush=True)
-                time.sleep(0.7)
-            elif word == "pid":
-                command = str(os.getpid()).encode()
-            elif word == "exit":
-                os._exit(int(rest))
-            elif word == "fill":  # the disk of temporary files
-                try:
-                    with open(os.path.join(os.environ["TMPDIR"], "filling"), "wb") as file:
-                        while True:
-                            file.write(bytes(1 << 16))
-                            file.flush()
-                except OSError as error:
-                    command = os.strerror(error.errno).encode()
-            output = pb_utils.Tensor("OUTPUT", np.array([[command]], object))
-            return pb_utils.InferenceResponse([output])
-"""
-_CONFIG = (
-    "max_batch_size: 1\n"
-    + tensors("input", ("COMMAND", "STRING", "1"))
-    + tensors("output", ("OUTPUT", "STRING", "1"))
-)
-
-
-def _parameters(parameters: Mapping[str, object]) -> str:
-    return "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in parameters.items()
-    )
-
 
 def write_told(root: Path, name: str, **parameters: object) -> None:
     """A Python model that does as it is told, with parameters in its configuration."""
-    write_python_model(root, name, _TOLD, _CONFIG + _parameters(parameters))
+    write_obedient(root, name, in_config(parameters))
 
 
 def write_neighbours(root: Path) -> None:
@@ -178,4 +129,4 @@ def client_of(server: ServerProcess, protocol: str) -> Iterator[Client]:
 
 def write_spinning(root: Path, name: str, **parameters: object) -> None:
     """An ONNX model that a request can have run for ever, on a thread; its name has `busy`."""
-    write_busy_model(root, name, max_batch_size=1, more=_parameters(parameters))
+    write_busy_model(root, name, max_batch_size=1, more=in_config(parameters))

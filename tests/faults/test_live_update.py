@@ -4,11 +4,9 @@ And none is answered by a state of its model that had been replaced before the r
 """
 
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -18,7 +16,7 @@ from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
-from tests.support.swapping import Held, ask, content, resident
+from tests.support.swapping import Callers, Held, ask, content, resident
 
 BROKEN = {
     "code": (b"def f(:\n", "SyntaxError: invalid syntax"),
@@ -28,56 +26,6 @@ FILES = {"code": "model.py", "graph": "model.onnx"}
 NAMES = tuple(FILES)
 _POLL_SECS = 1
 _GROWTH = 24 << 20  # bytes, over hundreds of swaps
-
-
-class Callers:
-    """Threads that ask models again and again, over each transport.
-
-    `serving` is the number that each model is known to answer with, and `failures` what should not
-    have been: an error, a mixture, or an answer from before what was serving when it was asked for.
-    """
-
-    def __init__(
-        self, server: ServerProcess, serving: dict[str, int], count: int, rate: int = 300
-    ) -> None:
-        """`count` callers, which ask for every model `rate` times a second in sum, at most."""
-        self.serving = serving
-        self.failures: list[str] = []
-        self.answers = 0
-        self._server = server
-        self._over = threading.Event()
-        self._pause = count / rate  # seconds, so that the server gets to something else
-        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(count)]
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _call(self, number: int) -> None:
-        makers = (
-            lambda: HttpClient(self._server.url, binary=bool(number // 2 % 2)),
-            lambda: GrpcClient(self._server.grpc),
-        )
-        newest = dict.fromkeys(self.serving, 0)
-        with makers[number % 2]() as client:
-            while not self._over.is_set():
-                for name in newest:
-                    least = max(self.serving[name], newest[name])
-                    try:
-                        newest[name] = ask(client, name)
-                    except (ServerError, ValueError, OSError) as error:
-                        self.failures.append(f"{name}: {error!r}")
-                        continue
-                    self.answers += 1
-                    if newest[name] < least:
-                        self.failures.append(f"{name}: {newest[name]} after {least}")
-                sleep(self._pause)
 
 
 class Repository:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract.test_grpc_stream import Stream
-from tests.models.python_models import write_python_model
+from tests.models.python_models import in_config, write_python_model
 from tests.models.triton_models import CONFIG, COROUTINE, DECOUPLED, MANY, ORDINARY
 from tests.support.client import Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
@@ -25,8 +25,7 @@ _WORKERS = 4
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("open")
     write_python_model(root, "many", MANY, DECOUPLED)
-    limit = 'parameters { key: "max_requests" value { string_value: "1" } }\n'
-    write_python_model(root, "replaced", MANY, DECOUPLED + limit)
+    write_python_model(root, "replaced", MANY, DECOUPLED + in_config({"max_requests": 1}))
     write_python_model(root, "coroutine", COROUTINE, CONFIG)
     write_python_model(root, "ordinary", ORDINARY, CONFIG)
     with clean_server(root, options=["--exit-timeout-secs=5"]) as process:
@@ -41,6 +40,13 @@ def ask(server: ServerProcess, model: str, **command: object) -> httpx.Response:
         return client.post(url, json={"inputs": [tensor]})
 
 
+def endless(model: str, file: Path, id: str = "") -> pb.ModelInferRequest:
+    """A request that is answered until nobody listens, which the model tells by a file."""
+    command = {"do": "until cancelled", "file": str(file), "thread": True}
+    array = strings([json.dumps(command).encode()], [1, 1])
+    return infer_message(model, [Input("COMMAND", array)], id=id)
+
+
 def kill_workers(server: ServerProcess) -> None:
     for process in psutil.Process(server.pid).children():
         process.kill()
@@ -49,10 +55,7 @@ def kill_workers(server: ServerProcess) -> None:
 def test_open_requests_fail_with_their_worker(server: ServerProcess, tmp_path: Path) -> None:
     with GrpcClient(server.grpc) as client, Stream(client) as stream:
         for number in range(3):
-            file = str(tmp_path / str(number))
-            command = {"do": "until cancelled", "file": file, "thread": True}
-            array = strings([json.dumps(command).encode()], [1, 1])
-            stream.send(infer_message("many", [Input("COMMAND", array)], id=str(number)))
+            stream.send(endless("many", tmp_path / str(number), id=str(number)))
         seen: set[str] = set()
         while len(seen) < 3:
             seen.add(stream.receive().infer_response.id)
@@ -76,21 +79,16 @@ def test_a_worker_that_is_replaced_finishes_its_open_requests(
     def ends() -> float:
         return scraper.now().value("headrace_worker_ends_total", model="replaced")
 
-    def message(name: str) -> pb.ModelInferRequest:
-        command = {"do": "until cancelled", "file": str(tmp_path / name), "thread": True}
-        array = strings([json.dumps(command).encode()], [1, 1])
-        return infer_message("replaced", [Input("COMMAND", array)], id=name)
-
     until(lambda: len(psutil.Process(server.pid).children()) == _WORKERS, "all workers")
     before = psutil.Process(server.pid).children()
     with GrpcClient(server.grpc) as client, Scraper(server.metrics) as scraper:
         ended = ends()
         with Stream(client) as stream:
-            stream.send(message("old"))
+            stream.send(endless("replaced", tmp_path / "old", id="old"))
             stream.receive()
             until(recycled, "a successor")
             assert all(process.is_running() for process in before)
-            stream.send(message("new"))
+            stream.send(endless("replaced", tmp_path / "new", id="new"))
             seen = {stream.receive().infer_response.id for _ in range(50)}
             while seen != {"old", "new"}:  # no error ends the old one's
                 received = stream.receive()
@@ -112,9 +110,7 @@ def test_a_worker_that_was_replaced_and_dies_does_not_come_back(
         times = scraper.now().value("headrace_worker_recycles_total", model="replaced")
         before = started_again()
         with Stream(client) as stream:
-            command = {"do": "until cancelled", "file": str(tmp_path / "old"), "thread": True}
-            array = strings([json.dumps(command).encode()], [1, 1])
-            stream.send(infer_message("replaced", [Input("COMMAND", array)]))
+            stream.send(endless("replaced", tmp_path / "old"))
             until(
                 lambda: (
                     scraper.now().value("headrace_worker_recycles_total", model="replaced") > times
@@ -159,9 +155,7 @@ def test_a_model_hears_of_clients_that_have_gone_before_its_worker_ends(tmp_path
         GrpcClient(server.grpc) as client,
         Stream(client) as stream,
     ):
-        command = {"do": "until cancelled", "file": str(tmp_path / "told"), "thread": True}
-        array = strings([json.dumps(command).encode()], [1, 1])
-        stream.send(infer_message("many", [Input("COMMAND", array)]))
+        stream.send(endless("many", tmp_path / "told"))
         stream.receive()
     assert (tmp_path / "told").exists()
 
@@ -171,9 +165,7 @@ def test_a_shutdown_ends_streams_within_its_time(tmp_path: Path) -> None:
     write_python_model(tmp_path, "many", MANY, DECOUPLED)
     with ServerProcess(tmp_path, options=["--exit-timeout-secs=2"]) as server:
         with GrpcClient(server.grpc) as client, Stream(client) as stream:
-            command = {"do": "until cancelled", "file": str(tmp_path / "ended"), "thread": True}
-            array = strings([json.dumps(command).encode()], [1, 1])
-            stream.send(infer_message("many", [Input("COMMAND", array)]))
+            stream.send(endless("many", tmp_path / "ended"))
             stream.receive()
             found = psutil.Process(server.pid).children()
             server.send(15)

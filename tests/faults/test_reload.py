@@ -3,30 +3,21 @@
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import psutil
 import pytest
 
-from headrace.core.errors import ServerError
-from tests.support.client import Client
-from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import HttpSocket
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
-from tests.support.swapping import SOURCE, Held, ask, content, resident
+from tests.support.swapping import SOURCE, Callers, Held, ask, content, resident
 
 NAMES = ("code", "graph")
 _GROWTH = 24 << 20  # bytes, over many swaps of both models
-_CALLERS: tuple[Callable[[ServerProcess], Client], ...] = (
-    lambda server: HttpClient(server.url, binary=False),
-    lambda server: HttpClient(server.url, binary=True),
-    lambda server: GrpcClient(server.grpc),
-)
 
 
 class Served:
@@ -46,9 +37,9 @@ class Served:
 
     def await_number(self, name: str, number: int) -> None:
         """Wait until a model answers with a number."""
-        self.numbers[name] = number
         with HttpClient(self.server.url, binary=True) as client:
             until(lambda: ask(client, name) == number, f"{name} to be {number}", seconds=60)
+        self.numbers[name] = number
 
     def reason(self, name: str) -> str:
         """What the index says of a model, which serves."""
@@ -82,52 +73,15 @@ def served(
         assert "bug " not in server.log, server.log
 
 
-class Callers:
-    """Threads that ask both models without a pause, over each transport."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._call, args=(make,)) for make in _CALLERS]
-        self.answers: list[dict[str, list[int]]] = []
-        self.failures: list[str] = []
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _call(self, make: Callable[[ServerProcess], Client]) -> None:
-        answers: dict[str, list[int]] = {name: [] for name in NAMES}
-        self.answers.append(answers)
-        with make(self._server) as client:
-            while not self._over.is_set():
-                for name in NAMES:
-                    try:
-                        answers[name].append(ask(client, name))
-                    except (ServerError, ValueError, OSError) as error:
-                        self.failures.append(f"{name}: {error!r}")
-
-
 def swap_under_load(served: Served, times: int) -> None:
-    first = dict(served.numbers)
-    with Callers(served.server) as callers:
+    with Callers(served.server, served.numbers, 4) as callers:
         for _ in range(times):
             for name in NAMES:
                 served.publish(name, content(name, served.numbers[name] + 1))
             for name in NAMES:
                 served.await_number(name, served.numbers[name] + 1)
     assert callers.failures == []
-    for answers in callers.answers:
-        for name in NAMES:
-            assert answers[name] == sorted(answers[name]), "an older one after a newer one"
-            assert first[name] <= answers[name][0]
-            assert answers[name][-1] <= served.numbers[name]
+    assert callers.answers > 0
 
 
 def test_no_request_is_lost_or_gets_a_mixture(served: Served) -> None:
@@ -154,7 +108,7 @@ BROKEN = {
 def test_a_broken_file_leaves_the_old_one_serving(served: Served, name: str) -> None:
     data, told = BROKEN[name]
     number = served.numbers[name]
-    with Callers(served.server) as callers:
+    with Callers(served.server, served.numbers, 4) as callers:
         served.publish(name, data)
         until(lambda: told in served.reason(name), "the reason in the index")
         served.await_number(name, number)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from struct import pack
 
 import httpx
 import numpy as np
@@ -16,19 +17,32 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from headrace.workers.frames import Kind, pack_header
-from tests.faults.chaos import WORKERS, Chaos, eventually, write_models
+from tests.faults.chaos import Chaos, Models, eventually, write_models
 from tests.support.server_process import ServerProcess
 from tests.support.watching import Resources
 
 _FILES_SPARE = 2
 _GROWTH = 64 << 20  # bytes
+_LIMITS = {
+    "memory_limit": "400MiB", "nice": 5, "max_open_files": 64, "execution_limit_secs": 2,
+    "strict_outputs": "true",
+}  # fmt: skip
+_MODELS: Models = {
+    "plain": ({"raises_at_the_end": "yes"}, 1), "bystander": ({}, 1),
+    "stopped": ({"heartbeat_secs": 2}, 1), "stuck": ({"heartbeat_secs": 2}, 1),
+    "limited": (_LIMITS, 1), "counted": ({"max_requests": 50}, 2),
+    "growing": ({"max_rss": "150MiB"}, 1), "outsized": ({"max_rss": "1MiB"}, 1),
+    "unlucky": ({"max_requests": 1}, 1),
+}  # fmt: skip
+WORKERS = sum(count for _, count in _MODELS.values())
+_DEEP = b"[" * 100_000
 
 
 @pytest.fixture(scope="module")
 def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     """One server for all tests; in the end it has what it had at the beginning, and no more."""
     root = tmp_path_factory.mktemp("chaos")
-    write_models(root)
+    write_models(root, _MODELS, rows=4)
     with ServerProcess(root) as server, httpx.Client(timeout=60) as client:
         found = Chaos(server, root, client)
         assert found.others_are_served()
@@ -85,6 +99,7 @@ def test_an_infinite_loop(chaos: Chaos) -> None:
     assert "has taken longer than 2 s for a batch and was ended by SIGKILL" in response.text
     assert chaos.pid("limited") != before
     assert chaos.counted("headrace_worker_ends_total", "limited", reason="limit") == 1
+    eventually(lambda: chaos.logged("has taken longer than 2 s"))
 
 
 @pytest.mark.slow
@@ -132,7 +147,8 @@ def test_an_error_is_no_death(chaos: Chaos, command: str) -> None:
 @pytest.mark.parametrize("frame", [
     b"\xff" * 4096,
     pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
-], ids=["noise", "no_file"])  # fmt: skip
+    pytest.param(pack("<BBxxIIQ", 21, 0, 0, len(_DEEP), 0) + _DEEP, marks=pytest.mark.slow),
+], ids=["noise", "no_file", "deep"])  # fmt: skip
 def test_a_worker_that_sends_nonsense(chaos: Chaos, frame: bytes) -> None:
     before = chaos.counted("headrace_worker_ends_total", "plain", reason="nonsense")
     response = chaos.ask("plain", f"write {frame.hex()}")
@@ -145,13 +161,14 @@ def test_a_worker_that_sends_nonsense(chaos: Chaos, frame: bytes) -> None:
 
 def test_a_worker_with_closed_output_threads_and_children(chaos: Chaos) -> None:
     before = chaos.pid("plain")
-    child = psutil.Process(int(chaos.answer("plain", "fork")))
+    children = [psutil.Process(int(chaos.answer("plain", how))) for how in ("fork", "child")]
     for command in ("mute", "thread", "x"):
         assert chaos.answer("plain", command) == command
     assert chaos.pid("plain") == before
     assert chaos.ask("plain", "exit 5").status_code == 500
     assert chaos.answer("plain", "again") == "again"
-    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    for child in children:
+        eventually(lambda c=child: not c.is_running() or c.status() == psutil.STATUS_ZOMBIE)  # type: ignore[misc]
 
 
 def test_limits_of_the_machine(chaos: Chaos) -> None:

@@ -93,16 +93,6 @@ def without_inputs() -> bytes:
     )
 
 
-def sum_of_rows() -> bytes:
-    """OUTPUT0 is one row, the sum of all rows of INPUT0: it looks as if it could be batched."""
-    return _model(
-        [helper.make_node("ReduceSum", ["INPUT0", "axes"], ["OUTPUT0"], keepdims=1)],
-        [_info("INPUT0", TensorProto.FLOAT, (ROWS, 2))],
-        [_info("OUTPUT0", TensorProto.FLOAT, ("one", 2))],
-        [helper.make_tensor("axes", TensorProto.INT64, [1], [0])],
-    )
-
-
 def fixed_shape(rows: int = 3, width: int = 2) -> bytes:
     """OUTPUT0 = INPUT0, both of one shape only: a model that does not batch."""
     return identity(Datatype.FP32, (rows, width))

@@ -1,5 +1,6 @@
 """Python models for the tests, as the text of their files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
 
@@ -52,9 +53,17 @@ def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
     )
 
 
+def in_config(parameters: Mapping[str, object]) -> str:
+    """Parameters as a configuration has them."""
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in parameters.items()
+    )
+
+
 def execution(kind: str) -> str:
     """Where a model runs, as a configuration says it."""
-    return f'parameters {{ key: "execution" value {{ string_value: "{kind}" }} }}\n'
+    return in_config({"execution": kind})
 
 
-STRICT = 'parameters { key: "strict_outputs" value { string_value: "true" } }\n'
+STRICT = in_config({"strict_outputs": "true"})

@@ -81,11 +81,9 @@ def test_kubernetes_accepts(manifest: Manifest, version: str) -> None:
 def test_kubernetes_accepts_the_runtime_container(version: str) -> None:
     containers = RUNTIME["spec"]["containers"]
     pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "headrace"},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "headrace"},
         "spec": {"containers": containers, "volumes": RUNTIME["spec"]["volumes"]},
-    }
+    }  # fmt: skip
     kubernetes_validate.validate(pod, version, strict=True)
 
 

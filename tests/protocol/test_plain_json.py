@@ -41,18 +41,13 @@ def spec(
 ONE = signature(spec())
 TWO = signature(spec(), spec("y", Datatype.INT32, (2, 1)))
 SIGNATURES = (
-    ONE,
-    TWO,
-    signature(spec(), max_batch_size=0),
-    signature(spec(dims=(-1,))),
+    ONE, TWO, signature(spec(), max_batch_size=0), signature(spec(dims=(-1,))),
     signature(spec(datatype=Datatype.UINT8, dims=())),
     signature(spec(datatype=Datatype.FP64, dims=(1, 2))),
     signature(spec(datatype=Datatype.INT64), TensorSpec("y", Datatype.FP32, (2,), optional=True)),
-    signature(spec(datatype=Datatype.BOOL)),
-    signature(spec(datatype=Datatype.BYTES)),
-    signature(spec(datatype=Datatype.FP16)),
-    signature(spec(dims=()), max_batch_size=0),
-)
+    signature(spec(datatype=Datatype.BOOL)), signature(spec(datatype=Datatype.BYTES)),
+    signature(spec(datatype=Datatype.FP16)), signature(spec(dims=()), max_batch_size=0),
+)  # fmt: skip
 
 
 def an_input(**changes: Any) -> Json:

@@ -36,10 +36,8 @@ def test_a_file_becomes_a_message_with_lines(tmp_path: Path) -> None:
     path.write_text(GOOD)
     file = read_config(path, "m")
     assert (file.name, file.config.max_batch_size, len(file.config.input)) == (
-        "m/config.pbtxt",
-        8,
-        2,
-    )
+        "m/config.pbtxt", 8, 2,
+    )  # fmt: skip
     assert file.sets("max_batch_size")
     assert not file.sets("output")
 

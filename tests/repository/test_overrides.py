@@ -203,10 +203,8 @@ def test_files_lie_in_a_directory_of_their_own_as_long_as_they_are_used(temporar
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     found = [p for p in one.path.rglob("*") if p.is_file()]
     assert {str(p.relative_to(one.path)): p.read_bytes() for p in found} == {
-        "1/model.onnx": b"abc",
-        "labels.txt": b"de",
-        "1/w/x": b"",
-    }
+        "1/model.onnx": b"abc", "labels.txt": b"de", "1/w/x": b"",
+    }  # fmt: skip
     with pytest.raises(LoadFailed, match=r"5 bytes of files are too many .* 10 are kept at most"):
         uploads.write(files)
     path = one.path

@@ -299,12 +299,9 @@ def test_fields_are_named_once_in_order() -> None:
         optimization { cuda { graphs: true } graph { level: 1 } }
     """
     assert without_effect(parse_config(text, "f").config, nothing) == [
-        "input.allow_ragged_batch",
-        "instance_group.passive",
-        "instance_group.host_policy",
-        "optimization.cuda",
-        "response_cache",
-    ]
+        "input.allow_ragged_batch", "instance_group.passive", "instance_group.host_policy",
+        "optimization.cuda", "response_cache",
+    ]  # fmt: skip
 
 
 def test_parameters_are_named_unless_somebody_reads_them() -> None:

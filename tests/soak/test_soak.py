@@ -129,8 +129,6 @@ async def check_statistics(server: ServerProcess, reports: list[Report]) -> dict
     assert found["inference_count"] <= executed <= rows + left_rows
     assert max(batch["batch_size"] for batch in batches) <= 8
     return {
-        "success": success,
-        "cancelled": cancelled,
-        "rows": found["inference_count"],
+        "success": success, "cancelled": cancelled, "rows": found["inference_count"],
         "executions": found["execution_count"],
-    }
+    }  # fmt: skip

@@ -103,11 +103,9 @@ def _model() -> onnx.ModelProto:
         [numpy_helper.from_array(shift, "shift")],
     )
     constants = {
-        "start": shift,
-        "yes": np.array(True),
-        "zero": np.array(0, np.float32),
+        "start": shift, "yes": np.array(True), "zero": np.array(0, np.float32),
         "table": np.zeros(_TABLE, np.int64),
-    }
+    }  # fmt: skip
     graph = helper.make_graph(
         [
             helper.make_node("ReduceMax", ["COST"], ["turns"], keepdims=0),

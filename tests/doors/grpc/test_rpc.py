@@ -91,11 +91,9 @@ async def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart
     messages = [b"0" * (1 << 20), b"1", b"2" * (1 << 20), b"3" * 100]
     packed = [gzip.compress(message, mtime=0) for message in messages]
     frames = [
-        pack_prefix(1, len(packed[0])) + packed[0],
-        pack_prefix(0, 1) + messages[1],
-        pack_prefix(1, len(packed[2])) + packed[2],
-        pack_prefix(1, len(packed[3])) + packed[3],
-    ]
+        pack_prefix(1, len(packed[0])) + packed[0], pack_prefix(0, 1) + messages[1],
+        pack_prefix(1, len(packed[2])) + packed[2], pack_prefix(1, len(packed[3])) + packed[3],
+    ]  # fmt: skip
     for piece in frames if apart else [b"".join(frames)]:
         give(call, piece)
     await until(lambda: len(session.messages) == len(messages))

@@ -97,10 +97,8 @@ def test_endpoints_over_http(tmp_path: Path) -> None:
         tmp_path, endpoints="https://127.0.0.1", host="iris.models:81"
     ).resolve()
     assert (named_otherwise.address, named_otherwise.port, named_otherwise.host) == (
-        "127.0.0.1",
-        443,
-        "iris.models",
-    )
+        "127.0.0.1", 443, "iris.models",
+    )  # fmt: skip
     assert named_otherwise.authority == "iris.models:81"
 
 

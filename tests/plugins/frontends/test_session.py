@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,10 +18,8 @@ from headrace.core.call import (
 )
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
-from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer, Tensor
-from headrace.engine.admission import Admission, Held
-from headrace.engine.doors import NOTHING_KNOWN
+from headrace.engine.admission import Held
 from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.link_infer import (
     Flag,
@@ -32,58 +30,8 @@ from headrace.plugins.frontends.link_infer import (
 )
 from headrace.plugins.frontends.session import FrontEndSession
 from headrace.workers.frames import IN_FILE, Header, frame, pack_header
-from tests.doors.fakes import until
+from tests.doors.fakes import FakeEngine, until
 from tests.protocol.strategies import PROPERTY
-
-Tick = Callable[[], Any]
-
-
-class Work:
-    """One request that the engine has been given."""
-
-    def __init__(self, request: Call) -> None:
-        self.request = request
-        self.cancelled = False
-        self.held = False
-        request.owner = self
-
-    def cancel(self, call: Call) -> None:
-        self.cancelled = True
-
-    def hold(self, call: Call, held: bool) -> None:
-        self.held = held
-
-
-class Model:
-    """A model that answers when the test does."""
-
-    model = "m"
-    name = "7"
-    decoupled = False
-    signature: Signature | None = None
-    direct = None
-
-    def __init__(self) -> None:
-        self.work: list[Work] = []
-
-    def submit(self, call: Call) -> None:
-        self.work.append(Work(call))
-
-
-class FakeEngine:
-    """Knows the model `m`; takes two requests at once."""
-
-    def __init__(self) -> None:
-        self.admission = Admission(2, 0)
-        self.model = Model()
-        self.exiting = False
-
-    known = NOTHING_KNOWN
-
-    def find(self, name: str, version: str = "") -> Model:
-        if name != "m":
-            raise NotFound(f"no model {name!r}")
-        return self.model
 
 
 class AskedCall:
@@ -108,6 +56,7 @@ class FrontEnd:
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
+        self.engine.admission.most_requests = 2
         self.frames: list[tuple[Kind, int, int, bytes, bytes]] = []
         self.lost: list[str] = []
         self.ready = 0
@@ -122,7 +71,7 @@ class FrontEnd:
     def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
         self.frames.append((header.kind, header.number, header.flags, meta, bytes(rest)))
 
-    def infer(self, number: int, model: str = "m", flags: int = 0) -> None:
+    def infer(self, number: int, model: str = "plain", flags: int = 0) -> None:
         """Send a request with one tensor."""
         tensor = Tensor("x", Datatype.FP32, np.arange(4, dtype=np.float32))
         meta, pieces = RequestWriter().parts(
@@ -156,7 +105,7 @@ def response(request: Call) -> InferResponse:
 
 
 async def test_a_request_and_its_answers(front_end: FrontEnd) -> None:
-    work, admission = front_end.engine.model.work, front_end.engine.admission
+    work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(5)
     await until(lambda: bool(work))
     assert work[0].request.inputs["x"].array.tolist() == [0, 1, 2, 3]
@@ -177,15 +126,15 @@ async def test_requests_of_one_read_are_submitted_together(front_end: FrontEnd) 
     engine = front_end.engine
     engine.admission.most_requests = 100
     seen: list[int] = []
-    submit = engine.model.submit
+    submit = engine.plain.submit
 
     def noted(call: Call) -> None:
-        if not engine.model.work:
+        if not engine.plain.work:
             loop = asyncio.get_running_loop()
-            loop.call_soon(lambda: seen.append(len(engine.model.work)))
+            loop.call_soon(lambda: seen.append(len(engine.plain.work)))
         submit(call)
 
-    engine.model.submit = noted  # type: ignore[method-assign]
+    engine.plain.submit = noted  # type: ignore[method-assign]
     for number in range(30):
         front_end.infer(number)
     await until(lambda: bool(seen))
@@ -207,8 +156,8 @@ async def test_refusals(front_end: FrontEnd) -> None:
 
 async def test_an_error_says_which_version_it_was(front_end: FrontEnd) -> None:
     front_end.infer(1)
-    await until(lambda: bool(front_end.engine.model.work))
-    front_end.engine.model.work[0].request.fail(Overloaded("why"))
+    await until(lambda: bool(front_end.engine.plain.work))
+    front_end.engine.plain.work[0].request.fail(Overloaded("why"))
     await until(lambda: bool(front_end.frames))
     _, number, flags, meta, rest = front_end.frames[0]
     error, version = read_error(meta, rest)
@@ -218,7 +167,7 @@ async def test_an_error_says_which_version_it_was(front_end: FrontEnd) -> None:
 
 
 async def test_cancellation(front_end: FrontEnd) -> None:
-    work, admission = front_end.engine.model.work, front_end.engine.admission
+    work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(1)
     front_end.infer(2)
     front_end.channel.send(Kind.CANCEL, 1)
@@ -228,7 +177,7 @@ async def test_cancellation(front_end: FrontEnd) -> None:
 
 
 async def test_the_end_of_a_front_end_cancels_what_it_had(front_end: FrontEnd) -> None:
-    work, admission = front_end.engine.model.work, front_end.engine.admission
+    work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(1)
     front_end.infer(2)
     front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(3, 500, 200)))
@@ -266,10 +215,10 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
 )  # fmt: skip
 async def test_nonsense_ends_the_link_and_nothing_else(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)
-    await until(lambda: bool(front_end.engine.model.work))
+    await until(lambda: bool(front_end.engine.plain.work))
     front_end.sock.sendall(data)
     await until(lambda: bool(front_end.lost))
-    assert front_end.engine.model.work[0].cancelled
+    assert front_end.engine.plain.work[0].cancelled
 
 
 frames = st.builds(

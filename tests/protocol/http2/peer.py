@@ -31,13 +31,9 @@ from headrace.protocol.http2.protocol import (
 from headrace.protocol.http2.streams import OK_FIELDS, Stream
 
 REQUEST = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/a/b"),
-    (":authority", "test"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
+    (":method", "POST"), (":scheme", "http"), (":path", "/a/b"), (":authority", "test"),
+    ("te", "trailers"), ("content-type", "application/grpc"),
+]  # fmt: skip
 RESPONSE_HEAD = RepeatedFields(
     [
         (b":status", b"200"),

@@ -19,14 +19,10 @@ from tests.protocol.http2.peer import Bench, Frame, build, settings, settings_ac
 
 HEAD = RepeatedFields(
     [
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", b"/a/b"),
-        (b":authority", b"test"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b":authority", b"test"),
+        (b"te", b"trailers"), (b"content-type", b"application/grpc"),
     ]
-)
+)  # fmt: skip
 GOOD = [(":status", "200"), ("content-type", "application/grpc")]
 OK = [("grpc-status", "0"), ("grpc-message", "")]
 
