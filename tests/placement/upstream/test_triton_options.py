@@ -8,10 +8,9 @@ from headrace.placement.upstream.triton_options import (
     Place,
     TritonOptions,
     check_managed,
-    gpu_count,
     is_managed,
-    places,
 )
+from headrace.plugins.triton.groups import gpu_count, places
 from headrace.plugins.triton.process import Secret, arguments, environment
 
 

@@ -2,8 +2,9 @@ import pytest
 from google.protobuf import text_format
 
 from headrace.core.errors import InvalidOption
-from headrace.placement.upstream.reconciler import agree, as_configured, described, groups_of
+from headrace.placement.upstream.reconciler import agree, described
 from headrace.placement.upstream.triton_options import Place
+from headrace.plugins.triton.groups import as_configured, groups_of
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ONE = [Place(0, 1)]

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import Protocol, TypeAlias
@@ -28,7 +27,7 @@ from google.protobuf import json_format
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core.datatypes import BY_CONFIG_NUMBER
-from headrace.core.errors import InvalidOption, LoadFailed
+from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import brackets
 from headrace.placement.child_process import Backoff
@@ -36,7 +35,7 @@ from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, Visit
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
-from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts, Place
+from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import (
@@ -47,46 +46,6 @@ from headrace.protocol.pb.model_config_pb2 import (
 )
 from headrace.protocol.pb.model_config_pb2 import ModelInstanceGroup as Group
 from headrace.protocol.status import Fate
-
-
-def groups_of(groups: Sequence[Group], place: Place) -> list[Group] | None:
-    """The instance groups of a model in one process; None if it has none of them.
-
-    A model without instance groups has Triton's default in every process. Instances on the CPU are
-    divided over all processes; so are those on GPUs if each process sees every GPU. Raises
-    `InvalidOption` for a GPU that does not exist.
-    """
-    if not groups:
-        return []
-    found = []
-    for index, group in enumerate(groups):
-        own = Group()
-        own.CopyFrom(group)
-        on_cpu = group.kind == Group.KIND_CPU
-        if place.own_gpu and not on_cpu:
-            if group.gpus:
-                _check(group, index, place)
-                if place.index not in group.gpus:
-                    continue
-                own.gpus[:] = [0]
-        elif place.count > 1:
-            own.count = _share(max(group.count, 1), place)
-            if not own.count:
-                continue
-        found.append(own)
-    return found or None
-
-
-def as_configured(groups: Iterable[Group], place: Place) -> list[Group]:
-    """Reported instance groups, with GPUs numbered as in the configuration."""
-    found = []
-    for group in groups:
-        own = Group()
-        own.CopyFrom(group)
-        if place.own_gpu and own.gpus:
-            own.gpus[:] = [place.index + gpu for gpu in own.gpus]
-        found.append(own)
-    return found
 
 
 def agree(asked: Sequence[Group], reported: Sequence[Group]) -> bool:
@@ -129,20 +88,6 @@ def _instances(groups: Iterable[Group]) -> Counter[tuple[int, int | None]]:
         for gpu in group.gpus or [None]:
             counts[group.kind, gpu] += max(group.count, 1)
     return counts
-
-
-def _share(count: int, place: Place) -> int:
-    return count // place.count + (place.index < count % place.count)
-
-
-def _check(group: Group, index: int, place: Place) -> None:
-    for gpu in group.gpus:
-        if not 0 <= gpu < place.count:
-            raise InvalidOption(
-                f"instance_group[{index}].gpus",
-                f"there is no GPU {gpu}: the Tritons of this server have {place.count}, which are"
-                f" numbered from 0",
-            )
 
 
 Tensor: TypeAlias = ModelInput | ModelOutput
@@ -586,55 +531,3 @@ class DriftWatch:
             log.exception("bug while looking at the servers of model %s", self._model)
             return
         self.note(endpoint, found)
-
-
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """The state of one server; `versions` are those loaded.
-
-    `problem` is the reason for a failure.
-    """
-
-    endpoint: str
-    versions: Sequence[str] = ()
-    differences: Sequence[Difference] = ()
-    problem: str = ""
-
-
-def survey(
-    model: str, config: ModelConfig, root: Path, versions: Sequence[int], seconds: float
-) -> list[Surveyed]:
-    """The state of a model on each of its servers, in the order of its endpoints.
-
-    `versions` are the model's version directories in `root`. Raises `InvalidOption`, and
-    `LoadFailed` if no address is known.
-    """
-    parameters = {name: one.string_value for name, one in config.parameters.items()}
-    options = [RemoteOptions.of(parameters, model, version, root) for version in (versions or [0])]
-    endpoints = options[0].resolve()
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return list(
-            threads.map(lambda endpoint: _ask(model, config, options, endpoint, seconds), endpoints)
-        )
-
-
-def _ask(
-    model: str,
-    config: ModelConfig,
-    options: Sequence[RemoteOptions],
-    endpoint: Endpoint,
-    seconds: float,
-) -> Surveyed:
-    found: dict[Difference, None] = {}
-    versions: dict[str, None] = {}
-    for one in options:
-        try:
-            with BlockingClients(one, model).to(endpoint) as connection:
-                said = connection.describe(seconds)
-        except CallFailed as failed:
-            return Surveyed(endpoint.name, (), (), failed.text or str(failed.failure.error))
-        except LoadFailed as error:
-            return Surveyed(endpoint.name, (), (), str(error))
-        versions |= dict.fromkeys(said.metadata.versions)
-        found |= dict.fromkeys(differences(config, said, one.version))
-    return Surveyed(endpoint.name, tuple(versions), tuple(found))

@@ -5,11 +5,8 @@ upstreams have loaded for this server. They are separate since a backend has the
 model, when the other upstream modules are not imported yet.
 """
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 from headrace.core.errors import InvalidOption
@@ -28,7 +25,6 @@ _ELSEWHERE = (
 )  # fmt: skip
 PER_GPU = "per-gpu"
 _DAY = 86_400
-_DEVICE = re.compile(r"nvidia\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,35 +125,6 @@ def check_managed(parameters: Mapping[str, str]) -> None:
                 f"is for servers that others have started; {BACKEND} and {PLATFORM} are for a"
                 " Triton that this server starts",
             )
-
-
-def places(options: TritonOptions, environment: Mapping[str, str], found: int) -> list[Place]:
-    """The processes to start; `found` is the machine's number of GPUs.
-
-    Raises `InvalidOption` if there is to be one per GPU and there is no GPU.
-    """
-    gpus = list(options.gpus)
-    if options.processes == PER_GPU:
-        inherited = environment.get("CUDA_VISIBLE_DEVICES", "")
-        gpus = gpus or [part.strip() for part in inherited.split(",") if part.strip()]
-        gpus = gpus or [str(number) for number in range(found)]
-        if not gpus:
-            raise InvalidOption(
-                "--triton-processes",
-                "is per-gpu, and this machine has no GPU; --triton-gpus names some",
-            )
-        return [Place(index, len(gpus), gpu, True) for index, gpu in enumerate(gpus)]
-    count = int(options.processes)
-    visible = ",".join(gpus) if gpus else None
-    return [Place(index, count, visible) for index in range(count)]
-
-
-def gpu_count(devices: Path = Path("/dev")) -> int:
-    """The machine's number of GPUs, by their device files."""
-    try:
-        return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(devices))
-    except OSError:
-        return 0
 
 
 class LoadCounts:

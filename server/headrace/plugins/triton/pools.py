@@ -17,12 +17,17 @@ needed.
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from headrace.connections.endpoint import Endpoint
+    from headrace.placement.upstream.options import RemoteOptions
     from headrace.protocol.pb.model_config_pb2 import ModelConfig
+
+_AT_ONCE = 16  # servers queried concurrently
 
 __all__ = ["Drift", "Group", "Model", "Pool"]
 
@@ -219,21 +224,42 @@ def drift_of(
     `versions` are its version directories, in `root`. Raises `ValueError` for invalid options.
     """
     from headrace.core.errors import InvalidOption, LoadFailed
-    from headrace.placement.upstream.reconciler import survey
+    from headrace.placement.upstream.options import RemoteOptions
 
+    parameters = {name: one.string_value for name, one in config.parameters.items()}
     try:
-        surveyed = survey(model, config, root, versions, timeout)
+        options = [RemoteOptions.of(parameters, model, one, root) for one in versions or [0]]
+        endpoints = options[0].resolve()
     except (InvalidOption, LoadFailed) as error:
         raise ValueError(f"model {model!r}: {error}") from None
-    found = []
-    for server in surveyed:
-        if server.problem:
-            found.append(Drift(model, server.endpoint, "model", "loaded", server.problem))
-        found += [
-            Drift(model, server.endpoint, one.path, one.asked, one.reported)
-            for one in server.differences
-        ]
-    return found
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        asked = threads.map(lambda one: _drift_at(one, model, config, options, timeout), endpoints)
+        return [drift for of_server in asked for drift in of_server]
+
+
+def _drift_at(
+    endpoint: "Endpoint",
+    model: str,
+    config: "ModelConfig",
+    options: "Sequence[RemoteOptions]",
+    seconds: float,
+) -> "list[Drift]":
+    """The differences of one server; a server that cannot be asked is one."""
+    from headrace.core.errors import LoadFailed
+    from headrace.placement.upstream.connection import CallFailed
+    from headrace.placement.upstream.reconciler import BlockingClients, differences
+
+    found: dict[Drift, None] = {}
+    for one in options:
+        try:
+            with BlockingClients(one, model).to(endpoint) as connection:
+                said = connection.describe(seconds)
+        except (CallFailed, LoadFailed) as error:
+            problem = error if isinstance(error, LoadFailed) else error.text or error.failure.error
+            return [Drift(model, endpoint.name, "model", "loaded", str(problem))]
+        for each in differences(config, said, one.version):
+            found[Drift(model, endpoint.name, each.path, each.asked, each.reported)] = None
+    return list(found)
 
 
 def _link(place: Path, files: Path) -> None:

@@ -36,9 +36,7 @@ from headrace.placement.upstream.reconciler import (
     LOAD_SECS,
     BlockingClients,
     PlacedReconciler,
-    as_configured,
     each,
-    groups_of,
     loaded,
 )
 from headrace.placement.upstream.triton_options import (
@@ -47,9 +45,8 @@ from headrace.placement.upstream.triton_options import (
     TRITON_PARAMETERS,
     Place,
     TritonOptions,
-    gpu_count,
-    places,
 )
+from headrace.plugins.triton.groups import as_configured, gpu_count, groups_of, places
 from headrace.plugins.triton.process import Secret, arguments, environment
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
