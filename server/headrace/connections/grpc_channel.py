@@ -98,6 +98,7 @@ class ChannelConnection(Http2Protocol):
             why = http2.failure or http2.said
             why = f"{why}; {PORT.format('gRPC')}" if why else CLOSED.format("gRPC")
             self.greeted.set_exception(ConnectionError(why))
+            self.greeted.exception()  # retrieved: a cancelled attempt does not await it
         self._closed_by(self)
         super().connection_lost(error)
 
