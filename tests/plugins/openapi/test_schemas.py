@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from headrace.plugins.openapi.schemas import message_schemas, reference, schema_name
+from headrace.plugins.openapi.document import message_schemas, reference, schema_name
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
