@@ -13,7 +13,15 @@ import pytest
 
 from headrace.workers.channel import WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import FrameReader, Header, Kind, frame, pack_batch, pack_request
+from headrace.workers.frames import (
+    BrokenFrame,
+    FrameReader,
+    Header,
+    Kind,
+    frame,
+    pack_batch,
+    pack_request,
+)
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
     Answering,
@@ -105,6 +113,21 @@ def test_who_waits_learns_that_the_server_has_gone() -> None:
         server.sock.close()
         main.result(30)
         assert "has given no response" in call.result(30).error().message()
+
+
+def test_an_event_loop_learns_of_a_broken_frame_that_a_thread_has_read() -> None:
+    async def learn(session: Session, server: Server) -> None:
+        learned = asyncio.Event()
+        session.run_on(asyncio.get_running_loop(), learned.set)
+        reading = asyncio.create_task(asyncio.to_thread(session.wait, lambda: False))
+        server.sock.sendall(b"\xff" * 100)
+        await asyncio.wait_for(learned.wait(), 30)
+        with pytest.raises(BrokenFrame):
+            await reading
+
+    with connected() as (session, server):
+        asyncio.run(learn(session, server))
+        assert session.stopped
 
 
 def test_replies_to_a_coroutine() -> None:

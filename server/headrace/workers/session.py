@@ -134,9 +134,9 @@ class Session:
                 self._reading = False
                 if self._waiting:
                     self._condition.notify_all()
-        if self._wake is not None and (self.batches or self.stopped):
-            with suppress(RuntimeError):  # the loop is closed: the worker is ending
-                self._wake()
+            if self._wake is not None and (self.batches or self.stopped):
+                with suppress(RuntimeError):  # the loop is closed: the worker is ending
+                    self._wake()
 
     def _take(self, header: Header[Kind], meta: bytes, data: Buffer) -> None:
         kind = header.kind
