@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
-from headrace.engine.doors import Target
 from headrace.engine.workbench import Deferred, Workbench
 from headrace.protocol.elements import Charge, uncharged
 
@@ -104,26 +103,14 @@ async def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> N
 
 
 class KeptCall(Call):
-    """Keeps what it is told."""
+    """Keeps why it is refused, and takes nothing else."""
 
     def __init__(self) -> None:
         super().__init__("m", "", "", {})
         self.refused: list[ServerError] = []
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        raise AssertionError
-
-    def finish(self) -> None:
-        raise AssertionError
-
-    def fail(self, error: ServerError) -> None:
-        raise AssertionError
-
     def refuse(self, error: ServerError) -> None:
         self.refused.append(error)
-
-    def routed(self, target: Target) -> None:
-        raise AssertionError
 
 
 async def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() -> None:

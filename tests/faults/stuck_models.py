@@ -2,7 +2,8 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from socket import create_connection
@@ -19,6 +20,7 @@ from tests.models.python_models import in_config
 from tests.support.busy_model import FOREVER, busy_json, write_busy_model
 from tests.support.client import Client, Input, strings
 from tests.support.grpc_client import GrpcClient, infer_message
+from tests.support.health_watch import SERVING, HealthWatch
 from tests.support.http_client import HttpClient
 from tests.support.raw_clients import post_bytes
 from tests.support.server_process import ServerProcess
@@ -56,6 +58,31 @@ def neighbours_serve(client: Client) -> bool:
         and client.model_ready("neighbour")
         and client.model_ready("bystander")
     )
+
+
+@contextmanager
+def calm(server: ServerProcess) -> Iterator[Callable[[], bool]]:
+    """Tells whether the neighbours serve, and the server is ready, over both protocols.
+
+    It is so before and after, and the server's readiness never changes between.
+    """
+    with (
+        client_of(server, "http") as http,
+        GrpcClient(server.grpc) as grpc,
+        ThreadPoolExecutor(1) as pool,
+        HealthWatch(grpc) as watch,
+    ):
+
+        def others_serve() -> bool:
+            return all(client.ready() and neighbours_serve(client) for client in (http, grpc))
+
+        assert watch.next() == SERVING
+        change = pool.submit(watch.changed)
+        assert others_serve()
+        yield others_serve
+        assert others_serve()
+        assert not change.done(), "the server's readiness has changed"
+        watch.cancel()
 
 
 def reason_of(client: Client, model: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 from headrace.core.errors import ServerError
 from tests.faults.chaos import eventually
 from tests.faults.stuck_models import (
+    calm,
     client_of,
     counted,
     hang,
@@ -104,15 +105,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def test_a_hang_is_told_and_ended(
     server: ServerProcess, protocol: str, model: str, counter: str
 ) -> None:
-    with client_of(server, protocol) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        calm(server) as others_serve,
+        client_of(server, protocol) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         hung: Future[Answer] = pool.submit(client.infer, model, hanging(model))
         eventually(lambda: not client.model_ready(model))
         assert reason_of(client, model).startswith(f"stalled: {model}_0")
         assert "has made no progress for" in reason_of(client, model)
         assert asyncio.run(counted(server, "headrace_stalled_instances", model)) == 1
-        assert neighbours_serve(client)
+        assert others_serve()
         with pytest.raises(ServerError, match=f"has taken longer than {LIMIT_SECS} s for a batch"):
             hung.result()
+        assert others_serve()
         assert answers(client, model)
         eventually(lambda: client.model_ready(model))
         assert reason_of(client, model) == ""

@@ -23,56 +23,31 @@ from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.sequences import SequenceTable
 from headrace.scheduling.upstreams import Pin
+from tests.scheduling.fakes import FakeClock, FakeTimer
 
 SILENCE = 10.0
 REQUEST = RemoteRequest([], [], {})
 
 
 class Loop:
-    """Time that stands still until told; as much of an event loop as is needed."""
+    """As much of an event loop as is needed, in a time that stands still until told."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._timers: list[tuple[float, Timer]] = []
+        self._clock = FakeClock()
 
     def time(self) -> float:
-        return self.now
+        return self._clock.time / 1e9
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> "Timer":
-        timer = Timer(callback)
-        self._timers.append((self.now + seconds, timer))
-        return timer
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> FakeTimer:
+        return self._clock.at(self._clock.time + round(seconds * 1e9), callback)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        until = self.now + seconds
-        while due := [(when, timer) for when, timer in self._timers if when <= until]:
-            first = min(due, key=lambda item: item[0])
-            self._timers.remove(first)
-            self.now = max(self.now, first[0])
-            first[1].fire()
-        self.now = until
+        self._clock.advance(round(seconds * 1e9))
 
     @property
     def armed(self) -> int:
         """How many timers are to come."""
-        return sum(timer.live for _, timer in self._timers)
-
-
-class Timer:
-    """A timer of `Loop`."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-        self.live = True
-
-    def cancel(self) -> None:
-        self.live = False
-
-    def fire(self) -> None:
-        if self.live:
-            self.live = False
-            self._callback()
+        return len(self._clock.armed)
 
 
 class Server:
