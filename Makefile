@@ -15,10 +15,10 @@ LOCKED := $(PIP) install --require-hashes
 SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
 CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 
-# Files of tests run beside one another, one more than there are cores, up to five: many tests wait. In
+# Files of tests run beside one another, two more than there are cores, up to six: many tests wait. In
 # the order of their names, behind those that take long (tests/conftest.py), so that no core waits long
 # for another at the end.
-BESIDE := --numprocesses $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 5))) --dist loadfile --no-loadscope-reorder
+BESIDE := --numprocesses $(shell n=$$(nproc); echo $$((n < 4 ? n + 2 : 6))) --dist loadfile --no-loadscope-reorder
 
 # Without byte code every process of every test would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
