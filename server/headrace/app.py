@@ -255,7 +255,7 @@ class Application:
         """Shut down in order; returns the exit status. `loaded` is False if loads are abandoned."""
         settings = self._settings
         noticed = loaded or self._engine.ready
-        self._engine.begin_shutdown()
+        self._engine.readiness.begin_shutdown()
         if self._reloader is not None:
             self._reloader.stop()
         self._memory.stop()

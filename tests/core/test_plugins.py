@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core import plugins
+from headrace.core.errors import LoadFailed
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -73,3 +74,9 @@ def test_a_name_that_is_taken_is_told(path: Path, caplog: pytest.LogCaptureFixtu
     install(path, "others", plugins.BACKENDS, python="others:Python")
     assert plugins.installed(plugins.BACKENDS)["python"].package == "headrace"
     assert "its name in headrace.backends is taken by" in caplog.text
+
+
+def test_a_part_that_was_left_out_is_named() -> None:
+    assert callable(plugins.part("nvml"))
+    with pytest.raises(LoadFailed, match="without its part 'wings'"):
+        plugins.part("wings")

@@ -108,7 +108,7 @@ async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
     world: World,
 ) -> None:
     def size() -> int:
-        return world.engine.model_config("m").max_batch_size
+        return world.engine.find_version("m").config.max_batch_size
 
     world.write("m", "1")
     await world.control.load("m", LoadParameters('{"max_batch_size": 2}'))
@@ -155,11 +155,11 @@ async def test_a_configuration_of_a_request_changes_instances_in_place(
         "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}],
     }  # fmt: skip
     if whole:
-        told = to_json(world.engine.model_config("m"))
+        told = to_json(world.engine.find_version("m").config)
     for count, loads in ((3, 3), (1, 3), (2, 4)):
         told["instance_group"] = [{"name": "m", "count": count}]
         await world.control.load("m", LoadParameters(json.dumps(told)))
-        assert world.engine.model_config("m").instance_group[0].count == count
+        assert world.engine.find_version("m").config.instance_group[0].count == count
         assert len(world.backend.loaded) == loads
         assert world.engine.find("m") is version
     told["max_batch_size"] = 2

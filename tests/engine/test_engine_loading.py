@@ -439,7 +439,7 @@ async def test_only_the_versions_that_have_changed_are_loaded(world: World) -> N
     first = world.engine.find("m", "1")
     assert await world.replace("2", version=2) == ""
     assert world.engine.find("m", "1") is first
-    assert world.engine.model_config("m", "1").version_policy.HasField("all")
+    assert world.engine.find_version("m", "1").config.version_policy.HasField("all")
     assert await world.replace("3", version=2) == ""
     assert world.backend.begun == ["1", "2", "3"]
     world.configure(INLINE)
@@ -481,7 +481,7 @@ async def test_instances_are_added_and_removed_in_place(
         world.configure(CONFIG.format("thread") + GROUPS.format(3))
         assert await world.reload() == ""
         assert world.engine.find("m") is version
-        assert world.engine.model_config("m").instance_group[0].count == 3
+        assert world.engine.find_version("m").config.instance_group[0].count == 3
         assert [len(world.backend.loaded), len(version.instances)] == [3, 3]
         begun += await world.asked(20)
         world.configure(CONFIG.format("thread") + GROUPS.format(1))

@@ -115,7 +115,7 @@ def test_a_change_is_not_undone_by_a_server_that_comes_back(
         change = asyncio.ensure_future(engine.load(replace(source, override=override)))
         servers.there.add("grpc://a")
         assert await change == ""
-        assert engine.model_config("m").parameters["endpoints"].string_value == "grpc://b"
+        assert engine.find_version("m").config.parameters["endpoints"].string_value == "grpc://b"
         await engine.unload_all()
 
     logger.addHandler(back)

@@ -114,7 +114,7 @@ async def test_doors_and_the_end(tmp_path: Path, drains: bool) -> None:
         await until(lambda: world.changes == [False, True, False])
         world.engine.readiness.set_reachable(True)
         await until(lambda: world.changes[-1])
-        (world.engine.begin_shutdown if drains else world.admission.close)()
+        (world.engine.readiness.begin_shutdown if drains else world.admission.close)()
         await until(lambda: not world.changes[-1])
         world.admission.close()
 

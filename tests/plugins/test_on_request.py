@@ -312,7 +312,7 @@ async def test_what_a_request_has_brought_along_comes_back(tmp_path: Path) -> No
         assert await world.ask("b") == 1
         assert world.in_memory == {"b"}
         assert await world.ask("a") == 0
-        assert world.engine.model_config("a").max_batch_size == 3
+        assert world.engine.find_version("a").config.max_batch_size == 3
         for answer in (5, 6):
             await control.load(f"new{answer}", files(answer))
         assert world.in_memory == {"new6"}

@@ -84,7 +84,7 @@ async def _model_metadata(
 
 async def _model_config(engine: Engine, asked: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
     await engine.bring(asked.name, asked.version)
-    return pb.ModelConfigResponse(config=engine.model_config(asked.name, asked.version))
+    return pb.ModelConfigResponse(config=engine.find_version(asked.name, asked.version).config)
 
 
 async def _model_config_json(engine: Engine, parts: Parts, body: Document) -> Message:

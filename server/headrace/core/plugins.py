@@ -15,6 +15,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from headrace.core.errors import LoadFailed
+
 log = logging.getLogger(__name__)
 
 BACKENDS = "headrace.backends"  # made with a `headrace.placement.backend.BackendContext`
@@ -144,8 +146,11 @@ def find(group: str, name: str) -> Plugin:
 
 
 def part(name: str) -> Any:
-    """The target of a part; raises `KeyError` where that was left out."""
-    return find(PARTS, name).load()
+    """The target of a part; raises `LoadFailed` where that was left out."""
+    try:
+        return find(PARTS, name).load()
+    except KeyError:
+        raise LoadFailed(f"this server was installed without its part '{name}'") from None
 
 
 def installed(group: str) -> dict[str, Plugin]:

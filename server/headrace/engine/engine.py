@@ -35,7 +35,6 @@ from headrace.observability.statistics import VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
 from headrace.placement.backend import Backend
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
 
 log = logging.getLogger(__name__)
@@ -273,10 +272,6 @@ class Engine:
         """True if shutdown has begun."""
         return self.admission.exiting
 
-    def begin_shutdown(self) -> None:
-        """Report not ready from now on, while requests are still answered."""
-        self.readiness.begin_shutdown()
-
     @property
     def ready(self) -> bool:
         """True if the server takes requests; see `headrace.engine.doors`."""
@@ -322,10 +317,6 @@ class Engine:
         ready = self._models[name].ready_versions()
         names = [found.name] if version else [v.name for v in ready]
         return documents.model_metadata(found, names)
-
-    def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """The completed configuration; raises as `find` does."""
-        return self.find_version(name, version).config
 
     def model_statistics(self, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
         """Counters of one version, of all ready versions of a model, or of everything.

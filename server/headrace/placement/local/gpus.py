@@ -24,6 +24,7 @@ from weakref import finalize
 import numpy as np
 
 from headrace.core import plugins
+from headrace.core.errors import LoadFailed
 from headrace.core.tensors import Array
 from headrace.observability.machine import GrowthMeter
 from headrace.observability.statistics import GpuReading
@@ -227,7 +228,7 @@ class Gpus:
         """`pinned_bytes` of page-locked memory may be used, once a GPU is found."""
         self._pinned_bytes = pinned_bytes
         self._driver = driver
-        self._management = management or plugins.part("nvml")
+        self._management = management
         self._lock = Lock()
         self._looked = False
         self._cuda: CudaDriver | None = None
@@ -297,11 +298,11 @@ class Gpus:
         if self._pinned_bytes:
             self._pool = PinnedPool(self._cuda.pin, self._pinned_bytes)
         try:
-            nvml = self._management()
+            nvml = (self._management or plugins.part("nvml"))()
             self._names = [nvml.name(uuid) for uuid in self._cuda.uuids]
             self._meters = [GrowthMeter(_used_of(nvml, name)) for name in self._names]
             self._nvml = nvml
-        except OSError as error:
+        except (OSError, LoadFailed) as error:
             log.warning("no metrics of GPUs: %s", error)
         log.info("GPUs: %s", ", ".join(self._names))
 
