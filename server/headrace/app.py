@@ -148,9 +148,8 @@ class Application:
         )  # fmt: skip
         self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
         self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)
-        self._reloader: Any = None  # a `Reloader`
+        self._followers: list[Any] = []  # a `Follower`, a `Reloader`
         self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
-        self._follower: Any = None  # a `Follower`
         self._stop = asyncio.Event()
         self.stuck = False  # true if threads still run or load models at the end
 
@@ -174,12 +173,11 @@ class Application:
             for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
-                self._reloader = plugins.part("reload")(self._engine, sources, loop)
+                self._followers.append(plugins.part("reload")(self._engine, sources, loop))
             if self._control.mode is ControlMode.POLL:
-                self._follower = plugins.part("poll")(
-                    self._engine, self._control.catalogue, sources, settings.repository_poll_secs,
-                    loop,
-                )  # fmt: skip
+                given = self._engine, self._control.catalogue, sources
+                follower = plugins.part("poll")(*given, settings.repository_poll_secs, loop)
+                self._followers.append(follower)
             print(f"headrace {__version__}")
             await self._doors.open()
             gc.freeze()  # imported modules and objects made so far
@@ -209,13 +207,11 @@ class Application:
         keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
-        if self._reloader is not None:
-            self._reloader.start()
         self._memory.start()
         if settings.allow_metrics and settings.allow_gpu_metrics:
             self._gpus.start()
-        if self._follower is not None:
-            self._follower.start()
+        for follower in self._followers:
+            follower.start()
         # If both go to one terminal, one of them suffices.
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
@@ -256,12 +252,10 @@ class Application:
         settings = self._settings
         noticed = loaded or self._engine.ready
         self._engine.readiness.begin_shutdown()
-        if self._reloader is not None:
-            self._reloader.stop()
         self._memory.stop()
         self._gpus.stop()
-        if self._follower is not None:
-            self._follower.stop()
+        for follower in self._followers:
+            follower.stop()
         self._engine.stop_loading()
         stop_backends(self._backends)
         if settings.shutdown_delay_secs and noticed:
@@ -289,8 +283,8 @@ class Application:
                 "%d requests were still under way after %d s", left, settings.exit_timeout_secs
             )
         unfinished.cancel()
-        if self._follower is not None:
-            await self._follower.stopped()
+        for follower in self._followers:
+            await follower.stopped()
         await self._doors.close(max(deadline - monotonic(), 0.1))
         if left or (loaded and not await self._unload(deadline)):
             self.stuck = True

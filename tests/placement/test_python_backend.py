@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import resource
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,10 +12,12 @@ import pytest
 
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.placement.worker.loaded_worker import LoadedWorker
+from headrace.placement.daemon_thread import NoResources
+from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
+from headrace.workers.frames import Kind
 
 GOOD = """
     class TritonPythonModel:
@@ -120,3 +124,17 @@ def test_a_failure_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="RuntimeError: no"):
         PythonBackend().load_apart(spec(tmp_path, "raise RuntimeError('no')"))
     assert set(psutil.Process().children()) == children
+
+
+# What asyncio leaves of a loop that it could not make.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_cannot_be_asked_without_free_descriptors(tmp_path: Path) -> None:
+    process = PythonBackend().load_apart(spec(tmp_path, GOOD)).process
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(NoResources, match="cannot ask a worker process: Too many open files"):
+            ask_worker(process, Kind.START, {}, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

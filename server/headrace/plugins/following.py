@@ -549,6 +549,9 @@ class _Following:
         self._stopped = True
         self._watcher.stop()
 
+    async def stopped(self) -> None:
+        """Wait for threads that must not exist when the process exits."""
+
     def _take(self, work: Callable[..., None], *given: object) -> None:
         """Receive a finding on the watcher's thread."""
 

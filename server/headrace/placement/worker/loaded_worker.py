@@ -20,6 +20,7 @@ from headrace.core.signature import Signature
 from headrace.core.texts import whole_number
 from headrace.observability.statistics import EndKind
 from headrace.placement.choice import AutoChoice, InstanceKind
+from headrace.placement.daemon_thread import NoResources
 from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
 from headrace.placement.placement import ModelServices, NoServices, Surroundings
 from headrace.placement.warming import Sample, Warming
@@ -56,12 +57,15 @@ def ask_worker(
     """Send a worker a request on a loading thread, and wait for its answer.
 
     `host` provides services to the model meanwhile, on this thread's event loop; None for none.
-    Raises `LoadFailed` if the worker fails, or exceeds `seconds`; the process has ended then.
+    Raises `LoadFailed` if the worker fails, or exceeds `seconds`, `NoResources` if the system is
+    short of something; the process has ended then.
     """
     try:
         return asyncio.run(_ask(process, kind, document, seconds, host or NoServices(_NOT_STARTED)))
-    except BaseException:
+    except BaseException as error:
         process.kill()
+        if isinstance(error, OSError):  # as without a free descriptor for the event loop
+            raise NoResources(f"cannot ask a worker process: {error.strerror}") from error
         raise
 
 
