@@ -128,5 +128,5 @@ def test_the_list_of_plugins(packages: Path) -> None:
     assert found[("backend", "broken")][:3] == ("broken", "1.0", "failed")
     stage = found[("stage", "rounding")]
     assert stage[-1] == "Rounds floating-point outputs to the model's parameter `decimals`."
-    assert found[("command", "ping")][-1] == "whether a server is ready"
+    assert found[("command", "ping")][-1] == "check if a server is ready"
     assert ["backend", "onnxruntime", "headrace", "loaded", "model.onnx"] in rows
