@@ -1,11 +1,24 @@
 """What holds for all tests: none may depend on how fast the machine is."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # Otherwise an example that takes a fifth of a second fails its test, and so does a slow begin.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from going through all tests again and again."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
 
 # Files that take a process long: begun last, they would leave the other cores idle.
 LONG = ("tests/protocol/http2/test_fuzz.py", "tests/soak/", "tests/models/test_example_models.py")
