@@ -48,7 +48,7 @@ class HttpTraffic(TrafficClient):
     """Over HTTP."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._http = httpx.Client(base_url=server.url, timeout=60, trust_env=False)
+        self._http = httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False)
 
     def get(self, model: str) -> pb.ModelTrafficResponse:
         return self._send("GET", model)
