@@ -1,6 +1,7 @@
 """One server for the commands that ask a running one, and a way to run them."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,15 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(ENV_PREFIX):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _log_of_the_command() -> Iterator[None]:
+    """A command run in this process sets up its log: later tests must not write to it."""
+    yield
+    root = logging.getLogger()
+    root.handlers[:] = [h for h in root.handlers if not type(h).__module__.startswith("headrace.")]
+    root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
