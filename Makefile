@@ -46,7 +46,7 @@ coverage: $(VENV)/.dev ## run the tests and show which lines they miss
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
-check: $(VENV)/.dev ## check format, style, types, floors, generated files and weight
+check: $(VENV)/.dev ## check format, style, types, layers, generated files and weight
 	$(BIN)/ruff format --check . $(SCRIPTS)
 	$(BIN)/ruff check . $(SCRIPTS)
 	$(BIN)/mypy $(CHECKED)

@@ -1,4 +1,4 @@
-"""The floors of the server: a module imports from floors below its own, and from its own package.
+"""The layers of the server: a module imports from layers below its own, and from its own package.
 
 Inside a package, too, imports go one way: there is no cycle. Reads every import statement, also
 those in functions and those for the type checker only.
@@ -23,7 +23,7 @@ COMPOSITION = {
 }  # fmt: skip
 # Modules of plugins that declare commands, which nothing imports by a statement.
 COMMANDS = {"command", "commands"}
-FLOORS = {
+LAYERS = {
     "workers": 0,
     "core": 1,
     "observability": 2,
@@ -72,13 +72,13 @@ NAMES = {module_name(path) for path in MODULES}
 
 
 def part_of(module: str) -> str | None:
-    """The entry of `FLOORS` that a module belongs to; None for what lies around them."""
+    """The entry of `LAYERS` that a module belongs to; None for what lies around them."""
     inner = module.removeprefix(ROOT).removeprefix(".")
     if inner in COMPOSITION or inner.partition(".")[0] in COMPOSITION:
         return "composition"
     if inner.startswith("plugins.") and COMMANDS & set(inner.split(".")):
         return "commands"
-    found = [part for part in FLOORS if inner == part or inner.startswith(part + ".")]
+    found = [part for part in LAYERS if inner == part or inner.startswith(part + ".")]
     return found[0] if found else None
 
 
@@ -121,11 +121,11 @@ def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
         if plugin[0] == "plugins" and parts[:2] not in (plugin, ["triton"], ["serving", "sources"]):
             yield f"{where} is a plugin, which is found by its name"
         elif part is None:
-            yield f"{where} is not on a floor"
+            yield f"{where} is not in a layer"
         elif own is None:
-            yield f"{where}: what lies around the floors imports nothing"
-        elif part != own and FLOORS[part] >= FLOORS[own]:
-            yield f"{where} is on floor {FLOORS[part]}, the importer on {FLOORS[own]}"
+            yield f"{where}: what lies around the layers imports nothing"
+        elif part != own and LAYERS[part] >= LAYERS[own]:
+            yield f"{where} is in layer {LAYERS[part]}, the importer in {LAYERS[own]}"
 
 
 def test_imports_go_strictly_downwards() -> None:
@@ -166,7 +166,7 @@ def test_a_cycle_is_found() -> None:
     assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
 
 
-def test_every_module_has_a_floor() -> None:
+def test_every_module_has_a_layer() -> None:
     assert {name for name in NAMES if part_of(name) is None} == {ROOT, f"{ROOT}.doors"}
 
 
@@ -187,16 +187,16 @@ def test_names_say_what_is_inside() -> None:
 
 
 @pytest.mark.parametrize(("importer", "statement", "says"), [
-    ("protocol/x.py", "import headrace.engine", "is on floor 7, the importer on 3"),
-    ("protocol/x.py", "from headrace import engine", "is on floor 7"),
-    ("protocol/x.py", "from headrace.scheduling.batch import Batch", "is on floor 3, the importer"),
-    ("protocol/x.py", "from ..placement import choice", "is on floor 5"),
-    ("protocol/x.py", "def f():\n    from headrace.app import main", "is on floor 12"),
-    ("doors/http/x.py", "import headrace.doors.grpc.server", "is on floor 9"),
-    ("doors/__init__.py", "import headrace.core", "around the floors imports nothing"),
-    ("__init__.py", "from headrace.core import errors", "around the floors imports nothing"),
-    ("protocol/x.py", "from headrace import model", "headrace.model is not on a floor"),
-    ("protocol/x.py", "import headrace.misc", "is not on a floor"),
+    ("protocol/x.py", "import headrace.engine", "is in layer 7, the importer in 3"),
+    ("protocol/x.py", "from headrace import engine", "is in layer 7"),
+    ("protocol/x.py", "from headrace.scheduling.batch import Batch", "is in layer 3, the importer"),
+    ("protocol/x.py", "from ..placement import choice", "is in layer 5"),
+    ("protocol/x.py", "def f():\n    from headrace.app import main", "is in layer 12"),
+    ("doors/http/x.py", "import headrace.doors.grpc.server", "is in layer 9"),
+    ("doors/__init__.py", "import headrace.core", "around the layers imports nothing"),
+    ("__init__.py", "from headrace.core import errors", "around the layers imports nothing"),
+    ("protocol/x.py", "from headrace import model", "headrace.model is not in a layer"),
+    ("protocol/x.py", "import headrace.misc", "is not in a layer"),
     ("engine/x.py", "import fastapi.routing", "is only for"),
     ("doors/http/x.py", "from grpc import aio", "is only for"),
     ("scheduling/x.py", "import onnxruntime as ort", "is only for placement"),
@@ -204,7 +204,7 @@ def test_names_say_what_is_inside() -> None:
     ("workers/x.py", "import pickle", "is not used anywhere"),
     ("protocol/x.py",
      "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import headrace.engine",
-     "x.py:3: headrace.engine is on floor 7"),
+     "x.py:3: headrace.engine is in layer 7"),
     ("protocol/x.py", "from headrace.protocol.y import z", ""),
     ("protocol/__init__.py", "from .x import y", ""),
     ("protocol/x.py", "from headrace import __version__", ""),
@@ -212,9 +212,9 @@ def test_names_say_what_is_inside() -> None:
     ("app.py", "import uvicorn", ""),
     ("app.py", "import headrace.plugins.x.y", "is a plugin"),
     ("plugins/y/x.py", "import headrace.plugins.x.y", "is a plugin"),
-    ("plugins/x/y.py", "import headrace.plugins.x.command", "is on floor 13"),
+    ("plugins/x/y.py", "import headrace.plugins.x.command", "is in layer 13"),
     ("plugins/x/command.py", "from headrace.cli.command import Command", ""),
-    ("plugins/x/y.py", "from headrace.cli.command import Command", "is on floor 12"),
+    ("plugins/x/y.py", "from headrace.cli.command import Command", "is in layer 12"),
     ("cli.py", "from headrace.settings import Settings", ""),
     ("doors/grpc/x.py", "import grpc", "is only for"),
     ("plugins/grpcio/x.py", "import grpc", ""),
