@@ -141,6 +141,6 @@ def test_calls_end_with_the_batch_that_nobody_waits_for() -> None:
     bench.calls.abandon(batch)
     assert (inside.cancelled, beside.cancelled) == (True, False)
     [told] = bench.link.sent
-    assert told["response"]["error"][1].startswith("nobody waits")
+    assert told["response"]["error"][1].startswith("the request that made")
     bench.calls.end()
     assert beside.cancelled

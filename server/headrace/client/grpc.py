@@ -163,7 +163,7 @@ class GrpcTransport:
         )
 
     def _nonsense(self, error: Exception) -> AnswerError:
-        return AnswerError(f"the answer of {self._address} makes no sense: {error}")
+        return AnswerError(f"{self._address} has sent an invalid response: {error}")
 
     def _explained(self, end: End, seconds: float) -> ClientError:
         """The client's error for the end of a call."""

@@ -149,7 +149,7 @@ class ResponseReader:
         try:
             parser.feed_data(view[:stop])
         except httptools.HttpParserUpgrade:
-            raise InvalidRequest("a switch of protocols that nobody has asked for") from None
+            raise InvalidRequest("a switch of protocols without a request for it") from None
         except httptools.HttpParserError as error:
             raise InvalidRequest(f"not HTTP/1.1: {error}") from None
         self._keep(stop)

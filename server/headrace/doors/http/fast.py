@@ -385,7 +385,7 @@ class FastProtocol(BoundedProtocol):
         """Process `nbytes` received into the body's buffer; returns True while more are missing."""
         self._touched = self.loop.time()
         request = self._gathering
-        assert request is not None, "a body that nobody gathers. This is a bug."
+        assert request is not None, "a body without a request. This is a bug."
         request.filled += nbytes
         try:
             request.grow(nbytes)

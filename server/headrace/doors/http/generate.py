@@ -294,7 +294,7 @@ class GenerateExchange(Exchange):
         self.responses.refuse(error)
 
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
-        assert signature is not None, "a request for nobody knows what. This is a bug."
+        assert signature is not None, "a request without a model. This is a bug."
         request = decode_generate(signature, self.head.model, self.head.version, body, charge)
         charge_objects(request.inputs.values(), charge)
         return request

@@ -382,7 +382,7 @@ class LocalInstance:
             try:
                 self._run(*item)
             except RuntimeError:
-                return  # the loop is closed: the process is ending and nobody waits
+                return  # the loop is closed: the process is ending
             del item  # its tensors must not stay in memory until the next batch
         self._model.close()
         with suppress(RuntimeError):  # as above

@@ -242,5 +242,5 @@ def with_headers(
 
 def nonsense(model: str, problem: Exception) -> CallFailed:
     """The failure of a call with a malformed response; `problem` is for the log."""
-    error = RemoteBroken(f"the server of model '{model}' has given an answer that makes no sense")
-    return CallFailed(Failure(Fate.ANSWERED, error), f"makes no sense: {problem}")
+    error = RemoteBroken(f"the server of model '{model}' has sent an invalid response")
+    return CallFailed(Failure(Fate.ANSWERED, error), f"sent an invalid response: {problem}")

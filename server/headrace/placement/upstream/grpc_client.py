@@ -150,7 +150,7 @@ class GrpcMessages:
 
     def nonsense(self, problem: Exception) -> CallFailed:
         """Log a malformed response; returns the failure."""
-        log.error("model %s: a server's answer makes no sense: %s", self.model, problem,
+        log.error("model %s: a server has sent an invalid response: %s", self.model, problem,
                   extra={"model": self.model})  # fmt: skip
         return nonsense(self.model, problem)
 

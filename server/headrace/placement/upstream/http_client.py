@@ -418,7 +418,7 @@ class V2Rest(Rest):
             header = None if size is None else size.decode("latin-1")
             found = read_answer(response.body, parse_json_size(header, len(response.body)))
         except ServerError as error:
-            log.error("model %s: a server's answer makes no sense: %s", self.model, error,
+            log.error("model %s: a server has sent an invalid response: %s", self.model, error,
                       extra={"model": self.model})  # fmt: skip
             raise nonsense(self.model, error) from None
         arrays = {tensor.name: tensor.array for tensor in found.outputs}

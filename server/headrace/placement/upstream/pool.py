@@ -341,7 +341,7 @@ class UpstreamInstance:
             self._attempt = None
             attempt.cancel()
             # Deferred, since the canceller is still in the middle of its work.
-            self._policy.loop.call_soon(self.failed, Cancelled("nobody waits for the answer"))
+            self._policy.loop.call_soon(self.failed, Cancelled("all clients have disconnected"))
 
     def hold(self, call: Call, held: bool) -> None:
         """Pause or resume the upstream's responses."""

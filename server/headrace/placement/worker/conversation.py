@@ -167,7 +167,7 @@ class ModelCalls:
         for number, other in list(self._within.items()):
             if other is batch:
                 self._cancel(number)
-                gone = Cancelled("nobody waits for the request any more that this was asked for")
+                gone = Cancelled("the request that made this call was cancelled")
                 self.reply(number, True, {"response": {"error": _told(gone)}})
 
     def end(self) -> None:

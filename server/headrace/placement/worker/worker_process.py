@@ -238,7 +238,7 @@ class WorkerSocket:
             self._lost(CLOSED, None)
             return False
         except Exception as error:  # from a malformed frame, or a bug
-            self._lost(f"sent what makes no sense ({type(error).__name__}: {error})", error)
+            self._lost(f"sent an invalid message ({type(error).__name__}: {error})", error)
         return self._reading
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ class WorkerSet(Placement):
             why = f"has taken longer than {limits.execution_secs:g} s for a batch"
             worker.kill(EndKind.LIMIT, why)
         elif 0 < self._grace_of(worker) <= worker.abandoned:
-            why = f"has gone on for {worker.abandoned:.0f} s with what nobody waits for"
+            why = f"has run only abandoned requests for {worker.abandoned:.0f} s"
             worker.kill(EndKind.ABANDONED, why)
 
     def _grace_of(self, worker: WorkerInstance) -> float:

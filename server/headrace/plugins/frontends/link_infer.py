@@ -233,7 +233,7 @@ class _Templates(dict[bytes, _Template]):
         try:
             template = self._read(orjson.loads(meta))
         except _NONSENSE as error:
-            raise BrokenFrame(f"a meta that makes no sense: {error}") from None
+            raise BrokenFrame(f"an invalid meta: {error}") from None
         if len(meta) <= _KNOWN_SIZE:
             if len(self) >= _KNOWN:
                 self.clear()

@@ -486,7 +486,7 @@ class FrontEndSession:
         try:
             head = orjson.loads(meta)
         except orjson.JSONDecodeError as error:
-            raise BrokenFrame(f"a call that makes no sense: {error}") from None
+            raise BrokenFrame(f"an invalid call: {error}") from None
 
         def ask() -> None:
             self.channel.send(Kind.MORE, number)

@@ -463,7 +463,7 @@ class Rpc(MessageStream):
 
     def _unpacked(self, data: Buffer | None, problem: Exception | None) -> None:
         """Receive a decompressed message, and the data that arrived since."""
-        assert self._unpacking is not None, "a message of nobody. This is a bug."
+        assert self._unpacking is not None, "a message without a call. This is a bug."
         self.account.drop(self._unpacking[1])
         self._unpacking = None
         self.keeps_window = False
