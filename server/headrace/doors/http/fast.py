@@ -101,22 +101,16 @@ class HttpCall(Exchange):
         """Answer with the call's part of `batch`, in one step if the call is plain."""
         json = self.json
         if json is not None and not self._more:
-            written = batch.texts
-            if written is None:
+            if batch.texts is None:
                 calls = len(batch.calls)
                 texts = json.write(batch.tensors, calls)
                 rests: Sequence[bytes] = ()
-                if texts and 1 < calls == batch.rows:
+                if texts and 1 < calls == batch.rows and not self.connection.access_log:
                     rests = json.encode_each(texts, batch.compute_ns, calls)
-                batch.texts = written = texts, rests
-            texts, rests = written
+                batch.texts = texts, rests
+            texts, _ = batch.texts
             if texts:
-                if rests and not self.id and self.rows == 1:
-                    rest = rests[self.first]
-                else:
-                    body = json.encode(self.id, texts, self.first, self.rows)
-                    rest = HTTP_REST % (batch.compute_ns / 1e6, batch.rows, len(body), body)
-                if not self.connection.answer(self, batch.started, rest):
+                if not self.connection.answer(self, json, batch):
                     timing = Timing(batch.started - self.arrived, batch.compute_ns, batch.rows)
                     body = json.encode(self.id, texts, self.first, self.rows)
                     self.end(Answer(200, plain_lines(timing), [body]))
@@ -237,8 +231,8 @@ class FastProtocol(BoundedProtocol):
         self._touched = self.loop.time()
         self._go_on()
 
-    def answer(self, request: HttpCall, started: int, rest: bytes) -> bool:
-        """Write the answer to the only request in flight, if nothing else is pending."""
+    def answer(self, request: HttpCall, json: PlainJson, batch: Computed) -> bool:
+        """Write the plain answer to the only request in flight, if nothing else is pending."""
         requests = self._requests
         if (
             len(requests) != 1
@@ -248,9 +242,15 @@ class FastProtocol(BoundedProtocol):
             or self._admission.exiting
         ):
             return False
+        texts, rests = batch.texts
+        if rests and not request.id and request.rows == 1:
+            rest = rests[request.first]
+        else:
+            body = json.encode(request.id, texts, request.first, request.rows)
+            rest = HTTP_REST % (batch.compute_ns / 1e6, batch.rows, len(body), body)
         requests.popleft()
         request.account.leave(request.nbytes)
-        self.transport.write(HTTP_ANSWER % ((started - request.arrived) / 1e6, rest))
+        self.transport.write(HTTP_ANSWER % ((batch.started - request.arrived) / 1e6, rest))
         self._answers[200] += 1
         self._touched = self.loop.time()
         if self._held:
