@@ -109,15 +109,10 @@ def test_gpus_may_be_hidden_or_not_start(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus = Gpus(0, partial(CudaDriver, cuda_library(tmp_path, devices=0)))
     assert gpus.problem == "there is no GPU; CUDA_VISIBLE_DEVICES is ''"
-    with pytest.raises(CudaError, match="there is no GPU"):
-        CudaDriver(cuda_library(tmp_path, devices=0))
-    with pytest.raises(CudaError, match=r"^cuInit gave the error 803 \(the driver is too old\)$"):
-        CudaDriver(cuda_library(tmp_path, devices=1, init=803))
-    with pytest.raises(OSError, match="libnothing"):
-        CudaDriver("libnothing.so")
-    # One that does gives page-locked memory for all GPUs.
-    address = CudaDriver(cuda_library(tmp_path, devices=2)).pin(16)
-    ctypes.memset(address, 1, 16)  # it can be written
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpus = Gpus(0, partial(CudaDriver, cuda_library(tmp_path, devices=1, init=803)))
+    assert gpus.count == 0
+    assert gpus.problem == "cuInit gave the error 803 (the driver is too old)"
 
 
 def test_no_driver_is_looked_for_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
