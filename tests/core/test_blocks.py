@@ -1,4 +1,4 @@
-"""Blocks of memory for messages: used again, within a bound, and never while they are in use."""
+"""Memory blocks: reused, within a bound, never while in use."""
 
 import gc
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def place(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
-def test_a_block_is_used_again() -> None:
+def test_a_block_is_reused() -> None:
     blocks = Blocks(64 * MIB)
     first = blocks.block(16 * MIB)
     assert len(first) == first.nbytes == 16 * MIB
@@ -33,7 +33,7 @@ def test_a_block_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("read", ARRAYS, ids=["frombuffer", "ndarray", "ndarray of an array"])
-def test_not_while_something_refers_to_it(read: Callable[[memoryview], Array]) -> None:
+def test_a_block_in_use_is_not_reused(read: Callable[[memoryview], Array]) -> None:
     blocks = Blocks(64 * MIB)
     view = blocks.block(16 * MIB)
     view[:] = bytes(16 * MIB)
@@ -49,7 +49,7 @@ def test_not_while_something_refers_to_it(read: Callable[[memoryview], Array]) -
 
 
 @pytest.mark.parametrize("nbytes", [MIB - 1, 33 * MIB])
-def test_short_and_very_long_ones_are_not_kept(nbytes: int) -> None:
+def test_short_and_very_long_blocks_are_not_kept(nbytes: int) -> None:
     blocks = Blocks(64 * MIB)
     del (block := [blocks.block(nbytes)])[:]
     block.append(blocks.block(32 * MIB))
@@ -59,7 +59,7 @@ def test_short_and_very_long_ones_are_not_kept(nbytes: int) -> None:
     assert {place(blocks.block(32 * MIB))} < where
 
 
-def test_no_more_are_kept_than_there_may_be() -> None:
+def test_the_number_of_kept_blocks_is_bounded() -> None:
     blocks = Blocks(40 * MIB)
     held = [blocks.block(16 * MIB) for _ in range(3)]
     owned = {place(one) for one in held[:2]}
@@ -77,7 +77,7 @@ def test_a_short_message_does_not_hold_a_long_block() -> None:
     assert len(short) == 7 * MIB
 
 
-def test_less_is_kept_where_others_hold_memory() -> None:
+def test_less_is_kept_while_others_hold_memory() -> None:
     blocks = Blocks(32 * MIB)
     first, second = blocks.block(16 * MIB), blocks.block(16 * MIB)
     where = place(first), place(second)
@@ -91,7 +91,7 @@ def test_less_is_kept_where_others_hold_memory() -> None:
     assert place(now[0]) in where
 
 
-def test_a_block_that_something_refers_to_past_its_view_is_nobody_elses() -> None:
+def test_a_block_referenced_past_its_view_is_not_reused() -> None:
     blocks = Blocks(64 * MIB)
     view = blocks.block(16 * MIB)
     owner = np.frombuffer(view, np.uint8).base.obj.base  # type: ignore[union-attr]

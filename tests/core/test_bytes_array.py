@@ -34,7 +34,7 @@ def as_objects(array: BytesArray) -> np.ndarray:
 
 
 @given(arrays())
-def test_it_is_like_an_array_of_objects(array: BytesArray) -> None:
+def test_equals_an_array_of_objects(array: BytesArray) -> None:
     objects = as_objects(array)
     assert (array.shape, array.ndim, array.size) == (objects.shape, objects.ndim, objects.size)
     assert (len(array), array.dtype) == (len(objects), objects.dtype)
@@ -53,7 +53,7 @@ def test_rows(array: BytesArray, start: int, stop: int) -> None:
 
 
 @given(st.data())
-def test_parts_are_put_together_and_taken_apart(data: st.DataObject) -> None:
+def test_joining_and_splitting(data: st.DataObject) -> None:
     row = data.draw(st.lists(st.integers(0, 3), max_size=2))
     parts = data.draw(st.lists(arrays(row), min_size=1, max_size=4))
     whole = concatenated(parts)
@@ -68,14 +68,14 @@ def test_parts_are_put_together_and_taken_apart(data: st.DataObject) -> None:
     assert (mixed.shape, raw_bytes(mixed)) == (whole.shape, raw_bytes(whole))
 
 
-def test_arrays_of_objects_alone_stay_so() -> None:
+def test_only_arrays_of_objects_stay_arrays_of_objects() -> None:
     objects = np.array([b"a", b"b"], object)
     whole = concatenated([objects, objects])
     assert isinstance(whole, np.ndarray)
     assert whole.tolist() == [b"a", b"b", b"a", b"b"]
 
 
-def test_another_shape() -> None:
+def test_reshape() -> None:
     array = BytesArray(join([b"a", b"b", b"c", b"d"]), (4,))
     assert array.reshape((2, 2)).tolist() == [[b"a", b"b"], [b"c", b"d"]]
     with pytest.raises(ValueError, match="4 elements do not have the shape"):
@@ -92,7 +92,7 @@ def test_rows_of_large_arrays_are_views() -> None:
     assert isinstance(array[10:12].data, bytes)  # and keeps nothing else in memory
 
 
-def test_many_elements_are_kept_as_they_travel() -> None:
+def test_many_elements_stay_encoded() -> None:
     many = bytes_array([b"x"] * 1000, [10, 100])
     assert isinstance(many, BytesArray)
     assert many.tolist() == [[b"x"] * 100] * 10
@@ -101,7 +101,7 @@ def test_many_elements_are_kept_as_they_travel() -> None:
     assert few.tolist() == [[b"x"], [b"yy"]]
 
 
-def test_no_object_is_made_of_an_element_to_batch_it() -> None:
+def test_batching_makes_no_objects_of_elements() -> None:
     array = BytesArray(join([b"a", b"bcd"] * 50_000), (100_000,))
     before = sys.getallocatedblocks()
     whole = concatenated([array, array])

@@ -1,4 +1,4 @@
-"""What stages add to the way of a call's answers: order, waiting, and one end."""
+"""Transforms and observers of a call: order, waiting, and a single end."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ Done = Callable[[Exception | None], None]
 
 
 class Asked(Call):
-    """A call that keeps what comes, among what its stages have seen."""
+    """A call that records its answers and the events of its stages."""
 
     def __init__(self, log: Log) -> None:
         super().__init__("m", "", "", {})
@@ -33,7 +33,7 @@ class Asked(Call):
 
 
 class Owner:
-    """Who has the call."""
+    """The holder of a call."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -49,7 +49,7 @@ class Owner:
 
 
 class Noted(Stage):
-    """A stage that says what it sees; it keeps responses with the id `slow`."""
+    """A stage that records events; it delays responses with the id `slow`."""
 
     def __init__(self, name: str, log: Log, refusal: ServerError | None = None) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class Noted(Stage):
 
 
 def staged(log: Log, *stages: Stage) -> Asked:
-    """A call that was submitted through stages, from left to right."""
+    """A call submitted through stages, from left to right."""
     submit: Callable[[Call], None] = Owner(log).submit
     for stage in reversed(stages):
         submit = entering(stage, submit)
@@ -99,7 +99,7 @@ def response(id: str = "") -> InferResponse:
     return InferResponse("m", "1", id, [], Timing(1, 2, 3))
 
 
-def test_a_call_without_stages_is_answered_at_once() -> None:
+def test_a_call_without_transforms_is_answered_at_once() -> None:
     log: Log = []
     call = staged(log)
     call.pass_response(response("a"), False)
@@ -109,7 +109,7 @@ def test_a_call_without_stages_is_answered_at_once() -> None:
     assert log == [("response", "a", False), "finish", error, ("refused", error)]
 
 
-def test_the_stage_that_was_entered_last_is_the_first_on_the_way_back() -> None:
+def test_transforms_run_in_reverse_order() -> None:
     log: Log = []
     call = staged(log, Noted("outer", log), Noted("inner", log))
     call.pass_response(response("a"), False)
@@ -123,7 +123,7 @@ def test_the_stage_that_was_entered_last_is_the_first_on_the_way_back() -> None:
     assert log == []
 
 
-def test_what_comes_waits_for_a_stage_that_takes_long() -> None:
+def test_later_responses_wait_for_a_slow_transform() -> None:
     log: Log = []
     stage = Noted("stage", log)
     call = staged(log, stage)
@@ -137,7 +137,7 @@ def test_what_comes_waits_for_a_stage_that_takes_long() -> None:
 
 
 @pytest.mark.parametrize(("final", "cancelled"), [(True, []), (False, ["cancelled"])])
-def test_a_stage_that_cannot_ends_the_call(final: bool, cancelled: Log) -> None:
+def test_a_failing_transform_ends_the_call(final: bool, cancelled: Log) -> None:
     log: Log = []
     refusal = InvalidRequest("no such form")
     call = staged(log, Noted("stage", log, refusal))
@@ -170,7 +170,7 @@ def test_nothing_is_passed_on_after_a_cancellation() -> None:
     assert log == expected  # first who has the call, then the work, then the stages
 
 
-def test_who_raises_is_left_by_all_stages() -> None:
+def test_an_exception_leaves_all_stages() -> None:
     log: Log = []
 
     def full(call: Call) -> None:
@@ -185,7 +185,7 @@ def test_who_raises_is_left_by_all_stages() -> None:
     assert log[-1] == ("refused", error)
 
 
-def test_a_call_that_nobody_has_yet_is_held_for_later() -> None:
+def test_a_call_without_an_owner_is_held() -> None:
     call = Asked([])
     call.hold(True)
     call.cancel()

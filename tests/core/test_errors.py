@@ -1,4 +1,4 @@
-"""The tree of errors in the code is the one that the module's docstring draws."""
+"""The error tree in the code equals the one drawn in the module's docstring."""
 
 import re
 
@@ -9,7 +9,7 @@ from headrace.core.errors import RepositoryError, ServerError, Unavailable
 
 
 def drawn() -> dict[str, str]:
-    """Each class of the drawing with the class that it hangs from: the next one further left."""
+    """Each drawn class with its base: the next one further left."""
     parents: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -44,5 +44,5 @@ def test_an_error_of_several_requests_has_the_time_of_each() -> None:
 
 
 @pytest.mark.parametrize("name", drawn())
-def test_every_error_says_when_it_is_raised(name: str) -> None:
+def test_every_error_class_documents_when_it_is_raised(name: str) -> None:
     assert vars(errors)[name].__doc__

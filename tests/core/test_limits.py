@@ -1,4 +1,4 @@
-"""How long a peer's progress is waited for, and for how long something counts as silent."""
+"""Patience with a peer's progress, and detection of silence."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Pulse
 
 
 def looks(patience: Patience, *moved: int, pressed: bool = False) -> list[bool]:
-    """A look a second at one subject, of which so many bytes have moved by then."""
+    """One check per second of a subject; `moved` are its bytes so far."""
     return [patience.look("it", n, now, pressed) for now, n in enumerate(moved)]
 
 
@@ -15,23 +15,23 @@ def test_bytes_earn_time() -> None:
     assert all(looks(Patience(3), *[second * SLOWEST for second in range(100)]))
     trickle = [second * SLOWEST // 2 for second in range(100)]
     assert looks(Patience(3), *trickle).index(False) == 6
-    # What came at once buys nothing later.
+    # Early progress buys no time later.
     assert looks(Patience(3), 0, 1 << 30, 1 << 30, 1 << 30, 1 << 30)[-2:] == [True, False]
 
 
-def test_another_subject_begins_anew() -> None:
+def test_another_subject_starts_over() -> None:
     patience = Patience(3)
     assert [patience.look(second // 2, 0, second) for second in range(20)] == [True] * 20
 
 
-def test_time_in_which_nobody_looked_is_not_the_peers() -> None:
-    """Such as while this side did not read."""
+def test_unchecked_time_is_not_charged_to_the_peer() -> None:
+    """For example while this side did not read."""
     patience = Patience(5)
     found = [patience.look("it", 0, now) for now in (0.0, 1000.0, 1002.0, 1003.0)]
     assert found == [True, True, True, False]
 
 
-def test_there_is_little_time_while_the_server_is_pressed() -> None:
+def test_under_pressure_patience_is_short() -> None:
     assert looks(Patience(60), *[0] * 20, pressed=True).index(False) == PRESSED_SECS
 
 

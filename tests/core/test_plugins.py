@@ -1,4 +1,4 @@
-"""Plugins: what is declared is there, and what is broken is named and left out."""
+"""Plugins: declared ones are found; broken ones are named and left out."""
 
 import logging
 import tomllib
@@ -13,7 +13,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def install(root: Path, package: str, group: str, **entries: str) -> None:
-    """The metadata of a package with entry points in one group."""
+    """Write metadata of a package with entry points of one group."""
     metadata = root / f"{package}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -23,12 +23,12 @@ def install(root: Path, package: str, group: str, **entries: str) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that packages are found in."""
+    """A directory on the import path."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def test_our_own_are_declared_as_those_of_others_are() -> None:
+def test_our_own_plugins_are_declared_as_entry_points() -> None:
     declared = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]
     assert declared == {group: own for group, own in plugins.OWN.items() if own}
     for group, own in plugins.OWN.items():
@@ -36,11 +36,11 @@ def test_our_own_are_declared_as_those_of_others_are() -> None:
 
 
 @pytest.mark.parametrize("group", plugins.GROUPS)
-def test_our_own_can_be_loaded(group: str) -> None:
+def test_our_own_plugins_can_be_loaded(group: str) -> None:
     assert all(callable(plugin.load()) for plugin in plugins.own(group).values())
 
 
-def test_what_a_package_declares_comes_after_our_own(path: Path) -> None:
+def test_plugins_of_packages_come_after_our_own(path: Path) -> None:
     install(path, "others", plugins.BACKENDS, upper="collections:OrderedDict")
     found = plugins.installed(plugins.BACKENDS)
     assert list(found) == [*plugins.OWN[plugins.BACKENDS], "upper"]
@@ -53,7 +53,7 @@ def test_what_a_package_declares_comes_after_our_own(path: Path) -> None:
     ("no_such_module:Plugin", "No module named 'no_such_module'"),
     ("collections:no_such_name", "has no attribute 'no_such_name'"), ("exits:Plugin", "by now"),
 ])  # fmt: skip
-def test_what_cannot_be_loaded_is_named_and_left_out(
+def test_broken_plugins_are_named_and_left_out(
     path: Path, target: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (path / "exits.py").write_text("raise SystemExit('by now')")
@@ -70,7 +70,7 @@ def test_what_cannot_be_loaded_is_named_and_left_out(
     assert record.exc_info is not None
 
 
-def test_a_name_that_is_taken_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_duplicate_name_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     install(path, "others", plugins.BACKENDS, python="others:Python")
     assert plugins.installed(plugins.BACKENDS)["python"].package == "headrace"
     assert "its name in headrace.backends is taken by" in caplog.text

@@ -1,4 +1,4 @@
-"""The check of a request against a model's declared inputs and outputs."""
+"""Validation of a request against a model's declared inputs and outputs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: Call, rows: in
 
 
 @pytest.mark.parametrize(("signature", "given", "parts"), [
-    # 1. an output that the model has not
+    # 1. an unknown output
     (BATCHING, request(["z"], a=(1, 16), b=(1, 3)), ["inference output 'z' for model 'm'"]),
     # 2. too few or too many inputs
     (BATCHING, request(a=(1, 16)),
@@ -77,7 +77,7 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: Call, rows: in
     (OPTIONAL, request(a=(1, 1), c=(1, 1)),
      ["expected number of inputs between 2 and 3 but got 2 inputs for model 'm'",
      "missing required input(s) ['b']"]),
-    # 3. no batch dimension, or differing ones
+    # 3. no batch dimension, or different ones
     (BATCHING, request(a=(), b=(1, 3)),
      ["input 'a' has no shape but model requires batch dimension for 'm'"]),
     (BATCHING, request(a=(2, 16), b=(3, 3)),
@@ -86,13 +86,13 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: Call, rows: in
     # 4. too many rows
     (BATCHING, request(a=(9, 16), b=(9, 3)), ["inference request batch-size must be <= 8 for 'm'",
      "got 9 (its limit is the max_batch_size of its configuration)"]),
-    # 5. an input that the model has not
+    # 5. an unknown input
     (BATCHING, request(a=(1, 16), z=(1, 3)), ["unexpected inference input 'z' for model 'm'",
      "['a','b']"]),
-    # 6. another datatype
+    # 6. a wrong datatype
     (BATCHING, request(datatype=INT8, a=(1, 16), b=(1, 3)),
      ["inference input 'a' data-type is 'INT8', but model 'm' expects 'FP32'"]),
-    # 7. another shape; only models that batch get the note
+    # 7. a wrong shape; only batched models get the note
     (BATCHING, request(a=(1, 8), b=(1, 3)),
      ["unexpected shape for input 'a' for model 'm'. Expected [-1,16], got [1,8].",
      "NOTE: Setting a non-zero max_batch_size"]),
@@ -102,7 +102,7 @@ def test_rows_of_a_request_that_fits(signature: Signature, given: Call, rows: in
      ["unexpected shape for input 'a' for model 'm'. Expected [2,-1], got [3,5]."]),
     (PLAIN, mixed((2, 5), (1,)), ["input 'b' for model 'm'. Expected [], got [1]."]),
 ])  # fmt: skip
-def test_what_does_not_fit_is_named(signature: Signature, given: Call, parts: list[str]) -> None:
+def test_mismatches_are_named(signature: Signature, given: Call, parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         signature.check(given)
     for part in parts:
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_named(signature: Signature, given: Call, parts: li
     assert ("NOTE" in str(raised.value)) <= signature.batches
 
 
-def test_what_was_declared() -> None:
+def test_declared_signature() -> None:
     assert BATCHING.wire_shape(BATCHING.inputs[0]) == (-1, 16)  # clients see the batch dimension
     assert PLAIN.wire_shape(PLAIN.inputs[0]) == (2, -1)
     assert (BATCHING.batches, PLAIN.batches) == (True, False)
@@ -142,7 +142,7 @@ def test_fixed_shapes_need_no_key() -> None:
     ((), (), True), ((3, 4), (3, 4), True), ((3, 4), (-1, 4), True), ((0, 4), (-1, 4), True),
     ((3, 5), (-1, 4), False), ((3,), (3, 4), False), ((3, 4, 5), (3, 4), False), ((), (-1,), False),
 ])  # fmt: skip
-def test_fits(shape: Shape, dims: Shape, does: bool) -> None:
+def test_matching_shapes(shape: Shape, dims: Shape, does: bool) -> None:
     assert fits(shape, dims) is does
 
 

@@ -1,4 +1,4 @@
-"""Tensors of raw bytes, of fixed sizes and of BYTES."""
+"""Tensors of raw bytes, of fixed-size datatypes and BYTES."""
 
 import math
 import random
@@ -128,7 +128,7 @@ def test_lengths_that_do_not_fit(shape: list[int], raw: bytes, text: str) -> Non
 
 @PROPERTY
 @given(tensors([Datatype.BYTES]), st.sampled_from([bytes, memoryview]))
-def test_what_was_encoded_comes_back(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
+def test_encoding_round_trip(tensor: Tensor, kind: type[bytes | memoryview]) -> None:
     raw = kind(raw_bytes(tensor.array))
     assert_same(Tensor.from_bytes("x", Datatype.BYTES, list(tensor.array.shape), raw), tensor)
 
@@ -146,7 +146,7 @@ def test_a_damaged_tensor_is_refused_or_another_one(tensor: Tensor, data: st.Dat
 
 @PROPERTY
 @given(tensors([Datatype.BYTES]))
-def test_a_cut_tensor_is_refused_wherever_it_was_cut(tensor: Tensor) -> None:
+def test_a_tensor_cut_anywhere_is_refused(tensor: Tensor) -> None:
     raw = raw_bytes(tensor.array)
     for size in range(len(raw)):
         with pytest.raises(InvalidRequest):
@@ -175,7 +175,7 @@ def test_ten_thousand_long_elements() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview])
-def test_no_object_is_made_of_an_element(kind: type[bytes | memoryview]) -> None:
+def test_decoding_makes_no_objects_of_elements(kind: type[bytes | memoryview]) -> None:
     raw = kind(bytes(raw_bytes(object_array([b"", b"a", b"bcd", b""] * 50_000, [200_000]))))
     before = sys.getallocatedblocks()
     tensor = Tensor.from_bytes("x", Datatype.BYTES, [200_000], raw)
@@ -183,7 +183,7 @@ def test_no_object_is_made_of_an_element(kind: type[bytes | memoryview]) -> None
     assert sys.getallocatedblocks() - before < 1000
 
 
-def test_a_fault_behind_many_elements() -> None:
+def test_an_error_after_many_elements() -> None:
     raw = bytearray(raw_bytes(object_array([b"\0"] * 200_000, [200_000])))
     raw[199_999 * 5] = 2
     with pytest.raises(InvalidRequest, match="element 199999 claims 2 bytes, 1 are left"):
@@ -193,14 +193,16 @@ def test_a_fault_behind_many_elements() -> None:
 @pytest.mark.parametrize(
     ("element", "count", "nbytes"), [(b"", 1000, 24_000), (b"a", 1000, 80_000), (b"abc", 1, 80)]
 )
-def test_elements_are_charged_as_what_they_become(element: bytes, count: int, nbytes: int) -> None:
+def test_elements_are_charged_at_their_decoded_size(
+    element: bytes, count: int, nbytes: int
+) -> None:
     charged: list[int] = []
     tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count,)))
     charge_objects([tensor, Tensor("y", Datatype.INT8, np.zeros(5, np.int8))], charged.append)
     assert charged == [nbytes]
 
 
-def test_elements_that_become_too_much() -> None:
+def test_elements_beyond_the_decoded_limit() -> None:
     count = MAX_OBJECT_BYTES // 80 + 1
     tensor = Tensor("x", Datatype.BYTES, BytesArray(bytes(5 * count), (count,)))
     with pytest.raises(InvalidRequest, match=f"at most {MAX_OBJECT_BYTES} are allowed"):

@@ -1,4 +1,4 @@
-"""Texts of errors, and whole numbers as text."""
+"""Error texts, and integers as text."""
 
 import pytest
 from hypothesis import given

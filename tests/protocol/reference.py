@@ -1,4 +1,4 @@
-"""Infer messages as protobuf alone writes them."""
+"""Infer messages encoded by protobuf alone."""
 
 from headrace.core.call import InferResponse
 from headrace.core.tensors import raw_bytes
@@ -7,7 +7,7 @@ from headrace.protocol.v2_protobuf import set_parameter
 
 
 def encode_infer(response: InferResponse) -> pb.ModelInferResponse:
-    """The answer as a message; tensors are always in `raw_output_contents`, as Triton does it."""
+    """Encode a response with `raw_output_contents`, like Triton."""
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )

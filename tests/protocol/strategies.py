@@ -1,4 +1,4 @@
-"""Strategies, builders and checks that the codec tests share."""
+"""Hypothesis strategies, builders and assertions of the codec tests."""
 
 import math
 import re
@@ -25,7 +25,7 @@ EVERY = tuple(Datatype)
 IN_JSON = tuple(d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16))
 
 shapes = st.lists(st.integers(0, 4), max_size=4)
-# Half surrogates too: JSON can escape them, UTF-8 cannot hold them.
+# Half surrogates too: JSON can escape them, UTF-8 cannot encode them.
 any_text = st.text(st.characters(categories=None), max_size=6)
 
 
@@ -40,7 +40,7 @@ def fp32(*values: float, name: str = "y") -> Tensor:
 
 
 def response(*outputs: Tensor, id: str = "", **members: Any) -> InferResponse:
-    """An answer of version 1 of the model `m`."""
+    """A response of version 1 of model `m`."""
     return InferResponse("m", "1", id, list(outputs), Timing(0, 0, 1), **members)
 
 
@@ -64,7 +64,7 @@ def memory_within(nbytes: int) -> Iterator[None]:
 def tensors(
     draw: st.DrawFn, datatypes: Sequence[Datatype] = EVERY, utf8: bool = False, name: str = "x"
 ) -> Tensor:
-    """A tensor of any bit pattern, NaNs and infinities among them; BYTES are text if `utf8`."""
+    """Tensors of any bit pattern, with NaNs and infinities; BYTES are text if `utf8`."""
     datatype = draw(st.sampled_from(datatypes))
     shape = draw(shapes)
     count = math.prod(shape)
@@ -81,7 +81,7 @@ def tensors(
 
 
 def assert_same(one: Tensor, other: Tensor, bits: bool = True) -> None:
-    """Equal in all there is to a tensor; with `bits`, also in which NaN a NaN is."""
+    """Assert equal tensors; with `bits`, also equal bit patterns of NaNs."""
     assert (one.name, one.datatype) == (other.name, other.datatype)
     assert one.array.dtype == other.array.dtype == NUMPY[one.datatype]
     assert one.array.shape == other.array.shape
@@ -96,7 +96,7 @@ def assert_same(one: Tensor, other: Tensor, bits: bool = True) -> None:
 
 @st.composite
 def mutations(draw: st.DrawFn, original: bytes) -> bytes:
-    """`original` with a few pieces replaced, cut out, repeated or put in."""
+    """`original` with some pieces replaced, removed, repeated or inserted."""
     body = original
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(body)))
@@ -107,7 +107,7 @@ def mutations(draw: st.DrawFn, original: bytes) -> bytes:
 
 
 def outcome(function: Callable[..., T], *arguments: Any) -> T | ServerError:
-    """What a call gives, or the error that a client would be told; anything else is raised."""
+    """Result of a call, or its client error; other exceptions are raised."""
     try:
         return function(*arguments)
     except ServerError as error:

@@ -81,7 +81,7 @@ def test_counts() -> None:
 @pytest.mark.parametrize("count", [1, 7, 4999, 5000, 9000])
 @pytest.mark.parametrize("special", [(), (np.nan,), (np.nan, np.inf, -np.inf)], ids=str)
 def test_wide_rows_are_sorted_as_narrow_ones(count: int, special: tuple[float, ...]) -> None:
-    """Where only the highest are sorted: many are equal, and the first of equals come first."""
+    """Only the highest are sorted there; the first of equal values come first."""
     rng = np.random.default_rng(count)
     rows = rng.integers(0, 50, (3, 5000)).astype(np.float32)
     for value in special:

@@ -1,8 +1,10 @@
-"""Our protobuf messages are the protocol's, and live beside those of client libraries.
+"""Protobuf messages: equal to the published protocol, and no clash with client libraries.
 
-`service_descriptor.txt` is the protocol as a table. A line at the margin opens a file, a service, a
-message or an enum; the lines below it are its methods, fields (number, name, type and what repeats
-or excludes it) or values. Names are relative to the file's package.
+`service_descriptor.txt` lists the protocol. A line without indentation starts a file, a
+service, a
+message or an enum; the lines below it are its methods, fields (number, name, type, repetition
+and
+oneof) or values. Names are relative to the file's package.
 """
 
 import subprocess
@@ -46,7 +48,7 @@ OURS_ALONE = {  # what we have and the table has not
 
 
 def table() -> dict[str, set[str]]:
-    """The facts of each file, one line each: `message Name: 1 field type`."""
+    """Facts per file, one line each: `message Name: 1 field type`."""
     files: dict[str, set[str]] = {}
     owner = ""
     for line in filter(None, TABLE.read_text().splitlines()):
@@ -62,7 +64,7 @@ def table() -> dict[str, set[str]]:
 
 
 def file_facts(file: FileDescriptorProto) -> Iterator[str]:
-    """The same facts, read off a descriptor."""
+    """Facts of a descriptor."""
     yield f"package {file.package}"
     for service in file.service:
         yield from service_facts(service, file.package)
@@ -128,7 +130,7 @@ def descriptor(module: ModuleType) -> FileDescriptorProto:
 
 
 def run(code: str) -> None:
-    """Run `code` in an interpreter of its own, which must exit with success."""
+    """Run `code` in a fresh interpreter; it must succeed."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -252,7 +254,7 @@ def test_imports_beside_a_client_in_either_order(
 
 @pytest.mark.slow
 def test_pure_python_protobuf_will_do() -> None:
-    """The slowest of protobuf's implementations, used where no wheel fits, takes our pool too."""
+    """The pure Python implementation is used where no wheel fits."""
     run(
         "import os; os.environ['PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION'] = 'python'\n"
         f"{OURS}\n"

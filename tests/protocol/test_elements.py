@@ -1,4 +1,4 @@
-"""Flat lists and nested arrays of JSON to tensors and back, datatype by datatype."""
+"""Flat and nested JSON arrays to tensors and back, per datatype."""
 
 import contextlib
 import json
@@ -100,7 +100,7 @@ def test_nesting(shape: list[int], data: list[Any], values: list[int]) -> None:
     ([-1], [1], "not negative"), ([2], [1, [2]], "elements and arrays are mixed at depth 1"),
     ([2], [[1, [2]]], "elements and arrays are mixed at depth 2"),
 ])  # fmt: skip
-def test_data_that_does_not_fit_the_shape(shape: list[int], data: list[Any], text: str) -> None:
+def test_data_of_a_wrong_length(shape: list[int], data: list[Any], text: str) -> None:
     with refused(text):
         tensor_from_json("x", Datatype.INT32, shape, data)
 
@@ -153,7 +153,7 @@ def test_half_precision_has_no_json() -> None:
 
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True))
-def test_what_was_written_comes_back(tensor: Tensor) -> None:
+def test_json_round_trip(tensor: Tensor) -> None:
     data = json.loads(json_elements(tensor))
     back = tensor_from_json("x", tensor.datatype, list(tensor.array.shape), data)
     assert_same(back, tensor, bits=False)
@@ -194,7 +194,7 @@ def test_nested_arrays_both_ways(datatype: Datatype) -> None:
         assert found.tolist() == array.tolist()
 
 
-def test_what_is_no_number_is_a_bare_word() -> None:
+def test_nan_and_infinity_are_bare_words() -> None:
     array = np.array([[np.nan, -np.inf], [0.1, np.inf]], np.float32)
     text = nested_json(Datatype.FP32, array)
     assert text == b"[[NaN,-Infinity],[0.1,Infinity]]"
@@ -210,7 +210,7 @@ def test_what_is_no_number_is_a_bare_word() -> None:
     (Datatype.BYTES, [{"b64": "?"}]), (Datatype.BYTES, [{"b64": "YQ==", "more": 1}]),
     (Datatype.BOOL, [1]),
 ])  # fmt: skip
-def test_what_is_no_tensor(datatype: Datatype, value: object) -> None:
+def test_values_that_are_no_tensor(datatype: Datatype, value: object) -> None:
     with pytest.raises(InvalidRequest):
         array_of_nested("A", datatype, value)
 

@@ -35,7 +35,7 @@ TEXT = Signature("llm", 8, _INPUTS, (TensorSpec("text_output", Datatype.BYTES, (
 
 
 def decode(document: object, signature: Signature = TEXT) -> Call:
-    """The request that a document is."""
+    """Decode a document into a request."""
     return decode_generate(signature, "llm", "3", orjson.dumps(document))
 
 
@@ -44,7 +44,7 @@ def shaped(dims: tuple[int, ...], batch: int = 0, datatype: Datatype = Datatype.
     return Signature("m", batch, (TensorSpec("x", datatype, dims),), ())
 
 
-def test_what_a_text_generation_client_sends() -> None:
+def test_a_request_of_a_text_generation_client() -> None:
     request = decode(
         {"text_input": "hi \u00e4", "max_tokens": 5, "stop": ["a", "b"], "sampled": True,
          "temperature": 0.5, "stream": True, "n": 3, "name": "x"}
@@ -62,7 +62,7 @@ def test_what_a_text_generation_client_sends() -> None:
     assert TEXT.check(request) == 1
 
 
-def test_members_with_a_meaning_of_their_own() -> None:
+def test_reserved_members() -> None:
     request = decode({"id": "seven", "text_input": "x"})
     assert (request.id, request.parameters) == ("seven", {"id": "seven"})
     nested = {"max_tokens": 2, "top_k": 4, "id": "p"}
@@ -107,16 +107,14 @@ BOX = Signature(
         ({"x" * 100_000: 1}, "unknown member 'xxx"),
     ],
 )  # fmt: skip
-def test_members_that_a_model_does_not_read_are_refused(
-    member: dict[str, object], text: str
-) -> None:
+def test_members_unknown_to_the_model_are_refused(member: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode({"width": 2, **member}, BOX)
     assert text in str(caught.value)
     assert len(str(caught.value)) < 250
 
 
-def test_members_for_the_server_and_those_that_are_read() -> None:
+def test_server_members_and_model_inputs() -> None:
     document = {"id": "seven", "priority": 1, "headrace_timing": True, "user": "ada"}
     request = decode({"width": 2, **document}, BOX)
     assert (request.id, request.priority) == ("seven", 1)
@@ -137,7 +135,7 @@ def test_shapes(dims: tuple[int, ...], batch: int, value: object, shape: tuple[i
     assert request.inputs["x"].array.shape == shape
 
 
-def test_arrays_of_arrays_that_fit_no_shape() -> None:
+def test_nested_arrays_of_no_valid_shape() -> None:
     text = (
         "^The schema can not .*: 1 elements do not fit .*; a value is one element or a flat array"
     )
@@ -199,7 +197,7 @@ def test_values_that_fit_no_shape(dims: tuple[int, ...], batch: int, value: obje
      "input 'text_input' already exists in request"),
     (dict.fromkeys(map(str, range(MAX_TENSORS + 1)), 1), "may have 4096 members, got 4097"),
 ])  # fmt: skip
-def test_what_is_refused(document: object, text: str) -> None:
+def test_refused_documents(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         decode(document)
 
@@ -211,7 +209,7 @@ def test_what_is_refused(document: object, text: str) -> None:
     ({"max_tokens": "1", "parameters": {"a": []}}, "^input 'max_tokens'"),
     ({"max_tokens": "1", "id": 5}, "^input 'max_tokens'"),
 ])  # fmt: skip
-def test_the_order_of_members_decides_which_error_is_told(document: object, text: str) -> None:
+def test_the_first_wrong_member_is_reported(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         decode(document)
 
@@ -224,7 +222,7 @@ def test_half_precision_has_no_json() -> None:
             encode_generate(response(Tensor("y", datatype, np.zeros(1, NUMPY[datatype]))))
 
 
-def test_numbers_that_json_does_not_have() -> None:
+def test_nan_and_infinity_in_json() -> None:
     request = decode_generate(shaped((-1,), 8), "m", "", b'{"x":[NaN,Infinity,-Infinity]}')
     assert str(request.inputs["x"].array.tolist()) == "[[nan, inf, -inf]]"
 
@@ -260,7 +258,7 @@ def test_any_body_is_a_request_or_is_refused(body: bytes) -> None:
 
 
 def expect_a_request_or_refusal(body: bytes) -> None:
-    """It decodes to what may be submitted, or raises `InvalidRequest`; nothing else."""
+    """Assert that decoding gives a valid request or raises `InvalidRequest`."""
     try:
         request = decode_generate(TEXT, "llm", "", body)
     except InvalidRequest:
@@ -273,11 +271,11 @@ def expect_a_request_or_refusal(body: bytes) -> None:
 
 
 def strings(name: str, *values: bytes) -> Tensor:
-    """A tensor of bytes."""
+    """A BYTES tensor."""
     return Tensor(name, Datatype.BYTES, object_array(values, [1, len(values)]))
 
 
-def test_a_response_to_the_letter() -> None:
+def test_the_exact_text_of_a_response() -> None:
     outputs = [
         strings("text_output", "ja, \u00e4\n".encode()),
         Tensor("Z", Datatype.INT64, np.array([[1, 2]])),
@@ -295,7 +293,7 @@ def test_a_response_to_the_letter() -> None:
         encode_generate(response(strings("x", b"\xff")))
 
 
-def test_an_output_hides_what_has_its_name() -> None:
+def test_an_output_replaces_a_member_of_its_name() -> None:
     hiding = response(strings("id", b"x"), strings("a", b"y"), id="7", parameters={"a": 1})
     found = orjson.loads(encode_generate(hiding))
     assert found == {"a": "y", "id": "x", "model_name": "m", "model_version": "1"}
@@ -303,7 +301,7 @@ def test_an_output_hides_what_has_its_name() -> None:
 
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True))
-def test_any_tensor_is_one_line(tensor: Tensor) -> None:
+def test_any_tensor_is_written_on_one_line(tensor: Tensor) -> None:
     text = encode_generate(response(tensor))
     assert b"\n" not in text
     if b"NaN" in text or b"Infinity" in text:
@@ -314,5 +312,5 @@ def test_any_tensor_is_one_line(tensor: Tensor) -> None:
         assert len(value) == tensor.array.size
 
 
-def test_an_event() -> None:
+def test_a_server_sent_event() -> None:
     assert event(b'{"a":1}') == b'data: {"a":1}\n\n'

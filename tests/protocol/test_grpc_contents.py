@@ -1,4 +1,4 @@
-"""Large messages with typed contents: what numpy reads is what protobuf reads, or refused."""
+"""Large messages with typed contents: numpy reads what protobuf reads, or refuses it."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def same(one: Any, other: Any) -> None:
 
 @PROPERTY
 @given(messages())
-def test_by_hand_as_by_protobuf(message: pb.ModelInferRequest) -> None:
+def test_contents_read_by_numpy_equal_protobufs(message: pb.ModelInferRequest) -> None:
     data = message.SerializeToString()
     expected, found = outcome(by_protobuf, data), outcome(by_hand, data)
     if isinstance(expected, InvalidRequest):
@@ -85,7 +85,7 @@ def test_by_hand_as_by_protobuf(message: pb.ModelInferRequest) -> None:
 
 @PROPERTY
 @given(st.data(), messages())
-def test_what_protobuf_refuses_is_refused(data: st.DataObject, message: Any) -> None:
+def test_contents_that_protobuf_refuses_are_refused(data: st.DataObject, message: Any) -> None:
     body = data.draw(mutations(message.SerializeToString()))
     expected, found = outcome(by_protobuf, body), outcome(by_hand, body)
     if isinstance(expected, InvalidRequest):
@@ -133,14 +133,14 @@ def test_wrong_contents(datatype: str, data: bytes, text: str) -> None:
         read(Datatype(datatype), [1], data)
 
 
-def test_long_numbers_across_pieces() -> None:
+def test_varints_across_pieces() -> None:
     values = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 300_000)
     packed = pb.InferTensorContents(int64_contents=values.tolist()).SerializeToString()
     assert len(packed) > 2 << 20
     assert np.array_equal(read(Datatype.INT64, [len(values)], packed).array, values)
 
 
-def test_what_contents_become_is_charged_first() -> None:
+def test_decoded_contents_are_charged_first() -> None:
     charged: list[int] = []
 
     def charge(nbytes: int) -> None:
@@ -156,7 +156,7 @@ def test_what_contents_become_is_charged_first() -> None:
     assert charged[1] > 12
 
 
-def test_what_contents_become_is_bounded() -> None:
+def test_decoded_contents_are_bounded() -> None:
     count = MAX_DECODED // 8 + 1
     with pytest.raises(InvalidRequest, match=f"at most {MAX_DECODED} are allowed"):
         read(Datatype.INT64, [count], contents(3, bytes(count)))
@@ -173,15 +173,15 @@ def test_fields_within_inputs_and_outputs_are_counted(field: int, part: int) -> 
                 look(data + bytes([0x1A]) + varint(LONG) + b"i" * LONG)
 
 
-def test_what_is_no_data_is_bounded() -> None:
+def test_fields_other_than_data_are_bounded() -> None:
     data = pb.ModelInferRequest(model_name="m", id="i" * (MAX_HEAD + 1)).SerializeToString()
     with pytest.raises(InvalidRequest, match=f"may have {MAX_HEAD} bytes that are not the data"):
         outline(data)
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_long_data_is_held_against_the_signature_first(raw: bool) -> None:
-    """An error of the data is not found in what would be refused anyway."""
+def test_long_data_is_checked_against_the_signature_first(raw: bool) -> None:
+    """A wrong signature is reported before errors of the data."""
     signature = Signature("m", 0, (TensorSpec("x", Datatype.FP32, (-1,)),), ())
     message = pb.ModelInferRequest(model_name="m")
     item = message.inputs.add(name="x", datatype="BYTES", shape=[LONG])

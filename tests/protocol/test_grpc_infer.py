@@ -1,4 +1,4 @@
-"""gRPC inference messages: the rules of the protocol as tables, then what holds for any message."""
+"""gRPC infer messages: tables of the protocol's rules, then properties of any message."""
 
 import contextlib
 from typing import Any
@@ -85,7 +85,7 @@ def test_the_smallest_request() -> None:
     assert request.classes is None
 
 
-def test_a_request_with_everything() -> None:
+def test_a_request_with_every_field() -> None:
     given = message(
         an_input("x", "FP32", 2),
         an_input("s", "BYTES", 1, 1),
@@ -190,7 +190,7 @@ def test_requests_that_break_the_protocol(given: pb.ModelInferRequest, part: str
         decode_infer(given, 0)
 
 
-def test_classification_counts_that_are_none() -> None:
+def test_invalid_classification_counts() -> None:
     for choice in (pb.InferParameter(int64_param=0), pb.InferParameter(string_param="1")):
         wrong = message(outputs=[Output(name="y")])
         wrong.outputs[0].parameters["classification"].MergeFrom(choice)
@@ -199,7 +199,7 @@ def test_classification_counts_that_are_none() -> None:
 
 
 def put_in_region(item: Any, offset: int = 0, size: int = 8, **more: Any) -> Any:
-    """Say that a tensor is in shared memory."""
+    """Reference a tensor in shared memory."""
     item.parameters["shared_memory_region"].string_param = "r"
     item.parameters["shared_memory_offset"].int64_param = offset
     item.parameters["shared_memory_byte_size"].int64_param = size
@@ -243,14 +243,16 @@ def test_typed_contents_beside_shared_memory() -> None:
     ("shared_memory_offset", {"uint64_param": 0}, "invalid value type for 'shared_memory_off"),
     ("shared_memory_byte_size", {"int64_param": 12}, "input byte size mismatch for input 'x'"),
 ])  # fmt: skip
-def test_inputs_in_no_place(name: str, choice: dict[str, Any], part: str) -> None:
+def test_inputs_without_a_place_in_shared_memory(
+    name: str, choice: dict[str, Any], part: str
+) -> None:
     item = put_in_region(Input(name="x", datatype="FP32", shape=[2]))
     item.parameters[name].CopyFrom(pb.InferParameter(**choice))
     with refused(part):
         over_the_wire(message(item))
 
 
-def test_what_shared_memory_excludes() -> None:
+def test_options_that_shared_memory_excludes() -> None:
     contents = put_in_region(an_input("x", "FP32", 2, fp32_contents=[1, 2]))
     with refused("unexpected 'content' provided when using shared"):
         over_the_wire(message(contents))
@@ -262,7 +264,7 @@ def test_what_shared_memory_excludes() -> None:
         over_the_wire(message(outputs=[wanted]))
 
 
-def test_bytes_that_are_no_message() -> None:
+def test_bytes_that_are_not_a_message() -> None:
     for data in (b"\xff", b"\x0a\x05ab", b"\x0a\x01\xff", b"\x2b" * 200):
         with refused("not a valid ModelInferRequest message"):
             parse_infer(data)
@@ -281,7 +283,7 @@ def test_a_response() -> None:
     assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [
         ("y", "FP32", [1, 2]), ("e", "INT64", [0, 3]), ("s", "BYTES", [2]),
     ]  # fmt: skip
-    # One entry for each output, the empty ones too; never typed contents.
+    # One entry for each output, empty ones included; never typed contents.
     assert list(answer.raw_output_contents) == [
         np.array([1, 2], "<f4").tobytes(), b"", b"\1\0\0\0\xff\0\0\0\0",
     ]  # fmt: skip
@@ -300,12 +302,12 @@ def test_set_parameter() -> None:
         assert getattr(answer.parameters["p"], choice) == value
 
 
-# What holds for any message
+# Properties of any message
 
 
 @PROPERTY
 @given(tensors(), tensors(name="y"))
-def test_raw_tensors_come_back(one: Tensor, other: Tensor) -> None:
+def test_raw_tensors_round_trip(one: Tensor, other: Tensor) -> None:
     answer = pb.ModelInferResponse.FromString(
         encode_infer(response(one, other)).SerializeToString()
     )
@@ -317,7 +319,7 @@ def test_raw_tensors_come_back(one: Tensor, other: Tensor) -> None:
 
 @PROPERTY
 @given(tensors(tuple(CONTENTS)))
-def test_typed_tensors_come_back(tensor: Tensor) -> None:
+def test_typed_tensors_round_trip(tensor: Tensor) -> None:
     values = tensor.array.ravel().tolist()
     item = Input(name="x", datatype=tensor.datatype.value, shape=tensor.array.shape)
     getattr(item.contents, CONTENTS[tensor.datatype]).extend(values)
@@ -329,7 +331,7 @@ def decode_bytes(data: bytes) -> Call:
 
 
 def assert_served_or_refused(data: bytes) -> None:
-    """Nothing but an error for the client, and what is decoded can be sent back."""
+    """Assert a client error, or a request whose inputs can be encoded as a response."""
     request = outcome(decode_bytes, data)
     if isinstance(request, ServerError):
         return
@@ -347,7 +349,7 @@ def test_a_damaged_message(tensor: Tensor, data: st.DataObject) -> None:
 
 
 def test_a_cut_message() -> None:
-    """Between two fields a message may end, so not every cut is an error."""
+    """A message may end between two fields, so not every cut is an error."""
     given = message(an_input("x", "FP32", 2, fp32_contents=[1, 2]), id="42")
     given.parameters["priority"].uint64_param = 2
     data = given.SerializeToString()
@@ -361,7 +363,7 @@ def test_random_bytes(data: bytes) -> None:
     assert_served_or_refused(data)
 
 
-# Messages that are nearly right.
+# Almost valid messages.
 text = any_text.filter(lambda t: t.isprintable() and t.encode(errors="ignore").decode() == t)
 int64 = st.integers(-(2**63), 2**63 - 1)
 _CHOICES: dict[str, st.SearchStrategy[Any]] = {
@@ -414,20 +416,20 @@ requests = st.builds(
 
 @PROPERTY
 @given(requests)
-def test_messages_that_are_nearly_right(request_: pb.ModelInferRequest) -> None:
+def test_almost_valid_messages(request_: pb.ModelInferRequest) -> None:
     assert_served_or_refused(request_.SerializeToString())
 
 
 @pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x78\x01"])
-def test_more_fields_than_memory_should_bear(field: bytes) -> None:
-    """Inputs, outputs, raw contents, parameters, unknown ones: none is parsed."""
+def test_too_many_fields(field: bytes) -> None:
+    """Inputs, outputs, raw contents, parameters and unknown fields: none is parsed."""
     with memory_within(10 << 20), refused("may have 16384 fields"):
         parse_infer(field * 1_000_000)
 
 
 @PROPERTY
 @given(st.binary(max_size=2000))
-def test_counting_fields_takes_any_bytes(noise: bytes) -> None:
+def test_counting_fields_accepts_any_bytes(noise: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         check_fields(noise)
     with contextlib.suppress(InvalidRequest):

@@ -1,4 +1,4 @@
-"""Infer messages without copies: the same as protobuf makes of them, whatever they look like."""
+"""Infer messages read without copies: the same result as protobuf's parser."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def by_reader(reader: InferReader, data: bytes | memoryview) -> Call | ServerErr
 
 
 def assert_alike(one: Call | ServerError, other: Call | ServerError) -> None:
-    """The same request, or the same error."""
+    """Assert the same request or the same error."""
     if isinstance(one, ServerError) or isinstance(other, ServerError):
         assert (type(one), str(one)) == (type(other), str(other))
         return
@@ -75,7 +75,7 @@ def assert_alike(one: Call | ServerError, other: Call | ServerError) -> None:
 
 
 def check(data: bytes, reader: InferReader | None = None) -> None:
-    """Read it when it is new, when it is known, and as a view."""
+    """Compare the first reading, the reading by a remembered layout, and that of a view."""
     reader = reader or InferReader()
     expected = by_protobuf(data)
     check_known(reader, data, expected)
@@ -85,7 +85,7 @@ def check(data: bytes, reader: InferReader | None = None) -> None:
 
 
 def check_known(reader: InferReader, data: bytes | memoryview, expected: object) -> None:
-    """The same request again, if the message is known by its layout."""
+    """Compare another reading, if the layout of the message is remembered."""
     call = asked_nothing(len(data))
     if reader.fill(call, data) is not None:
         assert isinstance(expected, Call), expected
@@ -93,7 +93,7 @@ def check_known(reader: InferReader, data: bytes | memoryview, expected: object)
 
 
 def asked_nothing(nbytes: int) -> Call:
-    """A call of so many bytes, for a reader to fill."""
+    """An unread call of a message of `nbytes`."""
     return Call("", "", "", {}, nbytes=nbytes)
 
 
@@ -111,7 +111,7 @@ def test_any_message(given: list[Tensor], id: str, version: str) -> None:
 @PROPERTY
 @given(tensors(), tensors(), st.data())
 def test_damaged_messages(one: Tensor, other: Tensor, data: st.DataObject) -> None:
-    """All to one reader, which knows messages that are nearly the same."""
+    """One reader for all, which remembers similar messages."""
     reader = InferReader()
     good = message(one, Tensor("y", other.datatype, other.array), id="42")
     good.parameters["priority"].int64_param = 1
@@ -134,7 +134,7 @@ def test_every_cut() -> None:
         check(body[:size], reader)
 
 
-def test_messages_that_differ_in_id_and_tensors_alone() -> None:
+def test_messages_that_differ_only_in_id_and_tensors() -> None:
     reader = InferReader()
     for id, value in (("1", 0.5), ("2", 1.5), ("", 2.5), ("a longer one", 3.5), ("ü", 4.5)):
         data = message(fp32(value, name="x"), id=id).SerializeToString()
@@ -152,8 +152,8 @@ def test_messages_that_differ_in_id_and_tensors_alone() -> None:
         b"\x1b\x1c", b"\x3a\xff\xff\xff\xff\x0f", b"\x3a", b"\x7a\x01x", b"\x22\x02\x0a\x00",
     ],
 )  # fmt: skip
-def test_fields_in_any_order_and_again(extra: bytes) -> None:
-    """Repeated fields add up, of others the last counts; unknown ones are passed over."""
+def test_fields_in_any_order_and_repeated(extra: bytes) -> None:
+    """Repeated fields accumulate; of others the last one counts; unknown ones are skipped."""
     reader = InferReader()
     body = message(fp32(1, name="x"), id="42").SerializeToString()
     check(body, reader)
@@ -181,8 +181,8 @@ def test_a_request_is_not_shared() -> None:
         del request.inputs["x"]
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """Whatever clients send: other heads, and other sizes, by the thousand."""
+def test_remembered_layouts_are_bounded() -> None:
+    """Thousands of different heads and sizes."""
     reader = InferReader()
     for n in range(2000):
         check(
@@ -191,7 +191,7 @@ def test_what_is_remembered_is_bounded() -> None:
         )
 
 
-def test_the_model_is_known_before_the_tensors_are_looked_at() -> None:
+def test_the_model_is_read_before_the_tensors() -> None:
     given = message(fp32(1, name="x"), model_version="7", id="42")
     given.inputs[0].datatype = "FP33"
     found = InferReader().read(given.SerializeToString())
@@ -238,7 +238,7 @@ def test_known_layouts_with_tensors_of_wrong_sizes(sizes: tuple[int, int]) -> No
         assert reader.fill(asked_nothing(0), data) is None
 
 
-def test_messages_that_ask_for_more_than_outputs_are_not_plain() -> None:
+def test_messages_that_ask_for_more_than_output_names_are_not_plain() -> None:
     reader = InferReader()
     given = message(fp32(1, 2, name="x"))
     given.parameters["headrace_timing"].bool_param = True
@@ -279,7 +279,7 @@ def test_any_response(outputs: list[Tensor], id: str, marked: bool) -> None:
 
 @pytest.mark.parametrize("datatype", NUMBERS)
 @pytest.mark.parametrize("id", ["", "42", "\u00e4" * 100])
-def test_plain_answers_are_written_as_any_other(datatype: Datatype, id: str) -> None:
+def test_plain_answers_equal_complete_ones(datatype: Datatype, id: str) -> None:
     specs = TensorSpec("y", datatype, (2,)), TensorSpec("z", Datatype.FP32, (-1, 3))
     signature = Signature("m", 8, (), specs)
     writer = PlainWriter(signature, "m", "7")
@@ -297,7 +297,7 @@ def test_plain_answers_are_written_as_any_other(datatype: Datatype, id: str) -> 
 
 
 def computed(signature: Signature, sizes: Sequence[int], arrays: list[Any], id: str = "") -> Batch:
-    """A batch of calls of so many rows that has been computed."""
+    """An executed batch of calls of the given rows."""
     bench = Bench()
     asked = Call("m", "", id, {})
     calls = [entered(asked, rows, None, 0, bench.batcher) for rows in sizes]
@@ -306,7 +306,7 @@ def computed(signature: Signature, sizes: Sequence[int], arrays: list[Any], id: 
     return batch
 
 
-def test_answers_that_are_not_plain_are_left_to_others() -> None:
+def test_answers_that_are_not_plain_are_left_to_the_complete_encoder() -> None:
     numbers, text = TensorSpec("y", Datatype.FP32, (2,)), TensorSpec("t", Datatype.BYTES, (1,))
     plain = Signature("m", 8, (), (numbers,), strict_outputs=False)
     words = Signature("m", 8, (), (text,))
@@ -329,8 +329,8 @@ def test_shapes_are_told_apart() -> None:
         assert pb.ModelInferResponse.FromString(data) == encode_infer(answer)
 
 
-def test_outputs_without_data() -> None:
-    """Which are not taken for others of the same name, datatype and shape, nor those for them."""
+def test_empty_outputs() -> None:
+    """They share names, datatypes and shapes with outputs that have data."""
     writer = InferWriter()
     there = [elsewhere("x", Datatype.FP32, (2,)), elsewhere("y", Datatype.BYTES, (1,))]
     text = Tensor("y", Datatype.BYTES, np.array([b"abc"], object))
@@ -351,8 +351,8 @@ def test_outputs_without_data() -> None:
             assert list(found.raw_output_contents) == raw
 
 
-def test_requests_with_shared_memory_are_not_taken_for_others() -> None:
-    """Their heads are the same as those of others but for it, which have tensors in its place."""
+def test_layouts_of_shared_memory_requests_are_distinct() -> None:
+    """Their heads differ only by the region in place of tensors."""
     reader = InferReader()
     plain = message(fp32(1, 2, name="x"))
     shared = message(fp32(1, 2, name="x"))
@@ -365,7 +365,7 @@ def test_requests_with_shared_memory_are_not_taken_for_others() -> None:
             assert (found.shared is not None) is (sent is shared)
 
 
-def test_large_outputs_are_pointed_at() -> None:
+def test_large_outputs_are_not_copied() -> None:
     array = np.arange(50_000, dtype=np.float32).reshape(100, 500)
     pieces = InferWriter().pieces(response(Tensor("y", Datatype.FP32, array)))
     assert any(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in pieces)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a client speaks it."""
+"""HTTP/1.1 responses read by a client."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ ANSWERS = {
 
 
 def feed(reader: ResponseReader, pieces: Sequence[bytes]) -> list[HttpResponse]:
-    """What comes of some bytes that are received one piece after the other."""
+    """Events of bytes received piece by piece."""
     found = []
     for piece in pieces:
         rest = piece
@@ -55,7 +55,7 @@ def split(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @given(data=st.data())
-def test_however_it_comes(kind: str, data: st.DataObject) -> None:
+def test_responses_in_any_pieces(kind: str, data: st.DataObject) -> None:
     reader = ResponseReader()
     for _ in range(2):
         (response,) = feed(reader, data.draw(split(ANSWERS[kind])))
@@ -69,7 +69,7 @@ def test_however_it_comes(kind: str, data: st.DataObject) -> None:
 
 
 @given(split(UNTIL_CLOSE))
-def test_an_answer_that_the_end_of_the_connection_completes(pieces: list[bytes]) -> None:
+def test_a_response_ended_by_the_end_of_the_connection(pieces: list[bytes]) -> None:
     reader = ResponseReader()
     assert feed(reader, pieces) == []
     response = reader.closed()
@@ -78,7 +78,7 @@ def test_an_answer_that_the_end_of_the_connection_completes(pieces: list[bytes])
 
 
 @pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
-def test_where_an_answer_ends(answer: bytes) -> None:
+def test_end_of_a_response(answer: bytes) -> None:
     for size in range(len(answer)):
         reader = ResponseReader()
         feed(reader, [answer[:size]])
@@ -90,7 +90,7 @@ def test_where_an_answer_ends(answer: bytes) -> None:
     assert not response.reusable  # what follows belongs to no answer
 
 
-def test_a_large_body_stays_where_it_was_received() -> None:
+def test_a_large_body_is_not_copied() -> None:
     size = 3 * LARGEST_HEAD
     reader = ResponseReader()
     feed(reader, [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nx" % size])
@@ -112,13 +112,13 @@ def test_a_large_body_stays_where_it_was_received() -> None:
     (CHUNKS + b"0\r\nX: " + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
     (CHUNKS + b"1;" + b"y" * 3 * LARGEST_HEAD, "bytes beside chunks"),
 ])  # fmt: skip
-def test_refusals(answer: bytes, text: str) -> None:
+def test_refused_responses(answer: bytes, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         feed(ResponseReader(100), [answer])
 
 
 @given(st.lists(st.binary(min_size=1), max_size=8), st.sampled_from([b"", *ANSWERS.values()]))
-def test_any_bytes_are_answers_or_refused(pieces: list[bytes], before: bytes) -> None:
+def test_any_bytes_are_responses_or_refused(pieces: list[bytes], before: bytes) -> None:
     reader = ResponseReader()
     try:
         feed(reader, [*([before] if before else []), *pieces])
@@ -137,7 +137,7 @@ def test_requests() -> None:
     assert request_pieces(HttpRequest("POST", "/p", {}, [large]), "")[1] is large
 
 
-def test_headers_that_would_be_others() -> None:
+def test_header_injection_is_refused() -> None:
     for value in ("a\r\nb: c", "a\nb", "\x00", "€"):
         with pytest.raises(InvalidRequest, match="the header 'x' cannot be sent"):
             header_lines([("x", value)])

@@ -1,4 +1,4 @@
-"""HTTP inference bodies: the rules of the protocol as tables, then what holds for any body."""
+"""HTTP infer bodies: tables of the protocol's rules, then properties of any body."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ NO_JSON = "failed to parse the request JSON buffer"
 
 
 def an_input(**changes: Any) -> Json:
-    """A right JSON input, with some members changed and those given as None left out."""
+    """A valid JSON input with members changed, or left out if None."""
     members = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]} | changes
     return {name: value for name, value in members.items() if value is not None}
 
@@ -60,7 +60,7 @@ def document(*inputs: Any, **members: Any) -> Json:
 
 
 def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> Json:
-    """The parameters of a tensor in shared memory."""
+    """Parameters of a tensor in shared memory."""
     place = {"shared_memory_offset": offset, "shared_memory_byte_size": size}
     return {"shared_memory_region": region} | place | more
 
@@ -83,7 +83,7 @@ def test_the_smallest_request() -> None:
     assert form == ResponseForm(binary=False, named={})
 
 
-def test_a_request_with_everything() -> None:
+def test_a_request_with_every_field() -> None:
     parameters = {
         "sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 2,
         "timeout": 1000, "binary_data_output": True, "temperature": 0.5, "mode": "fast",
@@ -247,7 +247,7 @@ def test_classification() -> None:
     ],
     ids=lambda body: body[:20],
 )  # fmt: skip
-def test_bodies_that_are_no_json(body: bytes) -> None:
+def test_bodies_that_are_not_json(body: bytes) -> None:
     with refused(NO_JSON):
         decode_infer("m", "", body, None)
 
@@ -259,7 +259,7 @@ def test_bodies_that_are_no_json(body: bytes) -> None:
         ("Inf,-Inf", [float("inf"), -float("inf")]), ("[Inf], [2.5e0]", [float("inf"), 2.5]),
     ],
 )  # fmt: skip
-def test_numbers_that_json_lacks(text: str, values: list[float]) -> None:
+def test_nan_and_infinity(text: str, values: list[float]) -> None:
     for name in ("x", "NaN Inf", '\\"Inf', "\\\\"):
         item = f'{{"name": "{name}", "shape": [2], "datatype": "FP32", "data": [{text}]}}'
         body = f'{{"id": "Inf", "inputs": [{item}]}}'
@@ -269,8 +269,8 @@ def test_numbers_that_json_lacks(text: str, values: list[float]) -> None:
         assert np.array_equal(found, values, equal_nan=True)
 
 
-def test_half_surrogates_and_endless_integers_are_no_json() -> None:
-    """Beside a NaN too, where a parser reads the body that would let them through."""
+def test_half_surrogates_and_huge_integers_are_not_json() -> None:
+    """Also next to a NaN, which selects a more lenient parser."""
     nan = an_input(data=[NAN, 1])
     for wrong in (
         document(an_input(name="\ud800")),
@@ -425,7 +425,7 @@ def test_raw_bodies_that_do_not_fit(signature: Signature, size: int, part: str) 
 
 
 def written(form: ResponseForm, *outputs: Tensor, **members: Any) -> bytes:
-    """The whole body of an answer."""
+    """The complete body of an answer."""
     return b"".join(form.encode(response(*outputs, **members))[0])
 
 
@@ -471,14 +471,14 @@ def test_which_outputs_are_binary() -> None:
         (ResponseForm(binary=True, named={"y": False}), False),  # as the output itself asked
     ):
         assert (form.encode(response(fp32(1)))[1] is not None) is is_binary
-    # Empty ones alone need no header.
+    # Empty outputs alone need no header.
     buffers, json_size = ResponseForm(binary=True).encode(response(fp32()))
     assert json_size is None
     assert b'"binary_data_size":0' in b"".join(buffers)
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_outputs_without_data(binary: bool) -> None:
+def test_empty_outputs(binary: bool) -> None:
     shared = frozenset(("there", "s"))
     form = ResponseForm(named={"y": binary, "there": False, "s": False}, shared=shared)
     there = elsewhere("there", Datatype.FP16, (2, 3))
@@ -498,7 +498,7 @@ def test_outputs_without_data(binary: bool) -> None:
     assert orjson.loads(written(form))["outputs"] == []
 
 
-def test_outputs_that_have_no_json_form() -> None:
+def test_outputs_without_a_json_form() -> None:
     for tensor in (
         Tensor("y", Datatype.FP16, np.zeros(1, np.float16)),
         Tensor("y", Datatype.BF16, np.zeros(1, NUMPY[Datatype.BF16])),
@@ -515,18 +515,18 @@ def test_error_body() -> None:
     assert error_body("\ud800") == b'{"error":"?"}'  # as in names of files that are not UTF-8
 
 
-# What holds for any body
+# Properties of any body
 
 
 def as_request(buffers: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
-    """A response turned into a request: its outputs become inputs."""
+    """A request whose inputs are the response's outputs."""
     head = json.dumps({"inputs": json.loads(bytes(buffers[0]))["outputs"]}).encode()
     return b"".join([head, *buffers[1:]]), len(head)
 
 
 @PROPERTY
 @given(tensors(IN_JSON, utf8=True), tensors(IN_JSON, utf8=True, name="y"))
-def test_json_comes_back(one: Tensor, other: Tensor) -> None:
+def test_json_round_trip(one: Tensor, other: Tensor) -> None:
     buffers, json_size = ResponseForm().encode(response(one, other))
     assert json_size is None
     request, _ = decode_infer("m", "", as_request(buffers)[0], None)
@@ -537,7 +537,7 @@ def test_json_comes_back(one: Tensor, other: Tensor) -> None:
 
 @PROPERTY
 @given(tensors(), tensors(name="y"))
-def test_binary_comes_back(one: Tensor, other: Tensor) -> None:
+def test_binary_round_trip(one: Tensor, other: Tensor) -> None:
     buffers, _ = ResponseForm(binary=True).encode(response(one, other))
     request, _ = decode_infer("m", "", *as_request(buffers))
     assert list(request.inputs) == ["x", "y"]
@@ -546,7 +546,7 @@ def test_binary_comes_back(one: Tensor, other: Tensor) -> None:
 
 
 def assert_served_or_refused(body: bytes, json_size: int | None) -> None:
-    """Nothing but an error for the client, and what is decoded can be sent back."""
+    """Assert a client error, or a request whose inputs can be encoded as a response."""
     result = outcome(decode_infer, "m", "", body, json_size)
     if isinstance(result, ServerError):
         assert error_body(str(result))
@@ -588,7 +588,7 @@ def test_random_bodies(body: bytes, json_size: int | None) -> None:
     assert_served_or_refused(body, json_size)
 
 
-# Documents that are nearly right: every member may be of a wrong type or missing.
+# Almost valid documents: every member may be of a wrong type or missing.
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | any_text
 anything = st.recursive(
     scalars,
@@ -629,7 +629,7 @@ documents = st.fixed_dictionaries(
 
 @PROPERTY
 @given(documents | anything, st.binary(max_size=16))
-def test_documents_that_are_nearly_right(document: Any, tail: bytes) -> None:
+def test_almost_valid_documents(document: Any, tail: bytes) -> None:
     head = json.dumps(document).encode()
     assert_served_or_refused(head + tail, len(head))
     assert_served_or_refused(head, None)
@@ -648,7 +648,7 @@ def test_raw_bodies(spec: TensorSpec, rows: int, body: bytes) -> None:
     assert isinstance(result, tuple | InvalidRequest)
 
 
-# Shapes that are none
+# Invalid shapes
 
 
 @pytest.mark.parametrize("place", ["data", "binary", "raw", "shared"])
@@ -661,8 +661,8 @@ def test_raw_bodies(spec: TensorSpec, rows: int, body: bytes) -> None:
     ],
     ids=lambda shape: str(shape)[:20],
 )  # fmt: skip
-def test_a_shape_is_looked_at_before_it_is_counted_with(shape: Any, place: str) -> None:
-    """Multiplied, a string or an array becomes as much memory as the client likes."""
+def test_a_shape_is_validated_before_it_is_multiplied(shape: Any, place: str) -> None:
+    """Multiplying by a string or an array would allocate any amount of memory."""
     for data, long in product(([1], []), (False, True)):
         parameters: Json | None = None
         if place == "binary":
@@ -727,13 +727,13 @@ def test_long_data(datatype: str, element: str, value: object) -> None:
     ],
 )  # fmt: skip
 def test_wrong_long_data(datatype: str, last: str, count: int, text: str) -> None:
-    """What is wrong comes at the end, behind pieces that are right."""
+    """The error is at the end, after valid pieces."""
     data = ",".join(["1"] * 99_999 + [last])
     with pytest.raises(InvalidRequest, match=text):
         decode_long(long_body(datatype, data, 100_000 + count))
 
 
-def test_long_data_is_charged_before_it_is_taken() -> None:
+def test_long_data_is_charged_before_it_is_decoded() -> None:
     charged: list[int] = []
     count = 1_000_000
     body = long_body("FP64", ",".join(["0"] * count), count)
@@ -754,13 +754,13 @@ def test_long_data_is_limited() -> None:
         decode_long(long_body("FP64", ",".join(["0"] * count), count))
 
 
-def test_long_data_is_held_against_the_signature_first() -> None:
+def test_long_data_is_checked_against_the_signature_first() -> None:
     body = long_body("FP32", ",".join(["nonsense"] * 1000), 1000)
     with refused("data-type is 'FP32'"):
         decode_infer("m", "", body, None, model(spec(-1, datatype=BYTES)))
 
 
-def test_what_takes_long_to_decode() -> None:
+def test_bodies_that_take_long_to_decode() -> None:
     for json_size, head, long in (
         (None, b"", True),
         ("70000", b"", True),
@@ -776,7 +776,7 @@ def test_what_takes_long_to_decode() -> None:
 
 @pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not Datatype.BOOL])
 def test_long_answers(datatype: Datatype) -> None:
-    """They are written in pieces, of which each has a beginning and an end."""
+    """They are written in pieces, each with a start and an end."""
     count = 200_001
     if datatype is Datatype.BYTES:
         given = object_array([b"a,]"] * count, (count,))

@@ -1,4 +1,4 @@
-"""Long JSON texts: what is parsed in pieces is what would be parsed at once, or refused as well."""
+"""Long JSON texts: parsing in pieces gives the same result as parsing at once."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ def flat(value: list[Any]) -> list[Any]:
 
 
 def whole(value: Any) -> Any:
-    """With the long arrays read, and all arrays flat."""
+    """The document with long arrays read and all arrays flattened."""
     if isinstance(value, LongArray):
         return flat(list(value.pieces()))
     if isinstance(value, dict):
@@ -64,14 +64,16 @@ def in_pieces(text: bytes) -> Any:
 
 @PROPERTY
 @given(documents, st.sampled_from([(",", ":"), (" , ", " : "), (",\n", ":\t")]), st.booleans())
-def test_in_pieces_as_at_once(document: Any, separators: tuple[str, str], ascii: bool) -> None:
+def test_parsing_in_pieces_equals_parsing_at_once(
+    document: Any, separators: tuple[str, str], ascii: bool
+) -> None:
     text = json.dumps(document, separators=separators, ensure_ascii=ascii).encode()
     assert in_pieces(text) == whole(orjson.loads(text))
 
 
 @PROPERTY
 @given(st.data(), documents)
-def test_what_is_refused_at_once_is_refused_in_pieces(data: st.DataObject, document: Any) -> None:
+def test_invalid_texts_are_refused_in_pieces_too(data: st.DataObject, document: Any) -> None:
     text = data.draw(mutations(json.dumps(document).encode()))
     expected = outcome(parse, text)
     if isinstance(expected, InvalidRequest):
@@ -93,7 +95,7 @@ def test_wrong_arrays(array: str) -> None:
     assert isinstance(outcome(in_pieces, text), InvalidRequest)
 
 
-def test_a_member_cannot_pretend_to_be_a_long_array() -> None:
+def test_a_member_cannot_forge_a_long_array() -> None:
     text = b'{"inputs":[{"data":{"":0}},{"data":{"0":0}},{"data":[1,2,3,4,5,6]}]}'
     first, second, third = parse_long(text, SMALL)["inputs"]
     assert (first["data"], second["data"]) == ({"": 0}, {"0": 0})
@@ -139,7 +141,7 @@ for parse in (parse_json, parse_object):
 
 
 @pytest.mark.slow
-def test_a_lack_of_memory_is_none_of_the_clients_faults() -> None:
+def test_out_of_memory_is_not_a_client_error() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PARSE], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Parameters of requests: reserved ones, those for the model, places and times."""
+"""Parameters of requests: reserved ones, the model's, shared memory and times."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ TRANSPORT = frozenset({"binary_data_output", "triton_of_this_transport"})
 MAX = 2**64 - 1
 
 
-def test_reserved() -> None:
+def test_reserved_parameters() -> None:
     for name, value in (
         ("sequence_id", 0), ("sequence_id", MAX), ("sequence_id", "a sequence"), ("priority", 3),
         ("sequence_start", True), ("sequence_end", False), ("priority", MAX), ("timeout", 1_000),
@@ -47,7 +47,7 @@ def test_reserved() -> None:
         ("timeout", [0.5, None, [1]], "an unsigned integer of microseconds"),
     ],
 )  # fmt: skip
-def test_reserved_with_a_wrong_value(name: str, values: list[Any], expected: str) -> None:
+def test_reserved_parameters_of_a_wrong_type(name: str, values: list[Any], expected: str) -> None:
     for value in values:
         with refused(f"invalid value type for '{name}' parameter, expected {expected}"):
             split_parameters({name: value}, TRANSPORT)
@@ -77,7 +77,7 @@ names = any_text | st.sampled_from(["sequence_id", "sequence_start", "priority",
 
 @PROPERTY
 @given(st.dictionaries(names, scalars | st.lists(scalars, max_size=2), max_size=4))
-def test_whatever_is_given_is_split_or_refused(given: dict[str, Any]) -> None:
+def test_any_parameters_are_split_or_refused(given: dict[str, Any]) -> None:
     try:
         reserved, custom = split_parameters(given, TRANSPORT)
     except InvalidRequest:
@@ -99,11 +99,11 @@ def test_values_in_json(value: Parameter, text: bytes) -> None:
     assert json_parameters({"a": value}) == b'{"a":' + text + b"}"
 
 
-# --- places in shared memory
+# --- shared memory
 
 
 def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) -> dict[str, Any]:
-    """The parameters of a tensor in shared memory."""
+    """Parameters of a tensor in shared memory."""
     place = {"shared_memory_offset": offset, "shared_memory_byte_size": size}
     return {"shared_memory_region": region} | place | more
 
@@ -124,19 +124,19 @@ def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) ->
         (in_region(size=12), "input byte size mismatch for input 'x' for model 'm'. Expected 8,"),
     ],
 )  # fmt: skip
-def test_inputs_in_no_place(parameters: dict[str, Any], part: str) -> None:
+def test_inputs_without_a_place_in_shared_memory(parameters: dict[str, Any], part: str) -> None:
     with refused(part):
         shared_input("x", Datatype.FP32, (2,), parameters, "m", "")
 
 
-def test_inputs_that_do_not_fit_their_place() -> None:
+def test_inputs_that_do_not_fit_their_region() -> None:
     with refused("expected 2 string elements for inference input 'x', got fewer: 7 bytes"):
         shared_input("x", Datatype.BYTES, (2,), in_region(size=7), "m", "")
     with refused("causes total element count to exceed"):
         shared_input("x", Datatype.FP32, (2**40, 2**40), in_region(), "m", "")
 
 
-def test_places_of_outputs() -> None:
+def test_outputs_in_shared_memory() -> None:
     assert shared_output("y", in_region(None, 0)) == RegionSlice("r", 0, 0)
     with refused("output 'y': 'classification' can not be had in shared"):
         shared_output("y", in_region(classification=2))
@@ -155,7 +155,7 @@ def test_places_of_outputs() -> None:
         ("5ms", None), ("-5m", None), ("123456789m", None), ("5 m", None), ("\u0665m", None),
     ],
 )  # fmt: skip
-def test_what_grpc_writes(text: str, seconds: float | None) -> None:
+def test_timeout_of_the_grpc_timeout_header(text: str, seconds: float | None) -> None:
     assert parse_grpc_timeout(text) == seconds
 
 
@@ -172,12 +172,12 @@ GRPC, ENVOY = b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms"
         ({GRPC: "50m", ENVOY: "80"}, 50_000),
     ],
 )  # fmt: skip
-def test_the_shortest_counts(headers: dict[bytes, str], microseconds: int) -> None:
+def test_the_shortest_timeout_counts(headers: dict[bytes, str], microseconds: int) -> None:
     assert timeout_of(headers) == microseconds
 
 
 @pytest.mark.parametrize("name", [GRPC, ENVOY])
-def test_what_says_nothing(name: bytes) -> None:
+def test_invalid_timeouts_are_refused(name: bytes) -> None:
     for text in ("", "soon", "1e3", "9" * 16):
         with refused(f"{name.decode()} must be"):
             timeout_of({name: text})

@@ -1,4 +1,4 @@
-"""Plain JSON: never anything but what the complete codec gives, and that for what is plain."""
+"""The plain JSON codec: the complete codec's results for plain bodies, and no others."""
 
 import json
 import math
@@ -51,7 +51,7 @@ SIGNATURES = (
 
 
 def an_input(**changes: Any) -> Json:
-    """A right input, with some members changed and those given as None left out."""
+    """A valid input with members changed, or left out if None."""
     members = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]} | changes
     return {name: value for name, value in members.items() if value is not None}
 
@@ -67,7 +67,7 @@ def complete(of: Signature, body: bytes) -> tuple[Call, int]:
 
 
 def check(reader: PlainJson, of: Signature, body: bytes) -> bool:
-    """Whether the body is plain; that it is read as the complete decoder reads it."""
+    """Whether the body is plain; asserts the complete decoder's result."""
     expected = outcome(complete, of, body)
     found = reader.decode(body)
     if found is None:
@@ -92,7 +92,7 @@ def check(reader: PlainJson, of: Signature, body: bytes) -> bool:
 
 
 def is_plain(of: Signature, request: Any) -> bool:
-    """The same for a request, new to the reader and known to it, written tightly and loosely."""
+    """Whether a request is plain, for a new and a known layout, with and without spaces."""
     found = set()
     for separators in ((",", ":"), (", ", ": ")):
         reader = PlainJson(of, "m", "1")
@@ -242,7 +242,7 @@ X = b'{"name":"x","shape":[1,2],"datatype":"FP32","data":'
     ],
 )  # fmt: skip
 def test_unusual_bodies(body: bytes) -> None:
-    """To a reader that knows nothing, and to one that knows what is nearly the same."""
+    """Readers that know nothing, and readers that know a similar body."""
     check(PlainJson(ONE, "m", "1"), ONE, body)
     reader = PlainJson(ONE, "m", "1")
     for good in (b'{"inputs":[%b[5,6]}]}' % X, b'{"id":"z","inputs":[%b[5,6]}]}' % X):
@@ -256,7 +256,7 @@ def test_unusual_bodies(body: bytes) -> None:
 @PROPERTY
 @given(st.data())
 def test_damaged_bodies(data: st.DataObject) -> None:
-    """All to one reader, which knows texts that are nearly the same."""
+    """One reader for all, which remembers similar bodies."""
     of = data.draw(st.sampled_from((ONE, TWO)))
     reader = PlainJson(of, "m", "1")
     inputs = [an_input(), an_input(name="y", shape=[1, 2, 1], datatype="INT32")]
@@ -282,7 +282,7 @@ values = st.recursive(
 
 @st.composite
 def inputs(draw: st.DrawFn) -> Json:
-    """An input that is right, or nearly."""
+    """Valid and almost valid inputs."""
     members: Json = {
         "name": draw(st.sampled_from("xxxxy")),
         "shape": draw(st.sampled_from([[1, 2], [2, 2], [2], [1], [1, 1, 2], [1, 2, 1], [3], []])),
@@ -321,7 +321,7 @@ def test_any_numbers(datatype: Datatype, data: list[Any], identified: bool) -> N
         check(reader, of, json.dumps(document(item, **id), separators=(",", ":")).encode())
 
 
-def test_inputs_of_different_numbers_of_rows() -> None:
+def test_inputs_with_different_row_counts() -> None:
     one = an_input(shape=[2, 2], data=[1, 2, 3, 4])
     assert not is_plain(TWO, document(one, an_input(name="y", shape=[1, 2, 1], datatype="INT32")))
 
@@ -335,7 +335,7 @@ def test_inputs_of_different_numbers_of_rows() -> None:
     ],
 )  # fmt: skip
 def test_members_in_alphabetical_order(changes: Json) -> None:
-    """With the shape at the end, which looks like numbers."""
+    """The shape comes last there, and looks like data."""
     of = signature(spec(dims=(-1,)))
     plain, other = (document(an_input()), document(an_input() | changes))
     reader = PlainJson(of, "m", "1")
@@ -360,8 +360,8 @@ def test_views_of_bodies() -> None:
         assert (found[0], found[1]["x"].array.tolist(), found[2]) == ("42", [[1, 2]], 1)
 
 
-def test_what_clients_vary_is_forgotten() -> None:
-    """Spaces, ids and shapes by the thousand: what is plain stays plain."""
+def test_varying_layouts_are_forgotten() -> None:
+    """Thousands of different spaces, ids and shapes: plain bodies stay plain."""
     of = signature(spec(dims=(-1,)), max_batch_size=10_000)
     reader = PlainJson(of, "m", "1")
     for n in range(1, 3000):
@@ -374,7 +374,7 @@ def test_what_clients_vary_is_forgotten() -> None:
 
 
 def answered(of: Signature, arrays: list[Array], request_id: str = "") -> bytes | None:
-    """The body of the plain answer, as the complete encoder writes it, or None."""
+    """Body of the plain answer, compared with the complete encoder's; None if not plain."""
     writer = PlainJson(of, 'm/"ü', "3")
     outputs = [
         Tensor(s.name, s.datatype, array) for s, array in zip(of.outputs, arrays, strict=False)
@@ -455,7 +455,7 @@ def test_answers_for_the_complete_encoder() -> None:
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(1, 10**6), st.binary(max_size=9))
-def test_the_head_of_an_answer(queue_ns: int, compute_ns: int, rows: int, body: bytes) -> None:
+def test_response_headers(queue_ns: int, compute_ns: int, rows: int, body: bytes) -> None:
     timing = server_timing(Timing(queue_ns, compute_ns, rows))
     rest = HTTP_REST % (compute_ns / 1e6, rows, len(body), body)
     assert HTTP_ANSWER % (queue_ns / 1e6, rest) == (

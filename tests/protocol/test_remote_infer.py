@@ -1,4 +1,4 @@
-"""Requests to other servers as those read them, and their answers."""
+"""Requests to upstreams as those decode them, and their answers."""
 
 from contextlib import suppress
 from itertools import product
@@ -80,7 +80,7 @@ def test_answers(datatype: Datatype) -> None:
         np.testing.assert_array_equal(answer.outputs["B"], other.array)
 
 
-def test_an_answer_whose_sizes_do_not_fit_its_head_is_refused() -> None:
+def test_an_answer_with_sizes_that_contradict_its_outputs_is_refused() -> None:
     reader = AnswerReader()
     message = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"1234"])
     message.outputs.add(name="OUT", datatype="FP32", shape=[1])
@@ -107,7 +107,7 @@ def test_typed_contents_are_read() -> None:
     assert answer.outputs["T"].tolist() == [b"\xff"]
 
 
-def test_an_answer_whose_datatype_has_raw_contents_only() -> None:
+def test_an_answer_of_a_datatype_with_raw_contents_only() -> None:
     message = pb.ModelInferResponse()
     output = message.outputs.add(name="OUT", datatype="FP16", shape=[0])
     assert AnswerReader().read(message.SerializeToString()).outputs["OUT"].shape == (0,)
@@ -118,13 +118,13 @@ def test_an_answer_whose_datatype_has_raw_contents_only() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_refused_or_read(data: bytes) -> None:
+def test_any_answer_is_read_or_refused(data: bytes) -> None:
     with suppress(InvalidRequest):
         AnswerReader().read(data)
 
 
 @given(st.data())
-def test_what_is_cut_short_is_refused_or_read(data: st.DataObject) -> None:
+def test_a_cut_answer_is_read_or_refused(data: st.DataObject) -> None:
     tensors = [Tensor(n, Datatype.FP32, np.ones((2, 2), np.float32)) for n in "AB"]
     whole = encode_infer(response(*tensors, id="id")).SerializeToString()
     cut = data.draw(st.integers(0, len(whole)))
@@ -145,7 +145,7 @@ def test_sequence_ids_have_64_bits(id: int) -> None:
 
 
 @given(st.binary(max_size=300), st.text())
-def test_the_response_in_a_message_of_a_stream(raw: bytes, id: str) -> None:
+def test_a_stream_message_holds_a_response(raw: bytes, id: str) -> None:
     message = pb.ModelStreamInferResponse()
     message.infer_response.id = id
     message.infer_response.raw_output_contents.append(raw)
@@ -158,7 +158,7 @@ def test_the_response_in_a_message_of_a_stream(raw: bytes, id: str) -> None:
 
 
 @given(st.binary(max_size=20))
-def test_what_is_no_message_of_a_stream(data: bytes) -> None:
+def test_invalid_stream_messages(data: bytes) -> None:
     found = response_in(data)
     assert found is None or data.endswith(bytes(found))
 
@@ -176,7 +176,7 @@ INPUTS = [
 SEQUENCE: dict[str, Parameter] = {"sequence_id": 2**64 - 1, "x": "y"}
 
 
-def test_without_places_it_is_the_same_request() -> None:
+def test_a_request_without_regions_is_unchanged() -> None:
     plain = RemoteMessages("m", "3").request(INPUTS, ["Y"], SEQUENCE, "7")
     shared = shared_request("m", "3", INPUTS, ["Y"], SEQUENCE, "7", {}, {})
     assert pb.ModelInferRequest.FromString(b"".join(shared)) == pb.ModelInferRequest.FromString(
@@ -184,7 +184,7 @@ def test_without_places_it_is_the_same_request() -> None:
     )
 
 
-def test_what_has_a_place_is_not_in_the_message() -> None:
+def test_tensors_in_regions_are_not_in_the_message() -> None:
     places, rooms = {"A": Place("in", 64, 32)}, {"Y": Place("out", 0, 16)}
     pieces = shared_request("m", "", INPUTS, ["Y", "Z"], {}, "", places, rooms)
     message = pb.ModelInferRequest.FromString(b"".join(pieces))
@@ -203,13 +203,13 @@ def test_what_has_a_place_is_not_in_the_message() -> None:
 
 
 def answer(shape: list[int], raw: bytes, datatype: str = "FP32") -> bytes:
-    """A response with an output Y."""
+    """A response with the output Y."""
     message = pb.ModelInferResponse(raw_output_contents=[raw])
     message.outputs.add(name="Y", datatype=datatype, shape=shape)
     return message.SerializeToString()
 
 
-def test_an_output_is_where_it_was_to_be_put_or_in_the_answer() -> None:
+def test_an_output_is_in_its_region_or_in_the_answer() -> None:
     reader, memory = AnswerReader(), bytearray(ROW.tobytes() + bytes(16))
     shared = {"Y": memoryview(memory)}
     found = reader.read(answer([4], b""), shared).outputs["Y"]
@@ -226,6 +226,6 @@ def test_an_output_is_where_it_was_to_be_put_or_in_the_answer() -> None:
 @pytest.mark.parametrize("data", [
     answer([9], b""), answer([4], b"abc"), answer([1], b"", "BYTES"),
 ], ids=["too large", "neither", "of no fixed size"])  # fmt: skip
-def test_an_answer_that_cannot_be(data: bytes) -> None:
+def test_invalid_answers_in_regions(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         AnswerReader().read(data, {"Y": memoryview(bytearray(32))})

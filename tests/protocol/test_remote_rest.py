@@ -1,4 +1,4 @@
-"""Requests over HTTP as this server itself reads them, and answers as it writes them."""
+"""HTTP requests to upstreams as this server decodes them, and answers as it encodes them."""
 
 import contextlib
 from itertools import product
@@ -26,7 +26,7 @@ from tests.support.remote import values
 
 
 def rows(datatype: Datatype, count: int, text: bool = False) -> RemoteInput:
-    """An input of `count` requests, with two rows each."""
+    """Inputs of `count` requests with two rows each."""
     part = values(datatype, (2, 3))
     if text and datatype is Datatype.BYTES:
         part = np.full((2, 3), "ä".encode(), object)
@@ -35,7 +35,7 @@ def rows(datatype: Datatype, count: int, text: bool = False) -> RemoteInput:
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("datatype", Datatype)
-def test_requests_are_what_the_server_reads(datatype: Datatype, binary: bool) -> None:
+def test_the_server_reads_the_requests(datatype: Datatype, binary: bool) -> None:
     messages = RequestWriter(binary, {"Y"})
     for item in [rows(datatype, count, not binary) for count in (1, 1, 3, 3)]:
         body, size = messages.request([item], ["X", "Y"], {"a": 1}, "id")
@@ -56,7 +56,7 @@ def test_requests_without_inputs_and_with_several() -> None:
         assert list(request.inputs) == [item.name for item in inputs]
 
 
-def test_bytes_that_are_no_text_have_no_form_in_json() -> None:
+def test_bytes_that_are_not_utf8_have_no_json_form() -> None:
     with pytest.raises(InvalidRequest, match="'A' holds bytes that are not UTF-8"):
         RequestWriter(False).request([rows(Datatype.BYTES, 1)], [], {})
 
@@ -64,7 +64,7 @@ def test_bytes_that_are_no_text_have_no_form_in_json() -> None:
 @pytest.mark.parametrize(
     ("datatype", "binary"), [*product(Datatype, [True]), *product(IN_JSON, [False])]
 )
-def test_answers_are_what_the_server_writes(datatype: Datatype, binary: bool) -> None:
+def test_the_servers_answers_are_read(datatype: Datatype, binary: bool) -> None:
     (part,) = rows(datatype, 1, not binary).parts
     given = response(Tensor("A", datatype, part), parameters={"p": "q"})
     body, size = ResponseForm(binary).encode(given)
@@ -76,7 +76,7 @@ def test_answers_are_what_the_server_writes(datatype: Datatype, binary: bool) ->
     assert answer.parameters == {"p": "q"}
 
 
-def test_null_is_no_number() -> None:
+def test_null_is_not_a_number() -> None:
     found = array_of_json("A", Datatype.FP32, [2, 1], [[None], [1]])
     np.testing.assert_array_equal(found, np.array([[np.nan], [1]], np.float32))
     assert array_of_json("A", Datatype.FP16, [1], [0.5]).dtype == np.float16
@@ -96,7 +96,7 @@ def test_null_is_no_number() -> None:
     ({"outputs": [{"name": "A", "datatype": "FP32", "shape": [1],
      "parameters": {"binary_data_size": 4}}]}, "expecting 4 additional bytes"),
 ])  # fmt: skip
-def test_answers_that_make_no_sense(document: object, text: str) -> None:
+def test_invalid_answers(document: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_answer(orjson.dumps(document), None)
 

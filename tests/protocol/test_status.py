@@ -1,4 +1,4 @@
-"""Statuses of our errors on both transports, and errors of the statuses of other servers."""
+"""Statuses of our errors over HTTP and gRPC, and errors for the statuses of upstreams."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -61,19 +61,19 @@ def test_status(name: str, http: int, grpc: int) -> None:
     assert (status.http, status.grpc) == (http, grpc)
 
 
-def test_only_what_may_succeed_later_asks_to_come_again() -> None:
+def test_only_transient_errors_have_retry_after() -> None:
     for error, status in STATUS.items():
         if status.retry_after:
             assert issubclass(error, errors.Unavailable)
             assert status.http == HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def test_a_bug_is_an_internal_error_that_says_nothing_else() -> None:
+def test_an_unknown_exception_is_internal_error() -> None:
     assert Status(500, INTERNAL_ERROR) == INTERNAL
     assert INTERNAL_TEXT == "internal error"
 
 
-# --- of other servers
+# --- upstreams
 
 
 @pytest.mark.parametrize(("status", "text", "fate", "error"), [
@@ -103,11 +103,11 @@ def test_failures(status: int, text: str, fate: Fate, error: type[ServerError]) 
 
 
 @given(st.integers(-1, 99), st.text())
-def test_every_status_is_an_error_that_clients_know(status: int, text: str) -> None:
+def test_every_grpc_status_maps_to_a_client_error(status: int, text: str) -> None:
     assert type(failure_of("m", status, text).error) in STATUS
 
 
-def test_credentials_are_nothing_for_clients() -> None:
+def test_upstream_credential_errors_are_hidden_from_clients() -> None:
     assert "secret" not in str(failure_of("m", 16, "token secret is wrong").error)
 
 
@@ -137,7 +137,5 @@ def test_failures_over_http(
 
 
 @given(st.integers(100, 999), st.text(), st.text())
-def test_every_status_over_http_is_an_error_that_clients_know(
-    status: int, said: str, text: str
-) -> None:
+def test_every_http_status_maps_to_a_client_error(status: int, said: str, text: str) -> None:
     assert type(http_failure_of("m", status, said, text).error) in STATUS

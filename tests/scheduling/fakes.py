@@ -1,6 +1,4 @@
-"""What a scheduler needs around it: a clock that only moves when told, instances that finish when
-told, and calls that remember.
-"""
+"""Fakes around a scheduler: a manual clock, instances that finish on request, recording calls."""
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +39,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Time that stands still between calls of `advance`, and ticks that end when told."""
+    """Time that moves by `advance` alone, and ticks that end by `tick` alone."""
 
     def __init__(self) -> None:
         self.time = 0
@@ -62,21 +60,21 @@ class FakeClock:
         return timer
 
     def tick(self) -> bool:
-        """End one tick; whether anything ran."""
+        """End one tick; true if anything ran."""
         ready, self._ready = self._ready, []
         for callback in ready:
             callback()
         return bool(ready)
 
     def settle(self) -> None:
-        """End ticks until one has nothing to do."""
+        """End ticks until one runs nothing."""
         for _ in range(1_000):
             if not self.tick():
                 return
         raise AssertionError("the scheduler does not come to rest")
 
     def advance(self, ns: int) -> None:
-        """Let `ns` pass: timers fire on time, each at the end of a tick."""
+        """Let `ns` pass; timers fire on time, each at the end of a tick."""
         target = self.time + ns
         while self._timers and self._timers[0][0] <= target:
             when, _, timer = heapq.heappop(self._timers)
@@ -88,12 +86,12 @@ class FakeClock:
 
     @property
     def armed(self) -> list[int]:
-        """When the live timers are due."""
+        """Due times of the live timers."""
         return sorted(when for when, _, timer in self._timers if timer.live)
 
 
 class FakeCall(Call):
-    """Remembers what it was given; `log` is shared, and shows the order over several calls."""
+    """Records its answers; a shared `log` shows the order over several calls."""
 
     def __init__(self, name: str = "", log: list[str] | None = None) -> None:
         super().__init__("", "", "", {})
@@ -125,14 +123,14 @@ class FakeCall(Call):
 
     @property
     def values(self) -> list[int]:
-        """The one response's values of output `y`."""
+        """Values of output `y` of the only response."""
         (response,) = self.responses
         (tensor,) = response.outputs
         return [int(value) for value in np.asarray(tensor.array).ravel()]
 
 
 def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-    """The model of most tests: y = 2x, unless `POISON` is among x."""
+    """y = 2x; fails if `POISON` is among x."""
     x = inputs["x"]
     if (x == POISON).any():
         raise ValueError("poisoned")
@@ -140,7 +138,7 @@ def double(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
 
 
 class FakeInstance:
-    """Holds its batch until `finish`, or runs it at once if it is inline."""
+    """Holds its batch until `finish`, or runs it at once if inline."""
 
     load = 0
 
@@ -180,7 +178,7 @@ class FakeInstance:
             self.finish()
 
     def finish(self) -> None:
-        """Run the batch that it holds and report."""
+        """Run the held batch and report its outcome."""
         assert self._work is not None
         (batch, done, started), self._work = self._work, None
         arrays: Sequence[Array] = ()
@@ -195,7 +193,7 @@ class FakeInstance:
         done(self, batch, Outcome(arrays, error, started, gathered, computed))
 
     def report(self, error: Exception | None = None, parts: Sequence[Answer] | None = None) -> None:
-        """Report what an instance in another process may: no arrays of the whole batch."""
+        """Report like an instance in another process: without arrays of the whole batch."""
         assert self._work is not None
         (batch, done, started), self._work = self._work, None
         now = self._clock.time
@@ -217,14 +215,14 @@ def signature(max_batch_size: int = 4, dims: tuple[int, ...] = (-1,)) -> Signatu
 
 
 def request(name: str, *values: int, width: int = 1, priority: int = 0, timeout: int = 0) -> Call:
-    """A request with one row a value, `width` elements wide."""
+    """A request with one row per value, `width` elements wide."""
     array = np.repeat(np.array(values, np.int64).reshape(-1, 1), width, axis=1)
     tensor = Tensor("x", Datatype.INT64, array)
     return Call("double", "", name, {"x": tensor}, priority=priority, timeout=timeout)
 
 
 def entered(asked: Call, rows: int, key: object, arrived: int, owner: Owner) -> Call:
-    """A call as `Batcher.submit` makes it, in no queue."""
+    """A call in the state `Batcher.submit` gives it, in no queue."""
     call = FakeCall(asked.id)
     call.take(asked)
     call.nbytes = asked.nbytes
@@ -236,7 +234,7 @@ def entered(asked: Call, rows: int, key: object, arrived: int, owner: Owner) -> 
 
 
 def submitted(submit: Submit, asked: Call, call: C, rows: int = 0) -> C:
-    """`submit` a call that asks what `asked` does, with so many rows if they are known."""
+    """`submit` a call with the properties of `asked`, and `rows` if known."""
     call.take(asked)
     call.nbytes, call.rows = asked.nbytes, rows
     submit(call)
@@ -244,7 +242,7 @@ def submitted(submit: Submit, asked: Call, call: C, rows: int = 0) -> C:
 
 
 class Bench:
-    """A batcher with everything around it."""
+    """A batcher with its clock and instances."""
 
     def __init__(
         self,
@@ -287,34 +285,34 @@ class Bench:
     def submit_to(
         self, sink: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int
     ) -> Call:
-        """Submit a request under the sink's name; no values are no rows."""
+        """Submit a request; no values mean no rows."""
         asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
         return submitted(self.batcher.submit, asked, sink, len(values))
 
     def send(self, name: str, *values: int, timeout: int = 0) -> FakeCall:
-        """Submit a request, and end the tick."""
+        """Submit a request and end the tick."""
         call = self.submit(name, *values, timeout=timeout)
         self.clock.settle()
         return call
 
     def finish(self, name: str) -> None:
-        """End the run of a batch that begins with this request."""
+        """Finish the run of the batch that begins with this request."""
         (instance,) = [one for one in self.instances if one.running[:1] == [name]]
         instance.finish()
 
     def drained(self) -> list[bool]:
-        """Wait for the end of all that is accepted: true is told once."""
+        """Await `drain`; the returned list records its single report."""
         told: list[bool] = []
         self.batcher.when_drained(lambda: told.append(True))
         return told
 
     @property
     def started(self) -> list[str]:
-        """The ids of requests that instances were given, run by run, over all instances."""
+        """Ids of requests given to instances, run by run, over all instances."""
         return [name for run in self._runs for name in run]
 
     def finish_all(self) -> None:
-        """End ticks and runs until nothing is left to do at this moment."""
+        """End ticks and runs until none is left."""
         self.clock.settle()
         while busy := [instance for instance in self.instances if instance.busy]:
             busy[0].finish()

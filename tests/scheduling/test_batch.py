@@ -1,4 +1,4 @@
-"""What one execution gets, and how its outputs find their way back to the requests."""
+"""Batches: inputs of one execution, and its outputs split by request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ PLAIN = Signature("plain", 0, (TensorSpec("a", FP32, ()),), (TensorSpec("y", FP3
 def batch(
     signature: Signature, *inputs: dict[str, Array], outputs: Sequence[Sequence[str]] = ()
 ) -> Batch:
-    """One request for each of `inputs`; `outputs` are those that each asks for."""
+    """A batch of one request per item of `inputs`; `outputs` are the requested ones."""
     calls = []
     for n, arrays in enumerate(inputs):
         tensors = {
@@ -56,7 +56,7 @@ def rows(*values: int, width: int = 2) -> Array:
 
 
 def split(batch: Batch, arrays: list[Any]) -> list[list[Tensor]]:
-    """What each request of a batch gets of a model's arrays."""
+    """Each request's part of a model's arrays."""
     batch.take("1", Outcome(arrays, None, 0, 0, 0))
     parts = []
     for call in batch.calls:
@@ -91,7 +91,7 @@ def test_every_datatype_can_be_joined(datatype: Datatype) -> None:
     assert joined.tolist() == [*filled.tolist(), *filled.tolist()]
 
 
-def test_large_batches_are_put_together_in_the_same_memory() -> None:
+def test_large_batches_reuse_memory() -> None:
     buffer = BatchBuffer()
     large = [rows(*range(n), width=40_000) for n in (2, 3)]
     first = batch(WIDE, *[{"a": array} for array in large]).gather(buffer)["a"]
@@ -103,7 +103,7 @@ def test_large_batches_are_put_together_in_the_same_memory() -> None:
     assert np.asarray(second).ctypes.data == address
 
 
-def test_small_batches_and_text_have_memory_of_their_own() -> None:
+def test_small_batches_and_bytes_allocate_memory() -> None:
     buffer = BatchBuffer()
     small = [batch(TWO, {"a": rows(1)}, {"a": rows(n)}).gather(buffer)["a"] for n in (2, 3)]
     assert [array.tolist() for array in small] == [[[1, 1], [2, 2]], [[1, 1], [3, 3]]]
@@ -161,9 +161,7 @@ def test_a_model_that_does_not_batch_has_no_rows_to_split() -> None:
         ([rows(1, 2).astype(np.int32), rows(1, 2)], "'y' as int32, .* INT64"),
     ],
 )
-def test_outputs_that_break_the_signature_are_the_models_error(
-    arrays: list[Array], text: str
-) -> None:
+def test_outputs_that_break_the_signature_are_model_errors(arrays: list[Array], text: str) -> None:
     with pytest.raises(ExecutionFailed, match=text):
         split(batch(TWO, {"a": rows(1)}, {"a": rows(2)}), arrays)
 
@@ -197,7 +195,7 @@ def test_outputs_are_passed_on_if_the_signature_is_not_strict(
         split(batch(signature, {"a": rows(1, 2)}), [rows(1), rows(1, 2)])
 
 
-def test_a_response_says_where_the_time_went() -> None:
+def test_a_response_has_its_timing() -> None:
     joined = batch(TWO, {"a": rows(1)}, {"a": rows(2)})
     joined.calls[0].ended = True
     outcome = Outcome([rows(1, 2), rows(1, 2)], None, 300, 310, 350)

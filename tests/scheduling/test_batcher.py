@@ -1,4 +1,4 @@
-"""The scheduler of one model version, with a clock and instances that do as they are told."""
+"""The batcher of one model version, on a manual clock with fake instances."""
 
 from functools import partial
 
@@ -93,7 +93,7 @@ def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
     }  # fmt: skip
 
 
-def test_instances_work_side_by_side_also_one_that_is_added() -> None:
+def test_instances_run_concurrently_also_an_added_one() -> None:
     bench = Bench(instances=2)
     for name in "abc":
         bench.send(name)
@@ -116,7 +116,7 @@ def test_more_urgent_requests_go_first() -> None:
 # --- delay and timers
 
 
-def test_a_delayed_batch_goes_when_it_is_ripe_or_full() -> None:
+def test_a_delayed_batch_runs_when_due_or_full() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS)))
     (instance,) = bench.instances
     bench.send("a")
@@ -192,7 +192,7 @@ def test_a_full_queue_refuses() -> None:
 # --- draining and closing
 
 
-def test_draining_waits_for_what_runs_and_what_waits_and_is_told_once() -> None:
+def test_draining_waits_for_running_and_queued_requests_and_reports_once() -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(1)))
     assert bench.drained() == [True]  # an idle one, at once
     bench.submit("a")
@@ -209,7 +209,7 @@ def test_draining_waits_for_what_runs_and_what_waits_and_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_draining_ends_when_the_last_that_waits_is_cancelled_or_times_out(cancelled: bool) -> None:
+def test_draining_ends_when_the_last_request_is_cancelled_or_times_out(cancelled: bool) -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(4, 5 * MS), QueuePolicy(0, 2 * MS)))
     call = bench.send("a")
     drained = bench.drained()
@@ -221,7 +221,7 @@ def test_draining_ends_when_the_last_that_waits_is_cancelled_or_times_out(cancel
     assert drained == [True]
 
 
-def test_draining_waits_for_what_is_about_to_come() -> None:
+def test_draining_waits_for_announced_requests() -> None:
     bench = Bench()
     bench.batcher.expect(2)
     drained = bench.drained()
@@ -233,7 +233,7 @@ def test_draining_waits_for_what_is_about_to_come() -> None:
     assert (drained, bench.batcher.busy) == ([True], False)
 
 
-def test_draining_ends_when_all_that_is_to_be_retried_is_cancelled() -> None:
+def test_draining_ends_when_all_retries_are_cancelled() -> None:
     bench = Bench()
     calls = [bench.submit(name, POISON) for name in "ab"]
     bench.clock.settle()
@@ -276,7 +276,7 @@ def test_a_batch_is_counted_with_rows_and_times() -> None:
     assert (batch.compute_input_ns, batch.compute_infer_ns) == (GATHER_NS, 47)
 
 
-def test_a_lone_request_is_counted_a_turn_after_its_answer() -> None:
+def test_a_single_request_is_counted_one_tick_after_its_answer() -> None:
     bench = Bench()
     bench.send("a", 1)
     bench.instances[0].finish()
@@ -323,7 +323,7 @@ def dividing(instances: int) -> Bench:
     return Bench(SchedulingPolicy(BatchPolicy(8)), instances, kind=kind)
 
 
-def test_those_that_are_alike_run_together() -> None:
+def test_requests_of_one_group_run_together() -> None:
     world = dividing(1)
     sinks = [world.submit(name, value) for value, name in enumerate(["a1", "b1", "a2", "b2"])]
     world.finish_all()
@@ -331,7 +331,7 @@ def test_those_that_are_alike_run_together() -> None:
     assert [sink.values for sink in sinks] == [[0], [2], [4], [6]]
 
 
-def test_the_others_run_at_the_same_time_where_they_can() -> None:
+def test_other_groups_run_on_other_instances() -> None:
     world = dividing(2)
     for name in ("a1", "b1", "c1", "a2"):
         world.submit(name)
@@ -343,7 +343,7 @@ def test_the_others_run_at_the_same_time_where_they_can() -> None:
     assert sorted(runs) == [["a1", "a2"], ["b1"], ["c1"], ["d1"]]
 
 
-def test_what_waits_for_its_turn_can_be_cancelled() -> None:
+def test_a_group_waiting_for_its_turn_can_be_cancelled() -> None:
     world = dividing(1)
     world.submit("a1")
     call = world.submit("b1")

@@ -1,4 +1,4 @@
-"""How requests end: answered, in order if asked for, with an error of their own, or not at all."""
+"""Ends of requests: answered, in order if asked for, failed, or cancelled."""
 
 from collections.abc import Mapping, Sequence
 from math import log2
@@ -82,8 +82,8 @@ def test_a_request_that_is_cancelled_before_its_retry_does_not_run_again() -> No
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_sink_may_cancel_another_request(ordered: bool) -> None:
-    """Both came over one connection, which broke: one of the same batch, or in its turn."""
+def test_a_call_may_cancel_another_while_it_is_answered(ordered: bool) -> None:
+    """Both came over one connection, which broke: within one batch, or later in the queue."""
     bench = Bench(ORDERED, instances=2) if ordered else Bench()
     first = bench.submit("a")
     second = bench.submit("b")
@@ -96,7 +96,7 @@ def test_a_sink_may_cancel_another_request(ordered: bool) -> None:
     assert bench.statistics.success_count + bench.statistics.fail_count == 2
 
 
-def test_a_sink_may_submit_the_next_request() -> None:
+def test_a_call_may_submit_the_next_while_it_is_answered() -> None:
     bench = Bench(inline=True)
     next_one: list[FakeCall] = []
     first = bench.submit("a")
@@ -125,7 +125,7 @@ def test_answers_and_errors_keep_the_order_of_requests() -> None:
     assert isinstance(bad.errors[0], ExecutionFailed)
 
 
-def test_a_request_that_is_cancelled_while_it_waits_its_turn_is_not_answered() -> None:
+def test_an_answer_cancelled_before_its_turn_is_not_delivered() -> None:
     bench = Bench(ORDERED, instances=2)
     bench.submit("a")
     call = bench.send("b")
@@ -173,7 +173,7 @@ def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
 
 
 @pytest.mark.parametrize("guilty", range(8))
-def test_only_the_guilty_request_of_a_batch_fails(guilty: int) -> None:
+def test_only_the_invalid_request_of_a_batch_fails(guilty: int) -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(8)), shape=signature(8))
     values = [POISON if n == guilty else n for n in range(8)]
     sinks = [bench.submit(str(n), value) for n, value in enumerate(values)]
@@ -211,7 +211,7 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
 
 
 @pytest.mark.parametrize("client", [False, True])
-def test_outputs_that_are_no_arrays_and_what_the_client_did_wrong(client: bool) -> None:
+def test_outputs_that_are_not_arrays_and_client_errors(client: bool) -> None:
     def model(inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Any]:
         if client:
             raise InvalidRequest("input 'x' is not to this model's taste")
@@ -226,7 +226,7 @@ def test_outputs_that_are_no_arrays_and_what_the_client_did_wrong(client: bool) 
     assert not bench.batcher.busy
 
 
-def test_what_is_retried_goes_before_what_waits() -> None:
+def test_retries_go_before_queued_requests() -> None:
     bench = Bench()
     for name, value in (("a", 1), ("bad", POISON), ("b", 2)):
         bench.submit(name, value)
@@ -238,10 +238,10 @@ def test_what_is_retried_goes_before_what_waits() -> None:
     assert not np.shares_memory(first, second)
 
 
-# --- executions that the server has ended
+# --- executions ended by the server
 
 
-def test_what_took_too_long_is_not_run_again_in_halves() -> None:
+def test_a_batch_that_took_too_long_is_not_retried_in_halves() -> None:
     bench = Bench()
     sinks = [bench.submit(name) for name in "ab"]
     bench.clock.settle()
@@ -251,7 +251,7 @@ def test_what_took_too_long_is_not_run_again_in_halves() -> None:
     assert bench.instances[0].runs == [["a", "b"]]
 
 
-def test_what_nobody_waits_for_is_not_run_again() -> None:
+def test_a_batch_without_clients_is_not_retried() -> None:
     bench = Bench()
     call = bench.send("a")
     call.cancel()

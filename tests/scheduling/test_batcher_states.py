@@ -1,4 +1,4 @@
-"""In whatever order requests, runs, time and cancellations come, the scheduler does its duty."""
+"""Invariants of the batcher under any order of requests, runs, time and cancellations."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ POISONED = st.sampled_from([False, False, False, False, False, True])
 
 @dataclass
 class Asked:
-    """A request that was accepted, as its caller knows it."""
+    """An accepted request as its caller knows it."""
 
     name: str
     values: list[int]
@@ -34,7 +34,7 @@ class Asked:
 
 
 class Scheduling(RuleBasedStateMachine):
-    """A batcher under everything that can happen to it."""
+    """A state machine of a batcher."""
 
     @initialize(
         batches=st.sampled_from([True, True, True, False]),
@@ -133,7 +133,7 @@ class Scheduling(RuleBasedStateMachine):
         self.settled = True
 
     def started(self) -> list[str]:
-        """Ids in the order in which they were first given to an instance, over all instances."""
+        """Ids in the order of their first execution, over all instances."""
         return list(dict.fromkeys(self.bench.started))
 
     def waiting(self) -> list[Asked]:
@@ -168,7 +168,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def each_level_is_served_in_order(self) -> None:
-        """Those of one shape are: others may be passed over."""
+        """Order holds within one shape; other shapes may be passed over."""
         if self.delays:
             return  # what timed out goes behind the others
         for line in {(asked.level, asked.width) for asked in self.asked}:

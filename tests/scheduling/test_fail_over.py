@@ -1,4 +1,4 @@
-"""Which backend gets requests, as a plain decision."""
+"""The choice of a backend, as a pure function."""
 
 from math import inf
 
@@ -47,25 +47,25 @@ LATER = Standing(able=True, trusted_from=5.0)
         ([LATER, LATER], 0),
     ],
 )
-def test_the_first_that_can_run_something(standings: list[Standing], chosen: int | None) -> None:
+def test_the_first_able_backend_is_chosen(standings: list[Standing], chosen: int | None) -> None:
     assert choose(standings, 1.0) == chosen
 
 
-def test_when_to_look_again() -> None:
+def test_time_of_the_next_check() -> None:
     assert next_look([ABLE, GONE], 1.0) is None
     assert next_look([LATER, ABLE], 1.0) == 5.0
     assert next_look([LATER, ABLE], 5.0) is None
     assert choose([LATER, ABLE], 5.0) == 0
 
 
-def test_what_comes_back_is_used_at_once() -> None:
+def test_a_recovered_backend_is_used_at_once() -> None:
     first = found(GONE, 0.0)
     assert choose([first], 0.0) == 0
     back = found(lost(first, 1.0), 2.0)
     assert back.trusted_from == 2.0
 
 
-def test_what_comes_and_goes_has_to_be_there_for_longer_and_longer() -> None:
+def test_a_flapping_backend_waits_longer_each_time() -> None:
     standing, now, pauses = found(GONE, 0.0), 1.0, []
     for _ in range(8):
         standing = found(lost(standing, now), now + 0.1)
@@ -76,7 +76,7 @@ def test_what_comes_and_goes_has_to_be_there_for_longer_and_longer() -> None:
     assert found(lost(standing, now), now).trusted_from == now
 
 
-def test_what_goes_on_failing_is_passed_over_for_a_while() -> None:
+def test_a_failing_backend_is_skipped_for_a_while() -> None:
     standing = found(GONE, 0.0)
     for _ in range(FAILURES - 1):
         standing = ended(standing, Verdict.FAILED, 1.0)
@@ -109,7 +109,7 @@ REFUSED = Unavailable("full")
         (None, [RemoteUnavailable("not today")], Verdict.FAILED),
     ],
 )  # fmt: skip
-def test_what_an_outcome_says(
+def test_outcomes_that_count_as_failures(
     error: Exception | None, parts: list[Answer] | None, expected: Verdict
 ) -> None:
     assert verdict(Outcome((), error, 0, 0, 0, parts)) is expected

@@ -1,4 +1,4 @@
-"""Requests that are answered later than their batch, by themselves, and more than once."""
+"""Open requests: answered after their batch, individually, and more than once."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ LATER, AGAIN = Deferral.LATER, Deferral.AGAIN
 
 
 class ManyCall(FakeCall):
-    """A sink that takes any number of responses."""
+    """A call that takes any number of responses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ManyCall(FakeCall):
 
 
 class FakeExecution:
-    """Where a request runs; remembers what it is told."""
+    """An execution that records what it is told."""
 
     def __init__(self) -> None:
         self.cancelled: list[Call] = []
@@ -42,7 +42,7 @@ def part(value: int, rows: int = 1) -> Part:
 
 
 def opened(bench: Bench) -> tuple[Call, ManyCall, FakeExecution]:
-    """A request whose batch is done with."""
+    """A request whose batch is done."""
     sink = ManyCall()
     call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
@@ -51,7 +51,7 @@ def opened(bench: Bench) -> tuple[Call, ManyCall, FakeExecution]:
     return call, sink, execution
 
 
-def test_responses_come_one_by_one() -> None:
+def test_responses_are_delivered_one_by_one() -> None:
     bench = Bench()
     call, sink, _ = opened(bench)
     assert not sink.calls
@@ -104,7 +104,7 @@ def test_an_error_or_a_response_that_breaks_the_signature_ends_a_request() -> No
     assert not bench.batcher.busy
 
 
-def test_who_does_not_wait_any_more_is_told_of() -> None:
+def test_the_execution_learns_of_a_cancellation() -> None:
     bench = Bench()
     drained: list[int] = []
     call, sink, execution = opened(bench)
@@ -131,7 +131,7 @@ def test_a_request_that_is_given_back_runs_again_alone() -> None:
     assert (sinks[0].values, sinks[1].values) == ([2], [5])
 
 
-def test_a_bug_of_a_sink_hurts_nobody() -> None:
+def test_an_exception_in_one_call_does_not_affect_others() -> None:
     bench = Bench()
     call, sink, _ = opened(bench)
 

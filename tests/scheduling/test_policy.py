@@ -1,4 +1,4 @@
-"""When a batch closes, when a request times out, and which level it goes to."""
+"""Policies: when a batch closes, when a request times out, and its priority level."""
 
 from collections.abc import Iterable, Iterator
 
@@ -26,12 +26,12 @@ def queued(rows: int, arrived: int = 0, key: object = None, deadline: int | None
 
 
 def queue_of(rows: list[int]) -> list[Call]:
-    """Requests that arrived one nanosecond after the other."""
+    """Requests that arrived one nanosecond apart."""
     return [queued(n, arrived) for arrived, n in enumerate(rows)]
 
 
 def taken_of(policy: BatchPolicy, queue: Iterable[Call], now: int) -> tuple[int, int | None]:
-    """How many requests at the head of a queue run now, and when to ask again."""
+    """Number of requests to run now, and when to ask again."""
     taken, _, ask_at = policy.take(queue, now)
     assert taken == range(len(taken))
     return len(taken), ask_at
@@ -52,7 +52,7 @@ def taken_of(policy: BatchPolicy, queue: Iterable[Call], now: int) -> tuple[int,
         ([4], 1),
     ],
 )
-def test_without_delay_a_batch_is_what_waits(rows: list[int], taken: int) -> None:
+def test_without_delay_a_batch_is_the_queued_requests(rows: list[int], taken: int) -> None:
     assert taken_of(BatchPolicy(max_rows=4), queue_of(rows), 0) == (taken, None)
 
 
@@ -70,7 +70,7 @@ def test_without_delay_a_batch_is_what_waits(rows: list[int], taken: int) -> Non
         ([1, 1], 9_999, (2, None)),  # a late wake-up
     ],
 )
-def test_with_delay_a_batch_waits_for_company(
+def test_with_delay_a_batch_waits_for_more_requests(
     rows: list[int], now: int, answer: tuple[int, int | None]
 ) -> None:
     assert taken_of(BatchPolicy(max_rows=4, max_delay=100), queue_of(rows), now) == answer
@@ -115,7 +115,7 @@ def test_preferred_sizes_without_delay(rows: list[int], taken: int) -> None:
         ("ba", [4, 1], [0], Closed.FULL),
     ],
 )
-def test_requests_of_another_key_are_passed_over(
+def test_requests_of_another_key_are_skipped(
     keys: str, rows: list[int], positions: list[int], reason: Closed, delay: int
 ) -> None:
     queue = [queued(n, key=key) for n, key in zip(rows, keys, strict=True)]
@@ -123,7 +123,7 @@ def test_requests_of_another_key_are_passed_over(
     assert (list(taken), why, ask_at) == (positions, reason, None)
 
 
-def test_so_many_requests_are_passed_over() -> None:
+def test_the_number_of_skipped_requests_is_bounded() -> None:
     others = [queued(1, key="b")] * LOOK_AHEAD
     near = [queued(1, key="a"), *others, queued(1, key="a")]
     far = [queued(1, key="a"), *others, queued(1, key="b"), queued(1, key="a")]
@@ -135,7 +135,7 @@ QUEUES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc")), max_size
 
 
 @given(QUEUES, st.sampled_from([frozenset[int](), frozenset({2}), frozenset({2, 4})]))
-def test_whatever_shapes_come_nobody_starves_and_nobody_is_overtaken_by_its_like(
+def test_no_shape_starves_and_order_holds_within_a_shape(
     asked: list[tuple[int, str]], preferred: frozenset[int]
 ) -> None:
     policy = BatchPolicy(4, preferred=preferred)
@@ -165,12 +165,12 @@ def test_whatever_shapes_come_nobody_starves_and_nobody_is_overtaken_by_its_like
         ([1], 100, Closed.DELAY),
     ],
 )
-def test_why_a_batch_closes(rows: list[int], now: int, reason: Closed) -> None:
+def test_reasons_for_closing_a_batch(rows: list[int], now: int, reason: Closed) -> None:
     policy = BatchPolicy(4, 100, frozenset({2}))
     assert policy.take(queue_of(rows), now)[1] is reason
 
 
-def test_without_a_delay_a_batch_closes_since_an_instance_is_free() -> None:
+def test_without_delay_a_batch_closes_for_a_free_instance() -> None:
     assert BatchPolicy(4).take(queue_of([1]), 0)[1] is Closed.IDLE
     assert BatchPolicy(0).take(queue_of([1]), 0)[1] is Closed.FULL
 
@@ -222,7 +222,9 @@ def test_taking_looks_no_further_than_the_batch_can_grow() -> None:
         (10, True, 10, 10_005),
     ],
 )
-def test_deadline(default_us: int, override: bool, asked_us: int, deadline_ns: int | None) -> None:
+def test_deadline_of_a_request(
+    default_us: int, override: bool, asked_us: int, deadline_ns: int | None
+) -> None:
     policy = QueuePolicy(0, default_us * 1_000, TimeoutAction.REJECT, override)
     assert policy.deadline(5, asked_us) == deadline_ns
 
@@ -248,7 +250,7 @@ def test_without_a_policy_a_request_has_its_own_deadline(
         (3, 2, 2**64 - 1, 2),
     ],
 )  # fmt: skip
-def test_level(levels: int, default: int, priority: int, level: int) -> None:
+def test_priority_level_of_a_request(levels: int, default: int, priority: int, level: int) -> None:
     policy = SchedulingPolicy(BatchPolicy(4), levels=levels, default_level=default)
     assert policy.level(priority) == level
 

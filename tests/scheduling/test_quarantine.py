@@ -1,4 +1,4 @@
-"""Which inputs are suspected, cleared, refused and forgotten."""
+"""Quarantine: which inputs are suspected, cleared, refused and forgotten."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def of(array: Array, datatype: Datatype = Datatype.FP32) -> Call:
 
 
 def ended(found: Quarantine, error: Exception | None, *asked: Call, now: int = 1) -> None:
-    """Tell of the end of a batch of these requests."""
+    """Report the end of a batch of these requests."""
     batch = Batch(signature(), [call(one) for one in asked])
     found.learn_batch(batch, Outcome((), error, now, now, now), now)
 
@@ -40,7 +40,7 @@ def death() -> WorkerDied:
 
 
 def died(*asked: Call, deaths: int = 2, times: int = 1) -> Quarantine:
-    """A quarantine that has seen so many deaths with these requests, at 0."""
+    """A quarantine that has seen `deaths` with these requests, at time 0."""
     found = Quarantine("m", deaths)
     for _ in range(times):
         ended(found, death(), *asked, now=0)
@@ -67,7 +67,7 @@ def test_an_input_is_suspected_and_then_refused() -> None:
     assert "2 worker processes of model 'm'" in str(found.error())
 
 
-def test_what_survives_is_cleared_with_an_answer_or_with_an_error() -> None:
+def test_a_surviving_input_is_cleared_by_an_answer_or_an_error() -> None:
     found = died(A, B)
     ended(found, NotStarted(), A, now=1)
     assert verdict(found, A) == "suspects"
@@ -77,7 +77,7 @@ def test_what_survives_is_cleared_with_an_answer_or_with_an_error() -> None:
 
 
 @pytest.mark.parametrize("error", [NotStarted(), None, InvalidRequest("no")])
-def test_without_a_death_nothing_is_known(error: Exception | None) -> None:
+def test_without_a_death_no_input_is_suspected(error: Exception | None) -> None:
     found = Quarantine("m")
     ended(found, error, A, now=0)
     assert not found.cases
@@ -109,12 +109,12 @@ def test_inputs_that_differ(one: Call, other: Call) -> None:
     assert len(found.cases) == 1
 
 
-def test_an_input_is_known_by_its_values_not_by_how_they_lie() -> None:
+def test_inputs_are_identified_by_value_not_by_memory_layout() -> None:
     square = np.arange(36, dtype=np.float32).reshape(6, 6)
     assert verdict(died(of(square.T)), of(square.T.copy())) == "suspects"
 
 
-def test_after_an_hour_a_suspect_is_forgotten_and_the_refused_are_suspects() -> None:
+def test_after_an_hour_suspects_are_forgotten_and_refused_inputs_are_suspects() -> None:
     found = died(A)
     ended(found, death(), B, now=5)
     ended(found, death(), B, now=5)
@@ -128,7 +128,7 @@ def test_after_an_hour_a_suspect_is_forgotten_and_the_refused_are_suspects() -> 
     assert verdict(found, B, HOUR + 7) == "refused"
 
 
-def test_it_is_bounded() -> None:
+def test_quarantine_is_bounded() -> None:
     found = Quarantine("m")
     for value in range(2_000):
         ended(found, death(), request("", value), now=value)
@@ -140,7 +140,7 @@ def test_it_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("deaths", "times", "expected"), [(0, 9, "clear"), (3, 2, "suspects")])
-def test_how_many_deaths_it_takes(deaths: int, times: int, expected: str) -> None:
+def test_number_of_deaths_until_refusal(deaths: int, times: int, expected: str) -> None:
     assert verdict(died(A, deaths=deaths, times=times), A) == expected
 
 
@@ -155,7 +155,7 @@ def test_a_suspect_among_other_suspects_is_not_proven() -> None:
     assert [verdict(found, one) for one in (A, B, c)] == ["refused", "suspects", "suspects"]
 
 
-def test_one_death_told_of_twice_is_one_death() -> None:
+def test_one_death_reported_twice_counts_once() -> None:
     found, last = Quarantine("m"), death()
     found.learn_answer(call(A), last, True, 1)
     found.learn_answer(call(A), last, True, 1)
@@ -174,10 +174,10 @@ def test_a_request_that_is_open_is_cleared_by_its_last_answer() -> None:
     assert verdict(found, A) == "clear"
 
 
-# --- in the scheduler
+# --- in the batcher
 
 
-def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
+def test_only_the_killing_input_dies_again_and_others_are_cleared() -> None:
     bench = Bench()
     [instance] = bench.instances
     for name, value in (("a", 1), ("guilty", 2), ("c", 3)):
@@ -203,7 +203,7 @@ def test_only_the_guilty_one_dies_again_and_the_innocent_are_cleared() -> None:
     assert not bench.batcher.busy
 
 
-def test_a_queue_full_of_one_guilty_input_costs_two_deaths() -> None:
+def test_a_queue_full_of_one_killing_input_costs_two_deaths() -> None:
     bench = Bench()
     [instance] = bench.instances
     sinks = [bench.submit(str(n), 7) for n in range(12)]
@@ -216,7 +216,7 @@ def test_a_queue_full_of_one_guilty_input_costs_two_deaths() -> None:
     assert not bench.batcher.busy
 
 
-def test_a_suspect_that_was_not_begun_still_runs_alone() -> None:
+def test_an_unbegun_suspect_still_runs_alone() -> None:
     bench = Bench()
     [instance] = bench.instances
     bench.send("a", 1)
@@ -228,7 +228,7 @@ def test_a_suspect_that_was_not_begun_still_runs_alone() -> None:
     assert instance.runs == [["a"], ["a"], ["a"], ["b"]]
 
 
-def test_a_client_may_go_while_its_request_waits_to_run_alone() -> None:
+def test_a_suspect_is_cancelled_while_it_waits_to_run_alone() -> None:
     bench = Bench()
     [instance] = bench.instances
     bench.send("a", 1)

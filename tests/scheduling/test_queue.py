@@ -1,4 +1,4 @@
-"""The queue of one model: levels, limits, time-outs and cancellation."""
+"""The queue of one model: levels, limits, timeouts and cancellation."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ REJECT, DELAY = TimeoutAction.REJECT, TimeoutAction.DELAY
 def policy_of(
     *, size: int = 0, timeout: int = 0, action: TimeoutAction = REJECT, levels: int = 0
 ) -> SchedulingPolicy:
-    """Priority levels with the last as default, all with the same limits; `timeout` in us."""
+    """Priority levels with the last as default and equal limits; `timeout` in us."""
     limits = QueuePolicy(size, timeout * 1_000, action, True)
     return SchedulingPolicy(BatchPolicy(4), limits, levels, levels)
 
@@ -33,7 +33,7 @@ def put(
 
 
 def end(queue: RequestQueue, call: Call) -> None:
-    """What a cancellation does to the queue."""
+    """Cancel a request like its client does."""
     call.ended = True
     queue.discard(call)
 
@@ -42,8 +42,8 @@ def names(queue: RequestQueue) -> list[str]:
     return [call.id for call in queue]
 
 
-def test_levels_without_end() -> None:
-    """A level takes nothing before it is named, and nothing for long after that."""
+def test_any_number_of_levels() -> None:
+    """A level is allocated when first used and released soon after."""
     queue = RequestQueue(policy_of(levels=2**64 - 1))
     for name, level in (("last", 0), ("c", 10**9), ("a", 1), ("b", 2000), ("c2", 10**9)):
         put(queue, name, priority=level)
@@ -61,7 +61,7 @@ def test_levels_without_end() -> None:
     assert queue.popleft(2) == [early, late]
 
 
-def test_first_come_first_served_in_levels() -> None:
+def test_levels_are_first_in_first_out() -> None:
     queue = RequestQueue(policy_of(levels=3))
     for name, priority in [("c", 3), ("default", 0), ("b", 2), ("a", 1), ("b2", 2), ("far", 17)]:
         put(queue, name, priority)
@@ -83,7 +83,7 @@ def test_first_come_first_served_in_levels() -> None:
         BatchPolicy(4, max_delay=100, preferred=frozenset({1})),
     ],
 )  # fmt: skip
-def test_what_waits_alone_is_taken_as_the_policy_says(batch: BatchPolicy) -> None:
+def test_a_single_request_is_taken_by_the_policy(batch: BatchPolicy) -> None:
     queue = RequestQueue(SchedulingPolicy(batch))
     waits = put(queue, "a")
     for now in (0, 100):
@@ -94,7 +94,7 @@ def test_what_waits_alone_is_taken_as_the_policy_says(batch: BatchPolicy) -> Non
             break
 
 
-def test_the_limit_counts_what_waits_in_one_level() -> None:
+def test_the_limit_applies_to_one_level() -> None:
     queue = RequestQueue(policy_of(size=2, levels=2))
     first = put(queue, "a", 1)
     put(queue, "b", 1)
@@ -116,7 +116,7 @@ def test_the_limit_counts_what_waits_in_one_level() -> None:
         put(queue, "b")
 
 
-def test_what_is_rejected_leaves_in_the_order_of_deadlines() -> None:
+def test_rejected_requests_leave_in_the_order_of_deadlines() -> None:
     queue = RequestQueue(policy_of(timeout=10))
     slow, fast, last = put(queue, "slow"), put(queue, "fast", timeout=5), put(queue, "last")
     assert queue.next_deadline() == 5_000
@@ -128,7 +128,7 @@ def test_what_is_rejected_leaves_in_the_order_of_deadlines() -> None:
     assert (queue.waiting, queue.next_deadline()) == (0, None)
 
 
-def test_what_is_delayed_goes_behind_its_own_level() -> None:
+def test_delayed_requests_go_behind_their_level() -> None:
     queue = RequestQueue(policy_of(timeout=10, action=DELAY, levels=2))
     put(queue, "late", 1, timeout=5)
     put(queue, "in time", 1)
@@ -142,7 +142,7 @@ def test_what_is_delayed_goes_behind_its_own_level() -> None:
     assert queue.next_deadline() is None
 
 
-def test_what_has_started_or_ended_does_not_time_out() -> None:
+def test_started_or_ended_requests_do_not_time_out() -> None:
     queue = RequestQueue(policy_of(timeout=10))
     put(queue, "started")
     gone = put(queue, "gone")
@@ -152,7 +152,7 @@ def test_what_has_started_or_ended_does_not_time_out() -> None:
     assert queue.expire(99_999) == []
 
 
-def test_what_was_cancelled_lets_go_of_its_tensors_and_is_passed_over() -> None:
+def test_cancelled_requests_release_tensors_and_are_skipped() -> None:
     queue = RequestQueue(policy_of())
     first, second, third = (put(queue, name) for name in "abc")
     end(queue, second)
@@ -171,7 +171,7 @@ def test_cancelling_all_empties_the_queue() -> None:
         assert (queue.waiting, names(queue), queue.popleft(1)) == (0, [], [])
 
 
-def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
+def test_order_limits_and_deadlines_survive_a_sweep() -> None:
     queue = RequestQueue(policy_of(timeout=100, size=300))
     kept = []
     for n in range(300):
@@ -187,8 +187,8 @@ def test_order_limits_and_deadlines_outlast_a_sweep() -> None:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_requests_that_have_started_or_ended_are_not_kept(started: bool) -> None:
-    """Not until their deadline, nor until they come to the head."""
+def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
+    """Neither until their deadline nor until they reach the head."""
     queue = RequestQueue(policy_of(timeout=10, levels=2))
     put(queue, "head", 2 if started else 1)  # in front of the others, also to time out
     sinks = []
@@ -205,7 +205,7 @@ def test_requests_that_have_started_or_ended_are_not_kept(started: bool) -> None
     assert sum(call() is not None for call in sinks) < 100
 
 
-def test_picking_leaves_the_others_in_their_places() -> None:
+def test_picking_keeps_the_order_of_the_others() -> None:
     queue = RequestQueue(policy_of(levels=2))
     first, gone, second, third = (put(queue, name, 1) for name in ("a", "gone", "b", "c"))
     low = [put(queue, name, 2) for name in "de"]

@@ -1,4 +1,4 @@
-"""Sequences before a scheduler: order, starts that wait, what is forgotten."""
+"""Sequences before a scheduler: order, waiting starts, and forgetting."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HERE = Pin("here")
 
 
 class Scheduler:
-    """Remembers what it gets, and answers it when told."""
+    """Records its requests and answers them on request."""
 
     def __init__(self, table: SequenceTable) -> None:
         self.expected = 0
@@ -29,7 +29,7 @@ class Scheduler:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the requests that it has."""
+        """Ids of the requests it has."""
         return [request.id for request in self.got]
 
     def submit(self, request: Call) -> None:
@@ -58,7 +58,7 @@ class Scheduler:
         request.pass_response(InferResponse("m", "1", request.id, [], Timing(0, 0, 1)), True)
 
     def fail(self) -> None:
-        """Fail a request of which nothing has begun."""
+        """Fail a request that has not begun."""
         self.got.pop(0).pass_end(ExecutionFailed("failed"))
 
 
@@ -103,7 +103,7 @@ def test_one_request_of_a_sequence_at_a_time() -> None:
     assert "1" in world.table
 
 
-def test_the_server_is_told_of_the_sequence() -> None:
+def test_the_instance_learns_of_the_sequence() -> None:
     world = World()
     world.send("a", 7, "se")
     [request] = world.scheduler.got
@@ -137,8 +137,8 @@ def test_a_sequence_begins_with_a_start() -> None:
     assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
 
 
-def test_what_has_waited_in_vain_is_counted() -> None:
-    """What the scheduler has seen is counted there, and what is refused is not."""
+def test_cancelled_waiting_requests_are_counted() -> None:
+    """The scheduler counts what reaches it; refused requests are not counted."""
     world = World(most_starts=1)
     with pytest.raises(InvalidRequest):
         world.send("refused", 3)
@@ -155,7 +155,7 @@ def test_what_has_waited_in_vain_is_counted() -> None:
     assert world.failed == [("CANCELED", 5), ("CANCELED", 7), ("OTHER", 2)]
 
 
-def test_starts_leave_room_for_what_goes_on() -> None:
+def test_starts_leave_room_for_running_sequences() -> None:
     world = World(most_starts=2)
     world.send("a", "a", "s")
     world.scheduler.answer()
@@ -173,7 +173,7 @@ def test_starts_leave_room_for_what_goes_on() -> None:
     assert world.scheduler.ids == ["c", "d2", "e"]
 
 
-def test_what_is_cancelled_makes_room() -> None:
+def test_a_cancelled_start_makes_room() -> None:
     world = World(most_starts=1)
     first, _ = world.send("a", "a", "s")
     waiting_start, _ = world.send("b", "b", "s")
@@ -234,7 +234,7 @@ def test_a_full_queue() -> None:
     assert world.scheduler.ids == ["a3"]
 
 
-def test_what_is_held_while_it_waits_is_held() -> None:
+def test_a_hold_of_a_waiting_request_is_passed_on() -> None:
     world = World()
     first, _ = world.send("a", 1, "s")
     waiting, _ = world.send("a2", 1)
@@ -245,8 +245,8 @@ def test_what_is_held_while_it_waits_is_held() -> None:
     assert world.scheduler.held == [("a", True), ("a2", True)]
 
 
-def test_an_answer_may_bring_the_next_request() -> None:
-    """A model that asks for it gets the answer within the scheduler's call."""
+def test_an_answer_may_submit_the_next_request() -> None:
+    """The model submits the next request within the answer of the last."""
     world = World()
     _, sink = world.send("a", 1, "s")
 
@@ -266,8 +266,10 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 3))
-def test_whatever_happens_nothing_is_left(steps: list[tuple[str, int]], most_starts: int) -> None:
-    """Each request ends once or is refused, those of a sequence in order, one at a time."""
+def test_any_order_of_events_leaves_nothing_behind(
+    steps: list[tuple[str, int]], most_starts: int
+) -> None:
+    """Each request ends once or is refused; a sequence runs in order, one request at a time."""
     world = World(most_starts)
     tickets: list[tuple[Call, FakeCall]] = []
     kinds = {"send": "", "start": "s", "end": "e"}

@@ -1,4 +1,4 @@
-"""Several backends behind one queue: who gets what, what goes on, and who is told."""
+"""Tiers of backends behind one queue: choice, changes, and reports."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 
 
 class NamedCall(FakeCall):
-    """Remembers which backend has answered."""
+    """Records the backend that answered."""
 
     backend = ""
 
@@ -36,7 +36,7 @@ class NamedCall(FakeCall):
 
 
 class Bench:
-    """Tiers with so many instances each, in front of a batcher with batches of one row."""
+    """Tiers of the given sizes before a batcher with batches of one row."""
 
     def __init__(
         self, *counts: int, inline: Sequence[int] = (), queue_size: int = 0, rows: int = 1
@@ -67,19 +67,19 @@ class Bench:
         return submitted(submit, request(name, 1), sink, 1)
 
     def send(self, count: int = 1) -> NamedCall:
-        """Submit one after the other, each in a tick of its own; the last of them."""
+        """Submit requests, each in a tick of its own; the last one."""
         for _ in range(count):
             sink = self.submit()
             self.clock.settle()
         return sink
 
     def refuse(self, rank: int) -> None:
-        """Have the instances of a backend refuse what they were given."""
+        """Have the instances of a backend refuse their batches."""
         for instance in self.instances[rank]:
             instance.report(parts=[Unavailable("full")])
 
     def ask(self) -> NamedCall:
-        """Submit, and have it run wherever it is given to."""
+        """Submit a request, and run it wherever it is given to."""
         sink = self.submit()
         self.run()
         return sink
@@ -111,7 +111,7 @@ def test_the_first_backend_gets_all() -> None:
     assert not bench.instances[1][0].runs
 
 
-def test_what_waits_goes_to_the_next_and_new_requests_to_the_first_again() -> None:
+def test_queued_requests_go_to_the_next_backend_and_new_ones_back_to_the_first() -> None:
     bench = Bench(1, 1)
     begun, waiting = bench.submit(), bench.submit()
     bench.clock.settle()
@@ -137,7 +137,7 @@ def test_a_busy_instance_that_is_suspended_gets_nothing_more() -> None:
     assert waiting.values == [2]
 
 
-def test_what_comes_and_goes_has_to_wait() -> None:
+def test_a_flapping_backend_has_to_wait() -> None:
     bench = Bench(1, 1)
     bench.lose(0)
     bench.find(0)
@@ -150,7 +150,7 @@ def test_what_comes_and_goes_has_to_wait() -> None:
     assert bench.clock.armed == []
 
 
-def test_a_refused_batch_goes_on_although_the_first_gets_requests() -> None:
+def test_a_refused_batch_moves_on_although_the_first_backend_gets_requests() -> None:
     bench = Bench(2, 1)
     refused, other = bench.submit(), bench.submit()
     bench.clock.settle()
@@ -164,7 +164,7 @@ def test_a_refused_batch_goes_on_although_the_first_gets_requests() -> None:
     assert bench.statistics.fail_count == 0
 
 
-def test_a_refused_batch_goes_on_from_an_inline_instance() -> None:
+def test_a_batch_refused_by_an_inline_instance_moves_on() -> None:
     bench = Bench(1, 1, inline=[1])
     bench.send()
     bench.instances[0][0].report(Unavailable("full"))
@@ -173,8 +173,8 @@ def test_a_refused_batch_goes_on_from_an_inline_instance() -> None:
     assert bench.ask().backend == "a"
 
 
-def test_what_was_refused_does_not_wait_for_a_backend_that_is_lost_meanwhile() -> None:
-    """One refuses while it is given the batch; in the same turn of the loop the next is lost."""
+def test_a_refused_batch_does_not_wait_for_a_backend_lost_meanwhile() -> None:
+    """One backend refuses while it is given the batch; the next is lost in the same turn."""
     bench = Bench(0, 1, 1)
     [second] = bench.instances[1]
 
@@ -193,7 +193,7 @@ def test_what_was_refused_does_not_wait_for_a_backend_that_is_lost_meanwhile() -
     assert bench.ask().backend == "b"
 
 
-def test_what_was_refused_is_given_back_if_no_other_backend_is_left() -> None:
+def test_a_refused_batch_is_returned_if_no_backend_is_left() -> None:
     bench = Bench(0, 1)
     [second] = bench.instances[1]
 
@@ -220,7 +220,7 @@ def test_the_last_backend_refuses_for_good() -> None:
     assert sink.backend == "b"
 
 
-def test_a_backend_that_goes_on_failing_is_passed_over() -> None:
+def test_a_failing_backend_is_skipped() -> None:
     bench = Bench(1, 1)
     for _ in range(FAILURES):
         sink = bench.send()
@@ -231,7 +231,7 @@ def test_a_backend_that_goes_on_failing_is_passed_over() -> None:
     assert bench.ask().backend == "a"
 
 
-def test_what_was_handed_on_goes_further_when_its_backend_is_lost() -> None:
+def test_a_moved_batch_moves_again_when_its_backend_is_lost() -> None:
     bench = Bench(2, 1, 1)
     for _ in range(2):
         bench.submit()
@@ -244,7 +244,7 @@ def test_what_was_handed_on_goes_further_when_its_backend_is_lost() -> None:
     assert sorted(sink.backend for sink in bench.sinks) == ["b", "c"]
 
 
-def test_nothing_is_handed_back_while_any_backend_is_there() -> None:
+def test_nothing_is_returned_while_any_backend_is_able() -> None:
     bench = Bench(2, 1)
     for _ in range(2):
         bench.submit()
@@ -257,7 +257,7 @@ def test_nothing_is_handed_back_while_any_backend_is_there() -> None:
     assert [sink.backend for sink in bench.sinks] == ["a", "a"]
 
 
-def test_only_without_any_hope_what_waits_ends() -> None:
+def test_queued_requests_fail_only_without_any_backend() -> None:
     bench = Bench(1, 1)
     bench.lose(0)
     bench.lose(1)
@@ -273,7 +273,7 @@ def test_only_without_any_hope_what_waits_ends() -> None:
     assert bench.ask().backend == "b"
 
 
-def test_a_backend_that_is_absent_is_as_if_lost() -> None:
+def test_an_absent_backend_counts_as_lost() -> None:
     bench = Bench(0, 1)
     assert bench.tiers.active == 1
     assert bench.tiers[1].counts.switches == 0
@@ -297,7 +297,7 @@ def test_with_a_long_queue_the_next_backend_helps() -> None:
     assert [sink.backend for sink in bench.sinks[4:]] == ["a", "a"]
 
 
-def test_an_instance_is_removed_once_it_has_run_what_was_handed_on() -> None:
+def test_an_instance_is_removed_after_its_moved_batch() -> None:
     bench = Bench(1, 1)
     bench.send()
     bench.refuse(0)
@@ -316,7 +316,7 @@ def test_an_instance_is_removed_once_it_has_run_what_was_handed_on() -> None:
     assert bench.ask().backend == "a"
 
 
-def test_what_is_for_other_servers_is_not_for_a_backend_here() -> None:
+def test_upstream_parameters_are_removed_for_local_backends() -> None:
     bench = Bench(1, 1)
     bench.tiers[1].here = True
     bench.lose(0)
@@ -327,7 +327,7 @@ def test_what_is_for_other_servers_is_not_for_a_backend_here() -> None:
     assert call.parameters == {"a": 1}
 
 
-def test_cancelled_requests_do_not_go_on() -> None:
+def test_cancelled_requests_do_not_move() -> None:
     bench = Bench(2, 1)
     calls = [submitted(bench.batcher.submit, request("r", 1), FakeCall(), 1) for _ in range(2)]
     bench.clock.settle()
@@ -339,7 +339,7 @@ def test_cancelled_requests_do_not_go_on() -> None:
     assert not bench.batcher.busy
 
 
-def test_requests_that_are_answered_by_themselves() -> None:
+def test_open_requests_over_tiers() -> None:
     bench = Bench(1, 1)
     sink = NamedCall()
     call = submitted(bench.batcher.submit, request("r", 1), sink, 1)
@@ -367,10 +367,10 @@ STEPS = st.lists(
 
 @settings(max_examples=150)
 @given(steps=STEPS, queue_size=st.sampled_from([0, 1, 3]), inline=st.sampled_from([(), (2,)]))
-def test_whatever_happens_each_request_is_answered_once(
+def test_any_order_of_events_answers_each_request_once(
     steps: list[tuple[str, int, int]], queue_size: int, inline: tuple[int, ...]
 ) -> None:
-    """Refused by all, it fails; otherwise it is answered, by whom its sink was told."""
+    """A request refused by all backends fails; every other names the backend that answered."""
     bench = Bench(2, 2, 2, queue_size=queue_size, inline=inline)
     for what, rank, number in steps:
         instance = bench.instances[rank][number]
@@ -406,7 +406,7 @@ def test_whatever_happens_each_request_is_answered_once(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_next_backend_helps_if_the_one_that_has_is_gone_or_gets_the_requests(lost: int) -> None:
+def test_the_next_backend_helps_if_either_of_two_is_lost(lost: int) -> None:
     bench = Bench(1, 1, 1, queue_size=2)
     bench.send(6)
     assert [i.busy for [i] in bench.instances] == [True, True, False]

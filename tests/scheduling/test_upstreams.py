@@ -1,4 +1,4 @@
-"""Which server gets the next call, and when one gets none."""
+"""The choice of an upstream for a call, as a pure function."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def test_choose(conditions: list[Condition], chosen: int | None) -> None:
 
 
 @given(st.lists(CONDITIONS, max_size=6), TIMES, st.sets(st.integers(0, 5)))
-def test_who_is_chosen_is_reachable_and_has_the_fewest_calls(
+def test_the_chosen_upstream_is_reachable_and_has_the_fewest_calls(
     conditions: list[Condition], now: float, tried: set[int]
 ) -> None:
     index = choose(conditions, now, tried)
@@ -74,7 +74,7 @@ def test_who_is_chosen_is_reachable_and_has_the_fewest_calls(
 
 
 @given(CONDITIONS, TIMES)
-def test_every_end_of_a_call_takes_back_its_beginning(condition: Condition, now: float) -> None:
+def test_every_end_of_a_call_decrements_its_upstream(condition: Condition, now: float) -> None:
     for end in (succeed, abandon, disconnect, lambda one: fail(one, now)):
         one = replace(condition)
         begin(one)
@@ -115,7 +115,7 @@ def test_ejections_double_until_something_succeeds() -> None:
 
 
 @given(CONDITIONS, st.floats(0.2, 60))
-def test_what_is_down_is_looked_at_soon_and_at_least_as_often(
+def test_unreachable_upstreams_are_checked_soon_and_often(
     condition: Condition, interval: float
 ) -> None:
     seconds = next_check(condition, interval)
@@ -142,7 +142,9 @@ LOST = Pin(lost=True)
         (LOST, True, False, Way.ANY),
     ],
 )  # fmt: skip
-def test_ways(pin: Pin | None, start: bool, usable: bool, expected: Way) -> None:
+def test_destination_of_a_sequence_request(
+    pin: Pin | None, start: bool, usable: bool, expected: Way
+) -> None:
     assert way(pin, start, usable) is expected
 
 
@@ -156,7 +158,7 @@ def test_ways(pin: Pin | None, start: bool, usable: bool, expected: Way) -> None
         (HERE, True, Ending.UNSURE, LOST),
     ],
 )  # fmt: skip
-def test_what_is_known_afterwards(
+def test_pin_after_a_sequence_request(
     pin: Pin | None, end: bool, ending: Ending, expected: Pin | None
 ) -> None:
     assert after(pin, "here", end, ending) == expected

@@ -1,4 +1,4 @@
-"""What instances in other processes may report: batches given back, deaths, answers one by one."""
+"""Reports of instances in other processes: batches given back, deaths, single answers."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from headrace.scheduling.batch import NotStarted, Part
 from tests.scheduling.fakes import Bench, FakeCall
 
 
-def test_a_batch_that_was_not_begun_goes_to_another_instance() -> None:
+def test_an_unbegun_batch_goes_to_another_instance() -> None:
     bench = Bench(instances=2)
     sink = bench.send("a")
     first = next(instance for instance in bench.instances if instance.busy)
@@ -36,7 +36,7 @@ def test_a_suspended_instance_gets_nothing_and_a_busy_one_is_not_suspended() -> 
     assert not bench.batcher.busy
 
 
-def test_a_batch_that_a_worker_died_of_is_not_run_again() -> None:
+def test_a_batch_that_killed_its_worker_is_not_retried() -> None:
     bench = Bench()
     sinks = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
@@ -71,7 +71,7 @@ def test_each_request_has_an_error_with_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_what_waits_can_be_ended(cancelled: bool) -> None:
+def test_queued_requests_can_be_failed(cancelled: bool) -> None:
     bench = Bench()
     [instance] = bench.instances
     given_back = bench.send("a")
@@ -91,8 +91,8 @@ def test_what_waits_can_be_ended(cancelled: bool) -> None:
     assert bench.statistics.failures["OTHER"] == 2 * (not cancelled)
 
 
-def test_what_comes_of_a_request_that_has_ended_ends_as_well() -> None:
-    """Such as the next request of a sequence: there is nobody to end it later."""
+def test_follow_ups_of_an_ended_request_end_too() -> None:
+    """Such as the next request of a sequence: no one could end it later."""
     bench = Bench()
     bench.batcher.suspend(bench.instances[0])
     following: list[FakeCall] = []
@@ -110,7 +110,7 @@ def parts(*values: int) -> list[Part]:
     return [Part({"y": np.array([[value]], np.int64)}, {"n": value}) for value in values]
 
 
-def test_answers_one_by_one() -> None:
+def test_single_answers() -> None:
     bench = Bench()
     sinks = [bench.submit(name) for name in "abcd"]
     bench.clock.settle()

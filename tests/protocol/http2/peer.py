@@ -1,4 +1,4 @@
-"""A server's connection with streams that keep what comes, and frames written by hand."""
+"""A server connection with recording streams, and hand-written client frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ RESPONSE_HEAD = RepeatedFields(
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that was sent."""
+    """A sent frame."""
 
     kind: int
     flags: int
@@ -54,7 +54,7 @@ class Frame:
 
     @property
     def ends(self) -> bool:
-        """Whether it ends its stream."""
+        """END_STREAM."""
         return self.kind in (DATA, HEADERS) and bool(self.flags & END_STREAM)
 
     @property
@@ -65,7 +65,7 @@ class Frame:
 
 
 class Kept(Stream):
-    """A stream that keeps its data; with `echo`, it is answered with them in the end."""
+    """A stream that records its data; with `echo` it is answered with them at its end."""
 
     def __init__(self, number: int, server: "Server", head: dict[bytes, bytes], echo: bool) -> None:
         super().__init__(number)
@@ -106,7 +106,7 @@ class Kept(Stream):
         self.room += 1
 
     def respond(self, data: bytes) -> None:
-        """Head, data and good trailers."""
+        """Send the head, the data and successful trailers."""
         sender = self.server.connection.sender
         sender.head(self, RESPONSE_HEAD)
         if data:
@@ -131,7 +131,7 @@ class _Head:
 
 
 class Bench:
-    """A connection under test, of either side: what it is given, and what it sends."""
+    """A connection under test, of either role, with its input and output."""
 
     connection: ServerConnection | ClientConnection
 
@@ -143,36 +143,36 @@ class Bench:
 
     @property
     def rest(self) -> int:
-        """Bytes that have to come again."""
+        """Unconsumed bytes, to be passed again."""
         return len(self._rest)
 
     def feed(self, *pieces: bytes) -> None:
-        """Receive bytes, joined."""
+        """Receive bytes after the unconsumed ones."""
         data = self._rest + b"".join(pieces)
         used = self.connection.receive(memoryview(data), len(data), self.now)
         assert 0 <= used <= len(data)
         self._rest = data[used:]
 
     def output(self, limit: int = 1 << 30) -> bytes:
-        """The bytes that were sent since the last time."""
+        """Bytes sent since the last call."""
         sender = self.connection.sender
         sender.awake = False
         self.connection.pump(limit)
         return b"".join(sender.take())
 
     def sent(self, limit: int = 1 << 30) -> list[Frame]:
-        """The frames that were sent since the last time."""
+        """Frames sent since the last call."""
         return parse(self.output(limit))
 
     def goaway(self) -> ErrorCode:
-        """The error that has ended the connection."""
+        """Error of the GOAWAY frame, if one was sent."""
         [frame] = [frame for frame in self.sent() if frame.kind == GOAWAY]
         assert self.connection.closing
         return ErrorCode(unpack(">I", frame.payload[4:8])[0])
 
 
 class Server(Bench):
-    """A server's. `streams` are all that were ever opened."""
+    """A server connection; `streams` holds every stream that was opened."""
 
     connection: ServerConnection
 
@@ -202,7 +202,7 @@ class Server(Bench):
         return _Head(self, dict(headers), CallHead(headers).content_length)
 
     def headers(self, frame: Frame) -> list[tuple[str, str]]:
-        """The fields of a HEADERS frame; frames have to be asked for in order."""
+        """Fields of a HEADERS frame; HPACK requires calls in order."""
         assert frame.kind == HEADERS
         assert frame.flags & END_HEADERS
         return [(str(name), str(value)) for name, value in self.decoder.decode(frame.payload)]
@@ -210,13 +210,13 @@ class Server(Bench):
     def request(
         self, number: int, data: bytes = b"", fields: Sequence[tuple[str, str]] = REQUEST
     ) -> bytes:
-        """The frames of a whole request."""
+        """All frames of a request."""
         block = self.encoder.encode(fields)
         head = build(HEADERS, END_HEADERS | (0 if data else END_STREAM), number, block)
         return head + (build(DATA, END_STREAM, number, data) if data else b"")
 
     def reset(self) -> tuple[int, ErrorCode]:
-        """The one stream that was reset, and why; the connection goes on."""
+        """The only reset stream and its error; asserts that the connection goes on."""
         [frame] = [frame for frame in self.sent() if frame.kind == RST_STREAM]
         assert not self.connection.closing
         return frame.stream, ErrorCode(frame.word)
@@ -243,12 +243,12 @@ def rst(stream: int, code: int = ErrorCode.CANCEL) -> bytes:
 
 
 def padded(kind: int, flags: int, stream: int, payload: bytes, padding: int) -> bytes:
-    """A frame with so many bytes of padding behind its payload."""
+    """A frame with `padding` bytes after its payload."""
     return build(kind, flags | PADDED, stream, bytes((padding,)) + payload + bytes(padding))
 
 
 def split_headers(stream: int, block: bytes, *sizes: int, flags: int = 0) -> list[bytes]:
-    """HEADERS and CONTINUATION with so many bytes each, and one with the rest."""
+    """HEADERS and CONTINUATION frames of the given sizes; the last takes the rest."""
     frames = []
     kind = HEADERS
     for size in sizes:
@@ -262,7 +262,7 @@ def prioritised(stream: int, block: bytes, flags: int = 0) -> bytes:
 
 
 def parse(data: bytes) -> list[Frame]:
-    """The frames in `data`, which has to be whole."""
+    """Parse complete frames."""
     frames = []
     position = 0
     while position < len(data):
@@ -278,7 +278,7 @@ def parse(data: bytes) -> list[Frame]:
 
 @dataclass(slots=True)
 class Received:
-    """What a client has of one response."""
+    """One response as the client received it."""
 
     headers: list[tuple[str, str]] = field(default_factory=list)
     data: bytes = b""

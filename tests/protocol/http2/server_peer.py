@@ -1,4 +1,4 @@
-"""A client's connection with calls that keep what comes, and a server's frames written by hand."""
+"""A client connection with recording calls, and hand-written server frames."""
 
 from collections.abc import Sequence
 from math import inf
@@ -28,7 +28,7 @@ OK = [("grpc-status", "0"), ("grpc-message", "")]
 
 
 class KeptCall(ClientCall):
-    """A call that keeps what comes."""
+    """A call that records its response."""
 
     __slots__ = ("ends", "messages")
 
@@ -46,7 +46,7 @@ class KeptCall(ClientCall):
 
     @property
     def end(self) -> End:
-        """How it has failed."""
+        """Error of the call."""
         [end] = self.ends
         assert end is not None
         return end
@@ -66,30 +66,30 @@ class Client(Bench):
             assert self.connection.settled
 
     def call(self, message: bytes = b"", deadline: float = inf, own: bytes = b"") -> KeptCall:
-        """Begin a call with one message."""
+        """Start a unary call."""
         call = KeptCall(deadline)
         call.begin(self.connection)
         self.connection.sender.request(call, HEAD, own, [message], len(message))
         return call
 
     def stream(self) -> KeptCall:
-        """Begin a call with any number of messages."""
+        """Start a streaming call."""
         call = KeptCall()
         call.begin(self.connection)
         self.connection.sender.head(call, HEAD)
         return call
 
     def output(self, limit: int = 1 << 30) -> bytes:
-        """The bytes that were sent since the last time."""
+        """Bytes sent since the last call."""
         sent = super().output(limit)
         self.connection.streams.written = self.connection.streams.last
         return sent
 
     def headers_of(self, frame: Frame) -> list[tuple[str, str]]:
-        """The fields of a HEADERS frame; frames have to be asked for in order."""
+        """Fields of a HEADERS frame; HPACK requires calls in order."""
         return [(str(name), str(value)) for name, value in self.decoder.decode(frame.payload)]
 
-    # --- the server's frames
+    # --- server frames
 
     def headers(self, number: int, fields: Sequence[tuple[str, str]], ends: bool = False) -> bytes:
         flags = END_HEADERS | (END_STREAM if ends else 0)
@@ -102,7 +102,7 @@ class Client(Bench):
         trailers: Sequence[tuple[str, str]] = OK,
         head: Sequence[tuple[str, str]] = GOOD,
     ) -> bytes:
-        """A whole response."""
+        """All frames of a response."""
         data = b"".join([message_of(message) for message in messages])
         body = build(DATA, 0, number, data) if data else b""
         return self.headers(number, head) + body + self.headers(number, trailers, True)

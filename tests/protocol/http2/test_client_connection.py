@@ -1,4 +1,4 @@
-"""A client's connection: what it sends, and what becomes of what servers send."""
+"""Client connections: frames sent, and outcomes of calls."""
 
 import gzip
 from struct import pack
@@ -48,7 +48,7 @@ def call(client: Client) -> KeptCall:
     return client.call()
 
 
-# --- calls that go well
+# --- successful calls
 
 
 def test_a_call(client: Client) -> None:
@@ -66,7 +66,7 @@ def test_a_call(client: Client) -> None:
     assert len(head.payload) == len(HEAD.fields)  # each field is one byte by now
 
 
-def test_the_preface() -> None:
+def test_client_preface() -> None:
     client = Client(greet=False)
     assert client.output().startswith(PREFACE)
     client.feed(settings((Setting.MAX_CONCURRENT_STREAMS, 2)))
@@ -75,7 +75,7 @@ def test_the_preface() -> None:
 
 
 @given(st.data())
-def test_any_split_of_what_comes_means_the_same(data: st.DataObject) -> None:
+def test_any_split_of_received_bytes_means_the_same(data: st.DataObject) -> None:
     client = Client(Limits(stream_window=2000, connection_window=70_000))
     calls = [client.call() for _ in range(3)]
     large = bytes(range(256)) * 20
@@ -106,7 +106,7 @@ def test_any_split_of_what_comes_means_the_same(data: st.DataObject) -> None:
     st.integers(500, 50_000),
     st.integers(100, 30_000),
 )
-def test_with_our_own_server(sizes: list[int], window: int, piece: int) -> None:
+def test_against_our_own_server(sizes: list[int], window: int, piece: int) -> None:
     limits = Limits(stream_window=window, connection_window=max(window, 70_000))
     server, client = Server(limits, echo=True, greet=False), Client(limits, greet=False)
     calls: list[KeptCall] = []
@@ -142,7 +142,7 @@ def test_a_stream_of_messages_both_ways(client: Client) -> None:
     assert call.ends == [None]
 
 
-def test_a_receiver_that_holds_keeps_the_window() -> None:
+def test_a_paused_receiver_keeps_the_window_closed() -> None:
     client = Client(Limits(stream_window=1000, connection_window=100_000))
     call = client.stream()
     client.sent()
@@ -173,7 +173,9 @@ def test_compressed_answers(client: Client, call: KeptCall) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "zstd"])
-def test_a_message_that_cannot_be_unpacked(encoding: str, client: Client, call: KeptCall) -> None:
+def test_a_message_that_cannot_be_decompressed(
+    encoding: str, client: Client, call: KeptCall
+) -> None:
     head = [*GOOD, ("grpc-encoding", encoding)]
     client.feed(client.headers(1, head), build(DATA, 0, 1, message_of(b"nonsense", 1)))
     if encoding == "identity":  # it says that it is as it is
@@ -183,7 +185,7 @@ def test_a_message_that_cannot_be_unpacked(encoding: str, client: Client, call: 
         assert [f.kind for f in client.sent() if f.stream == 1][-1] == RST_STREAM
 
 
-def test_a_bomb_is_not_unpacked(client: Client, call: KeptCall) -> None:
+def test_a_decompression_bomb_is_refused(client: Client, call: KeptCall) -> None:
     bomb = gzip.compress(bytes(64 << 20))
     message = message_of(bomb, 1)
     client.feed(client.headers(1, [*GOOD, ("grpc-encoding", "gzip")]))
@@ -193,7 +195,7 @@ def test_a_bomb_is_not_unpacked(client: Client, call: KeptCall) -> None:
     assert "grows to more than" in call.end.text
 
 
-# --- how calls fail
+# --- failing calls
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_a_bomb_is_not_unpacked(client: Client, call: KeptCall) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_response_that_is_its_head_alone(
+def test_trailers_only_responses(
     fields: list[tuple[str, str]],
     reason: Reason,
     status: int,
@@ -229,7 +231,7 @@ def test_a_response_that_is_its_head_alone(
     assert text in call.end.text
 
 
-def test_a_page_instead_of_an_answer(client: Client, call: KeptCall) -> None:
+def test_a_web_page_instead_of_a_grpc_response(client: Client, call: KeptCall) -> None:
     client.sent()
     client.feed(client.headers(1, [(":status", "502")]), build(DATA, END_STREAM, 1, b"<html>"))
     assert call.end[:2] == (Reason.STATUS, 14)
@@ -245,7 +247,7 @@ def test_a_page_instead_of_an_answer(client: Client, call: KeptCall) -> None:
     ([build(DATA, END_STREAM, 1, message_of(b"abc"))], None, Reason.BROKEN,
      "the answer ends without a status"),
 ])  # fmt: skip
-def test_messages_that_are_none(
+def test_malformed_messages(
     frames: list[bytes],
     trailers: list[tuple[str, str]] | None,
     reason: Reason,
@@ -260,7 +262,7 @@ def test_messages_that_are_none(
     assert text in call.end.text
 
 
-def test_heads_in_the_wrong_place(client: Client, call: KeptCall) -> None:
+def test_misplaced_headers(client: Client, call: KeptCall) -> None:
     client.feed(build(DATA, 0, 1, message_of(b"abc")))
     assert "before any head" in call.end.text
     client = Client()
@@ -303,7 +305,7 @@ def test_a_call_that_is_cancelled(client: Client) -> None:
     assert other.messages == [b"in time"]
 
 
-def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault(client: Client) -> None:
+def test_responses_to_a_thousand_cancelled_calls_are_ignored(client: Client) -> None:
     calls = [client.call() for _ in range(1000)]
     for call in calls:
         call.cancel()
@@ -312,11 +314,11 @@ def test_a_thousand_answers_to_cancelled_calls_are_nobodys_fault(client: Client)
     assert not client.connection.closing
 
 
-# --- connections that end
+# --- end of connections
 
 
 @pytest.mark.parametrize("hang_up", [False, True])
-def test_what_was_not_written_was_not_sent(hang_up: bool, client: Client) -> None:
+def test_an_unwritten_call_was_not_sent(hang_up: bool, client: Client) -> None:
     sent = client.call()
     client.sent()
     kept, large = client.call(b"for another server"), client.call(b"x" * 100_000)
@@ -329,7 +331,7 @@ def test_what_was_not_written_was_not_sent(hang_up: bool, client: Client) -> Non
     assert kept.end.reason is large.end.reason is Reason.UNSENT
 
 
-def test_a_server_that_leaves(client: Client) -> None:
+def test_goaway_of_the_server(client: Client) -> None:
     first, second, third = (client.call() for _ in range(3))
     client.sent()
     client.feed(goaway(MAX_WINDOW))
@@ -343,7 +345,7 @@ def test_a_server_that_leaves(client: Client) -> None:
     assert client.connection.closing
 
 
-def test_how_many_streams_there_may_be(client: Client) -> None:
+def test_max_concurrent_streams(client: Client) -> None:
     client.feed(settings((Setting.MAX_CONCURRENT_STREAMS, 1)))
     client.call()
     assert client.connection.streams.room == 0
@@ -388,7 +390,7 @@ def test_servers_that_break_the_protocol(
     assert not client.connection.streams.open
 
 
-def test_a_window_that_is_exceeded() -> None:
+def test_a_server_that_exceeds_the_window() -> None:
     client = Client(Limits(stream_window=100, connection_window=70_000))
     call, other = client.call(), client.call()
     client.feed(client.headers(1, GOOD), build(DATA, 0, 1, bytes(101)))
@@ -420,7 +422,7 @@ def test_a_smaller_table_is_emptied_first(client: Client) -> None:
             assert client.decoder.header_table.maxsize <= max(size, 0)
 
 
-def test_a_call_that_begins_anew_elsewhere_is_sent_there_alone() -> None:
+def test_a_retried_call_is_sent_on_its_new_connection_alone() -> None:
     left, taken = Client(), Client()
     other, moved = left.call(b"small"), left.call(b"x" * 30_000)
     left.feed(goaway(1))  # while the socket takes nothing
@@ -437,7 +439,7 @@ def test_a_call_that_begins_anew_elsewhere_is_sent_there_alone() -> None:
 
 
 @pytest.mark.parametrize("at", [20, 500, 1013])
-def test_a_message_that_is_half_here_when_its_call_is_cancelled(at: int, client: Client) -> None:
+def test_a_half_received_message_of_a_cancelled_call(at: int, client: Client) -> None:
     call, other = client.stream(), client.stream()
     frame = build(DATA, 0, 1, message_of(b"z" * 1000))
     client.feed(client.headers(1, GOOD), frame[:at])

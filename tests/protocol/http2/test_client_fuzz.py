@@ -1,4 +1,4 @@
-"""A server's frames with mistakes: no exception, every call has one end, nothing that grows."""
+"""Mutated server frames: no exception, one end per call, bounded memory."""
 
 import random
 
@@ -27,7 +27,7 @@ _ROUNDS = 300
 
 
 class Server:
-    """Sends frames that are right for the most part, and mutates some."""
+    """Writes mostly valid frames, and mutates some."""
 
     def __init__(self, dice: random.Random, client: Client) -> None:
         self.dice = dice
@@ -64,7 +64,7 @@ class Server:
         return head + build(CONTINUATION, END_HEADERS, number, block[1:])
 
     def mutated(self) -> bytes:
-        """Frames with a mistake."""
+        """A mutated frame."""
         dice, frames = self.dice, bytearray(self.frames())
         what = dice.randrange(5)
         if what == 0:

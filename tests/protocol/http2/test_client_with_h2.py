@@ -1,4 +1,4 @@
-"""An independent implementation as the server: whatever it does by the rules works."""
+"""The client connection against an h2 server that does anything the RFC allows."""
 
 import random
 from contextlib import suppress
@@ -18,7 +18,7 @@ Code = h2.settings.SettingCodes
 
 
 class Server:
-    """h2, which echoes; bytes go to and fro in drawn pieces."""
+    """An h2 echo server; bytes are exchanged in drawn pieces."""
 
     def __init__(self, dice: random.Random, client: Client) -> None:
         self.dice = dice
@@ -41,7 +41,7 @@ class Server:
         self.left: dict[int, bytes] = {}
 
     def turn(self) -> None:
-        """Take what the client has sent, and send something."""
+        """Receive the client's bytes and send some."""
         out = self.client.output(self.dice.choice([100, 1 << 20]))
         for start in range(0, len(out), 5000):
             for event in self.h2.receive_data(out[start : start + 5000]):
@@ -55,7 +55,7 @@ class Server:
             data = data[size:]
 
     def take(self, event: h2.events.Event) -> None:
-        """Keep a request, and begin to answer when it is whole."""
+        """Store request data; start the response at the end of the request."""
         if isinstance(event, h2.events.RequestReceived):
             assert event.stream_id is not None
             self.got[event.stream_id] = b""
@@ -73,7 +73,7 @@ class Server:
             self.left[event.stream_id] = self.got.pop(event.stream_id)
 
     def answer(self, number: int) -> None:
-        """A piece of an answer, padded or not, or the trailers."""
+        """Send a piece of a response, padded or not, or the trailers."""
         data = self.left[number]
         if not data:
             self.h2.send_headers(number, OK, end_stream=True)
@@ -87,14 +87,14 @@ class Server:
             self.left[number] = data[size:]
 
     def open_windows(self) -> None:
-        """Let those send that wait."""
+        """Open the windows of blocked streams."""
         for number in self.got:
             self.h2.increment_flow_control_window(5000, number)
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
-def test_calls(seed: int) -> None:
+def test_calls_against_h2(seed: int) -> None:
     dice = random.Random(seed)
     limits = Limits(
         stream_window=dice.choice([600, 70_000, 1 << 20]),

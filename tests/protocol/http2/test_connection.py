@@ -1,4 +1,4 @@
-"""Frames and streams: RFC 9113, section by section."""
+"""Server connections: frames and streams by sections of RFC 9113."""
 
 from struct import pack
 
@@ -43,7 +43,7 @@ BIG = (1 << 31) - 1
 
 
 def started() -> Server:
-    """A server with stream 1 open and half of a request on it."""
+    """A server with stream 1 open and half of its request received."""
     server = Server()
     block = server.encoder.encode(REQUEST)
     server.feed(build(HEADERS, END_HEADERS, 1, block), build(DATA, 0, 1, b"ab"))
@@ -60,7 +60,7 @@ def server() -> Server:
 # --- 3.4 preface
 
 
-def test_the_server_speaks_first() -> None:
+def test_the_server_sends_settings_first() -> None:
     server = Server(greet=False)
     first, second = server.sent()
     assert (first.kind, first.flags, first.stream) == (SETTINGS, 0, 0)
@@ -77,14 +77,14 @@ def test_the_server_speaks_first() -> None:
     PREFACE + build(DATA, 0, 1, b"x"), PREFACE + build(99, 0, 0, b"x"), PREFACE + settings_ack(),
     PREFACE + build(GOAWAY, 0, 0, bytes(8)),
 ])  # fmt: skip
-def test_something_that_is_not_http2(data: bytes) -> None:
+def test_bytes_that_are_not_http2(data: bytes) -> None:
     server = Server(greet=False)
     server.sent()
     server.feed(data)
     assert server.goaway() is ErrorCode.PROTOCOL_ERROR
 
 
-def test_nothing_is_taken_after_an_error(server: Server) -> None:
+def test_nothing_is_read_after_an_error(server: Server) -> None:
     server.feed(build(DATA, 0, 1, b"x"))
     assert server.goaway() is ErrorCode.PROTOCOL_ERROR
     server.feed(server.request(1))
@@ -162,7 +162,7 @@ def test_errors_of_the_connection(frame: bytes, code: ErrorCode) -> None:
     assert server.streams[1].gone is ErrorCode.CANCEL
 
 
-def test_unknown_frames_and_priorities_are_passed_over() -> None:
+def test_unknown_frames_and_priorities_are_ignored() -> None:
     server = Server(echo=True)
     server.feed(build(0xFA, 0xFF, 7, b"x" * 50_000)[:20_000])
     assert server.rest == 0
@@ -185,7 +185,7 @@ def test_settings_and_pings_are_answered(server: Server) -> None:
 # --- 5 streams
 
 
-def test_a_whole_request_and_its_answer() -> None:
+def test_a_complete_request_and_its_answer() -> None:
     server = Server(echo=True)
     server.feed(server.request(1, b"data"))
     head, data, trailers = server.sent()
@@ -198,7 +198,7 @@ def test_a_whole_request_and_its_answer() -> None:
     assert server.connection.streams.open == {}
 
 
-def test_answers_soon_consist_of_references() -> None:
+def test_repeated_response_headers_become_references() -> None:
     server = Server(echo=True)
     for number in (1, 3, 5):
         server.feed(server.request(number, b"x"))
@@ -228,7 +228,7 @@ def test_errors_of_a_stream(frame: bytes, code: ErrorCode) -> None:
     server.feed(frame)
     assert server.reset() == (1, code)
     assert server.streams[1].gone is code
-    # What the peer had sent before it knew is nobody's fault.
+    # Frames sent before the peer knew of the end are no error.
     server.feed(build(DATA, 0, 1, b"late"), build(HEADERS, END_HEADERS | END_STREAM, 1, b"\x82"))
     assert server.sent() == []
     assert server.streams[1].data == b"ab"
@@ -236,7 +236,7 @@ def test_errors_of_a_stream(frame: bytes, code: ErrorCode) -> None:
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_data_after_the_end(echo: bool) -> None:
-    """Also where the stream is over, since it has been answered."""
+    """The stream is already closed by its response."""
     server = Server(echo=echo)
     server.feed(server.request(1, b"x"))
     server.sent()
@@ -245,7 +245,7 @@ def test_data_after_the_end(echo: bool) -> None:
     assert server.streams[1].data == b"x"
 
 
-def test_numbers_of_streams_only_grow() -> None:
+def test_stream_numbers_only_grow() -> None:
     for first, second in ((1, 1), (5, 3)):
         server = Server(echo=True)
         server.feed(server.request(first, b"x"))
@@ -255,7 +255,7 @@ def test_numbers_of_streams_only_grow() -> None:
 
 
 def test_an_answer_before_the_request_has_ended() -> None:
-    """Section 8.1: the rest is not wanted."""
+    """RFC 9113, section 8.1: the rest of the request is not needed."""
     server = started()
     server.streams[1].respond(b"")
     frames = server.sent()
@@ -348,7 +348,7 @@ def test_trailers_that_are_malformed(fields: list[tuple[str, str]], flags: int) 
 
 
 def without(name: str) -> list[tuple[str, str]]:
-    """The request without a field."""
+    """A request without one of its fields."""
     return [pair for pair in REQUEST if pair[0] != name]
 
 
@@ -366,7 +366,7 @@ def without(name: str) -> list[tuple[str, str]]:
     ],
 )  # fmt: skip
 def test_malformed_requests(fields: list[tuple[str, str]], server: Server) -> None:
-    """Section 8.1.1: an error of the stream; the next one is served."""
+    """RFC 9113, section 8.1.1: a stream error; the next request is served."""
     server.feed(server.request(1, fields=fields))
     assert server.reset() == (1, ErrorCode.PROTOCOL_ERROR)
     assert server.streams == {}
@@ -374,7 +374,7 @@ def test_malformed_requests(fields: list[tuple[str, str]], server: Server) -> No
     assert server.streams[3].ended
 
 
-def test_blanks_around_a_value(server: Server) -> None:
+def test_whitespace_around_a_value(server: Server) -> None:
     for number, value in ((1, " a"), (3, "a\t"), (5, " "), (7, "  a b ")):
         server.feed(server.request(number, fields=[*REQUEST, ("x", value)]))
         assert server.streams[number].ended
@@ -396,7 +396,7 @@ def test_content_length(length: str, data: bytes, good: bool, server: Server) ->
 def test_blocks_that_repeat_are_decoded_once(server: Server) -> None:
     for number in range(1, 20, 2):
         server.feed(server.request(number))
-    # The first enters its fields into the table, the second refers to them.
+    # The first request adds its fields to the table, the second refers to them.
     assert server.interpreted == 2
     server.feed(server.request(21, fields=[*REQUEST, ("x-new", "1")]))
     server.feed(server.request(23))
@@ -421,7 +421,7 @@ def test_a_remembered_block_means_something_else_once_the_table_has_changed(serv
 
 
 class _Whole(Kept):
-    """Takes all that its client sends at once."""
+    """Receives the whole request in one piece."""
 
     def take_last(self, view: memoryview, start: int, stop: int) -> bool:
         self.data, self.remote_closed = bytes(view[start:stop]), True
@@ -430,8 +430,8 @@ class _Whole(Kept):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, 14, 15])
-def test_a_stream_may_take_all_at_once(cut: int) -> None:
-    """Where the last frame is here as a whole; its parts go the way of all others."""
+def test_a_complete_request_is_delivered_in_one_piece(cut: int) -> None:
+    """Only if the last frame is complete; a partial frame is delivered as usual."""
     server = Server(echo=True, stream=_Whole)
     request = server.request(1, b"hello")
     end = len(request) - cut

@@ -1,4 +1,4 @@
-"""DATA that goes into place: the same bytes and errors as DATA that is handed on."""
+"""DATA received in place: the same bytes and errors as DATA passed on."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ _LIMITS = Limits(stream_window=4000, connection_window=65_535 + 3000)
 
 
 def open_streams(place: int, limits: Limits = _LIMITS) -> Server:
-    """A server with streams 1 and 3 open; the next `place` bytes of stream 1 have a place."""
+    """A server with streams 1 and 3 open; stream 1 has a buffer for `place` bytes."""
     server = Server(limits)
     for number in (1, 3):
         server.feed(*split_headers(number, server.encoder.encode(REQUEST)))
@@ -23,7 +23,7 @@ def open_streams(place: int, limits: Limits = _LIMITS) -> Server:
 
 
 def state(server: Server) -> tuple[object, ...]:
-    """What must not depend on where the bytes went."""
+    """State that must be equal for both ways of receiving."""
     data = server.connection.data
     streams = [
         (s.data, s.window, s.consumed, s.ended, s.gone, s.remote_closed)
@@ -32,7 +32,7 @@ def state(server: Server) -> tuple[object, ...]:
     return streams, data.window, data.left, data.skip, server.rest, server.output()
 
 
-# The stream of a frame, its size, its padding (-1: none), and how often it comes in a row.
+# Stream of a frame, size, padding (-1: none), repetitions.
 frames = st.lists(
     st.tuples(
         st.sampled_from([1, 1, 1, 3]), st.integers(0, 900), st.sampled_from([-1, -1, 0, 9]),
@@ -43,7 +43,7 @@ frames = st.lists(
 
 
 @given(frames, st.integers(1, 3000), st.lists(st.integers(0, 8000), max_size=8), st.booleans())
-def test_place_makes_no_difference(
+def test_receiving_in_place_makes_no_difference(
     sizes: list[tuple[int, int, int, int]], place: int, cuts: list[int], ends: bool
 ) -> None:
     parts = [
@@ -56,7 +56,7 @@ def test_place_makes_no_difference(
     if ends:
         parts.append(build(DATA, END_STREAM, 1, b"end"))
     stream = b"".join(parts)
-    # Wide windows: when they are given back may differ, and shows in the next test.
+    # Wide windows: the moment of WINDOW_UPDATE may differ, see the next test.
     placed, plain = open_streams(place, Limits()), open_streams(0, Limits())
     marks = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     for begin, end in pairwise(marks):
@@ -66,7 +66,7 @@ def test_place_makes_no_difference(
 
 
 @given(frames, st.integers(1, 3000))
-def test_every_byte_is_given_back(sizes: list[tuple[int, int, int, int]], place: int) -> None:
+def test_every_window_byte_is_returned(sizes: list[tuple[int, int, int, int]], place: int) -> None:
     server = open_streams(place)
     for count, (_, size, *_) in enumerate(sizes):
         server.feed(build(DATA, 0, 1, bytes([count]) * min(size, 300)))
@@ -76,7 +76,7 @@ def test_every_byte_is_given_back(sizes: list[tuple[int, int, int, int]], place:
     assert server.streams[1].gone is None
 
 
-def test_frames_that_come_together_are_taken_at_once() -> None:
+def test_frames_received_together_are_read_together() -> None:
     server = open_streams(2500)
     server.feed(*[build(DATA, 0, 1, bytes([n]) * 1000) for n in (1, 2)])
     stream = server.streams[1]
@@ -87,7 +87,7 @@ def test_frames_that_come_together_are_taken_at_once() -> None:
     assert stream.ended
 
 
-def test_many_frames_of_one_size_are_taken_as_one() -> None:
+def test_many_frames_of_one_size_are_read_as_one() -> None:
     server = open_streams(40_000, Limits())
     payloads = [bytes([n]) * 3000 for n in range(9)]
     others = [build(DATA, 0, 3, b"other"), build(DATA, 0, 1, b"y" * 500)]

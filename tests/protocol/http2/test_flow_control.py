@@ -1,4 +1,4 @@
-"""Windows both ways, and output that waits for them."""
+"""Flow control windows in both directions."""
 
 from headrace.protocol.http2.protocol import (
     DATA,
@@ -26,12 +26,12 @@ SMALL = Limits(stream_window=1000, connection_window=70_000)
 
 
 def sizes(frames: list[Frame], stream: int = 1) -> list[int]:
-    """The sizes of a stream's DATA frames."""
+    """Sizes of a stream's DATA frames."""
     return [len(frame.payload) for frame in frames if (frame.kind, frame.stream) == (DATA, stream)]
 
 
 def updates(server: Server) -> dict[int, int]:
-    """What was given back since the last time, by stream."""
+    """WINDOW_UPDATE increments since the last call, by stream."""
     given: dict[int, int] = {}
     for frame in server.sent():
         if frame.kind == WINDOW_UPDATE:
@@ -46,10 +46,10 @@ def opened(limits: Limits) -> Server:
     return server
 
 
-# --- what we receive
+# --- receiving
 
 
-def test_the_window_is_given_back_many_bytes_at_once() -> None:
+def test_window_updates_are_combined() -> None:
     server = opened(SMALL)
     server.feed(build(DATA, 0, 1, bytes(400)))
     assert updates(server) == {}
@@ -63,7 +63,7 @@ def test_the_window_is_given_back_many_bytes_at_once() -> None:
     assert server.streams[1].ended
 
 
-def test_padding_counts() -> None:
+def test_padding_counts_towards_the_window() -> None:
     server = opened(SMALL)
     server.feed(build(DATA, 8, 1, b"\xf0" + bytes(240)) * 3)
     assert updates(server)[1] >= 500
@@ -98,7 +98,7 @@ def test_a_held_stream_keeps_its_window() -> None:
     assert updates(server) == {1: 1000}
 
 
-def test_what_is_expected_is_let_through() -> None:
+def test_the_window_grows_to_the_expected_length() -> None:
     server = opened(SMALL)
     stream = server.streams[1]
     server.connection.data.expect(stream, 50_000)
@@ -111,14 +111,14 @@ def test_what_is_expected_is_let_through() -> None:
     assert stream.window == 1000
 
 
-def test_data_for_nobody_comes_back_to_the_connection() -> None:
+def test_data_of_closed_streams_returns_to_the_connection_window() -> None:
     server = opened(SMALL)
     server.feed(rst(1))
     server.feed(build(DATA, 0, 1, bytes(36_000)))
     assert updates(server) == {0: 36_000}
 
 
-# --- what we send
+# --- sending
 
 
 def test_data_waits_for_the_window_of_its_stream() -> None:
@@ -152,7 +152,7 @@ def test_data_waits_for_the_window_of_the_connection() -> None:
     assert server.connection.streams.open == {}
 
 
-def test_other_streams_pass_one_that_waits() -> None:
+def test_other_streams_pass_a_blocked_one() -> None:
     server = Server(echo=True)
     server.feed(settings((Setting.INITIAL_WINDOW_SIZE, 5)))
     server.feed(server.request(1, b"x" * 10), server.request(3, b"y" * 5))
@@ -162,7 +162,7 @@ def test_other_streams_pass_one_that_waits() -> None:
 
 
 def test_a_smaller_initial_window_can_make_windows_negative() -> None:
-    """Section 6.9.2."""
+    """RFC 9113, section 6.9.2."""
     server = Server(echo=True)
     server.feed(settings((Setting.INITIAL_WINDOW_SIZE, 10)), server.request(1, b"x" * 30))
     assert sizes(server.sent()) == [10]
@@ -174,14 +174,14 @@ def test_a_smaller_initial_window_can_make_windows_negative() -> None:
     assert sizes(server.sent()) == [17]
 
 
-def test_an_initial_window_that_makes_a_window_too_large() -> None:
+def test_an_initial_window_that_overflows_a_window() -> None:
     server = opened(Limits())
     server.feed(window_update(1, (1 << 31) - 1 - 65_535))
     server.feed(settings((Setting.INITIAL_WINDOW_SIZE, 65_536)))
     assert server.goaway() is ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_what_is_queued_goes_when_its_stream_does() -> None:
+def test_queued_output_is_dropped_with_its_stream() -> None:
     server = Server(echo=True)
     server.feed(settings((Setting.INITIAL_WINDOW_SIZE, 0)), server.request(1, bytes(1000)))
     server.sent()
@@ -192,7 +192,7 @@ def test_what_is_queued_goes_when_its_stream_does() -> None:
     assert server.sent() == []
 
 
-def test_output_is_given_in_bounded_portions() -> None:
+def test_output_comes_in_bounded_portions() -> None:
     server = Server()
     big = (1 << 31) - 1 - 65_535
     server.feed(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 30)), window_update(0, big))
@@ -247,7 +247,7 @@ def test_a_table_that_shrinks_and_grows() -> None:
 
 
 def test_a_table_that_shrinks_between_two_answers() -> None:
-    """RFC 7541, section 4.2: the smallest size in between has to be told."""
+    """RFC 7541, section 4.2: the smallest size in between is signalled."""
     server = Server(echo=True)
     server.feed(server.request(1, b"x"))
     for frame in server.sent():

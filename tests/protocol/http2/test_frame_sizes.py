@@ -1,4 +1,4 @@
-"""Frames of every type and size, received in a buffer that is smaller than the largest of them."""
+"""Frames of every type and size through a buffer smaller than the largest of them."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ KINDS = range(CONTINUATION + 4)  # and some that nobody knows
 
 
 def receive(connection: Connection, data: bytes) -> None:
-    """Give a connection bytes as a link does: what it leaves stands before what comes next."""
+    """Feed a connection like a socket does: unconsumed bytes precede the next ones."""
     buffer = memoryview(bytearray(BUFFER))
     kept = 0
     while data and not connection.closing:
@@ -36,7 +36,7 @@ def receive(connection: Connection, data: bytes) -> None:
 @pytest.mark.parametrize(("kind", "number"), [*product(KINDS, (0, 1, 2))])
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_every_frame_is_taken_or_ends_the_connection(
+def test_every_frame_is_accepted_or_ends_the_connection(
     side: str, kind: int, number: int, settled: bool
 ) -> None:
     for size, flags in product(SIZES, (0, 0x4, 0x2D)):
@@ -52,7 +52,7 @@ def test_every_frame_is_taken_or_ends_the_connection(
             assert ended, (size, flags)
 
 
-def test_a_push_promise_is_refused_by_its_head() -> None:
+def test_a_push_promise_is_refused_by_its_frame_header() -> None:
     server = Server()
     server.sent()
     server.feed(build(PUSH_PROMISE, 0, 1, bytes(LARGEST))[:9])

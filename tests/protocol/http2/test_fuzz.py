@@ -1,6 +1,7 @@
-"""Frames with mistakes, by the thousand: no exception, nothing that grows, no end without a reason.
+"""Mutated client frames: no exception, bounded memory, a reason for every end.
 
-HEADRACE_FUZZ_FRAMES sets how many frames the slow test mutates; HEADRACE_FUZZ_SEED where it starts.
+HEADRACE_FUZZ_FRAMES sets the number of frames of the slow test, HEADRACE_FUZZ_SEED the first
+seed.
 Of the branches that 200 000 frames reach, the last are reached after 150 000.
 """
 
@@ -41,7 +42,7 @@ _PIECE_SECS = 1.0
 
 
 class Client:
-    """Sends frames that are right for the most part, and mutates some."""
+    """Writes mostly valid frames, and mutates some."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -49,7 +50,7 @@ class Client:
         self.next = 1
 
     def frame(self) -> bytes:
-        """The next frame or two."""
+        """One or two frames."""
         dice = self.dice
         recent = max(1, self.next - 2 * dice.randrange(1, 6))
         if self.next == 1:
@@ -74,7 +75,7 @@ class Client:
         return build(kind, 0, stream, bytes(payloads.get(kind, 10) - 1) + b"\x40")
 
     def headers(self) -> bytes:
-        """A request's HEADERS."""
+        """HEADERS of a request."""
         dice = self.dice
         number, self.next = self.next, self.next + 2
         fields = [*REQUEST, ("x", dice.choice("abcdef") * dice.randrange(50))]
@@ -89,7 +90,7 @@ class Client:
         return build(HEADERS, END_HEADERS | ends, number, block)
 
     def mutated(self) -> bytes:
-        """A frame with a mistake."""
+        """A mutated frame."""
         dice = self.dice
         frame = bytearray(self.frame())
         what = dice.randrange(6)
@@ -111,7 +112,7 @@ class Client:
 
 
 def fuzz(frames: int, seed: int) -> dict[str, int]:
-    """Mutate so many frames; what became of them."""
+    """Feed `count` mutated frames; counts of the outcomes."""
     dice = random.Random(seed)
     counts = {"mutated": 0, "connections": 0, "answered": 0, "goaway": 0}
     while counts["mutated"] < frames:
@@ -144,7 +145,7 @@ def fuzz(frames: int, seed: int) -> dict[str, int]:
 
 
 def check_bounds(server: Server) -> None:
-    """What the connection holds is within its limits."""
+    """Assert the limits of what the connection holds."""
     connection = server.connection
     assert len(connection.streams.open) <= LIMITS.streams
     assert 0 <= connection.data.window <= LIMITS.connection_window
@@ -152,7 +153,7 @@ def check_bounds(server: Server) -> None:
     assert connection.sender.out == []
     queued = sum(stream.queued for stream in connection.streams.open.values())
     assert connection.sender.queued == queued
-    # The echo of what a stream may have sent: its window, and what was given back to it.
+    # The echo of a stream is limited by its window and the updates for it.
     assert queued <= sum(len(stream.data) for stream in server.streams.values())
 
 
@@ -174,6 +175,6 @@ def test_many_mutated_frames(times: int) -> None:
 
 
 def blocks() -> int:
-    """What is allocated. In a large process much that is garbage waits long to be collected."""
+    """Allocated blocks, after a collection: in a large process garbage is collected late."""
     gc.collect()
     return sys.getallocatedblocks()

@@ -1,4 +1,4 @@
-"""Header blocks: interpreted once if they repeat, and written as the peer decodes them."""
+"""Header blocks: repeated ones are decoded once; written ones are decoded by the peer."""
 
 from hpack import Decoder, Encoder
 from hypothesis import given
@@ -17,7 +17,7 @@ LIMIT = 1 << 16
 
 
 class Reading:
-    """A reader, and all that it has interpreted."""
+    """A reader and every block it has decoded."""
 
     def __init__(self) -> None:
         self.seen: list[Headers] = []
@@ -28,7 +28,7 @@ class Reading:
         return headers
 
 
-def test_a_timing_in_the_end_is_passed_over() -> None:
+def test_a_trailing_timing_header_is_ignored() -> None:
     reading, encoder = Reading(), Encoder()
     first = encoder.encode([("grpc-status", "0")])
     again = encoder.encode([("grpc-status", "0")])
@@ -41,14 +41,14 @@ def test_a_timing_in_the_end_is_passed_over() -> None:
     assert len(reading.seen) == 2
 
 
-def test_what_stands_elsewhere_is_read() -> None:
+def test_a_timing_header_in_another_place_is_read() -> None:
     reading = Reading()
     timing, status = literal(b"server-timing", b"x"), literal(b"grpc-status", b"0")
     for block in (timing + status, status + timing + status, timing):
         assert (b"server-timing", b"x") in [tuple(field) for field in reading.reader.read(block)]
 
 
-# --- written
+# --- writing
 
 
 FIELDS = st.tuples(
@@ -59,7 +59,7 @@ HEADS = st.lists(st.lists(FIELDS, max_size=6).map(RepeatedFields), min_size=1, m
 
 
 @given(HEADS, st.data())
-def test_any_order_of_heads_and_limits(heads: list[RepeatedFields], data: st.DataObject) -> None:
+def test_any_order_of_headers_and_limits(heads: list[RepeatedFields], data: st.DataObject) -> None:
     blocks, decoder = BlockWriter(), Decoder()
     for _ in range(data.draw(st.integers(1, 30))):
         if data.draw(st.integers(0, 4)) == 0:

@@ -1,4 +1,4 @@
-"""When a connection is looked at, PINGed, given up, and replaced."""
+"""Keep-alive: when a connection is checked, pinged, closed and replaced."""
 
 from math import inf
 
@@ -13,7 +13,7 @@ from tests.protocol.http2.peer import Server, build, parse
 RULES = KeepAlive(interval=10, timeout=3, pings_without_data=2)
 
 
-def test_a_silent_peer_with_calls_is_pinged_and_given_up() -> None:
+def test_a_silent_peer_with_calls_is_pinged_then_closed() -> None:
     watch = Watch(RULES, 100, 0)
     assert watch.at == 110
     assert watch.look(110, heard=104, calls=True, sent=1) is Due.NOTHING
@@ -24,7 +24,7 @@ def test_a_silent_peer_with_calls_is_pinged_and_given_up() -> None:
     assert watch.look(117, 104, True, 1) is Due.GIVE_UP
 
 
-def test_whatever_comes_after_the_ping_will_do() -> None:
+def test_any_bytes_after_the_ping_keep_the_connection() -> None:
     watch = Watch(RULES, 100, 0)
     assert watch.look(110, 100, True, 1) is Due.PING
     assert watch.look(113, 111, True, 1) is Due.NOTHING
@@ -39,7 +39,7 @@ def test_a_peer_without_calls_is_left_alone() -> None:
     assert permitted.look(110, 100, False, 1) is Due.PING
 
 
-def test_beyond_so_many_pings_without_data_one_a_minute() -> None:
+def test_pings_without_data_slow_to_one_a_minute() -> None:
     watch = Watch(RULES, 0, 0)
     pinged = []
     for now in range(200):
@@ -49,7 +49,7 @@ def test_beyond_so_many_pings_without_data_one_a_minute() -> None:
     assert pinged == [0, 1, 61, 121, 150, 151]
 
 
-def test_age() -> None:
+def test_max_connection_age() -> None:
     watch = Watch(KeepAlive(age=50, grace=30), 100, 1)
     assert watch.at == pytest.approx(155)
     assert watch.look(154, 154, True, 1) is Due.NOTHING
@@ -60,7 +60,7 @@ def test_age() -> None:
     assert watch.look(186, 186, True, 1) is Due.CUT
 
 
-def test_age_without_an_end_of_grace() -> None:
+def test_max_connection_age_with_unlimited_grace() -> None:
     watch = Watch(KeepAlive(age=50), 100, -1)
     assert watch.at == pytest.approx(145)
     assert watch.look(146, 146, True, 1) is Due.RETIRE
@@ -68,7 +68,7 @@ def test_age_without_an_end_of_grace() -> None:
     assert watch.look(9_000, 8_999, True, 1) is Due.NOTHING
 
 
-def test_a_peer_that_is_gone_is_given_up_also_in_its_old_age() -> None:
+def test_a_dead_peer_is_closed_also_after_max_age() -> None:
     watch = Watch(KeepAlive(interval=10, timeout=3, age=5), 0, 0)
     assert watch.look(5, 0, True, 1) is Due.RETIRE
     assert watch.look(10, 0, True, 1) is Due.PING
@@ -88,7 +88,7 @@ def test_a_peer_that_is_gone_is_given_up_also_in_its_old_age() -> None:
     jitter=st.floats(-1, 1),
     steps=st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), max_size=30),
 )
-def test_it_always_looks_again_and_never_spins(
+def test_the_next_check_is_always_in_the_future(
     rules: KeepAlive, jitter: float, steps: list[tuple[bool, bool, int]]
 ) -> None:
     now = heard = 0.0
@@ -104,7 +104,7 @@ def test_it_always_looks_again_and_never_spins(
             return
 
 
-# --- the peer's own PINGs
+# --- PINGs of the peer
 
 
 def test_pings_that_come_too_soon_are_strikes() -> None:
@@ -112,13 +112,13 @@ def test_pings_that_come_too_soon_are_strikes() -> None:
     assert [strikes.ping(now, True, 1) for now in (0, 10, 12, 14, 16)] == [False] * 4 + [True]
 
 
-def test_data_between_forgive_them() -> None:
+def test_data_between_pings_clears_strikes() -> None:
     strikes = Strikes(KeepAlive(least_interval=10, strikes=1))
     assert not any(strikes.ping(now, True, sent=now // 2) for now in range(100))
 
 
 def test_a_peer_may_ping_while_it_reads_what_was_sent() -> None:
-    """As gRPC's clients do to find out how much they can have on the way."""
+    """gRPC clients measure bandwidth by PINGs."""
     strikes = Strikes(KeepAlive(strikes=2))
     strikes.ping(0, True, 1)
     assert not any(strikes.ping(1 + n / 8, True, 2) for n in range(40))
@@ -138,7 +138,7 @@ def test_any_number_of_strikes() -> None:
     assert not any(strikes.ping(now, False, 1) for now in range(100))
 
 
-def test_the_connection_ends_with_the_word_that_clients_know() -> None:
+def test_too_many_pings_end_with_goaway_too_many_pings() -> None:
     server = Server(keep_alive=KeepAlive(strikes=2))
     ping = build(PING, 0, 0, bytes(8))
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_answers_to_our_pings_are_no_strikes() -> None:
     assert server.sent() == []
 
 
-def test_calls_between_forgive_pings() -> None:
+def test_calls_between_pings_clear_strikes() -> None:
     server = Server(keep_alive=KeepAlive(strikes=1))
     for number in range(1, 20, 2):
         server.feed(server.request(number, b"x"), build(PING, 0, 0, bytes(8)))

@@ -1,4 +1,4 @@
-"""The known attacks: each ends the connection, or the stream, before it costs much."""
+"""Known HTTP/2 attacks: each ends the stream or the connection early."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat
@@ -29,7 +29,7 @@ Attack = Callable[[Server], Iterator[bytes]]
 
 
 def request_and(frame: Callable[[int], bytes]) -> Attack:
-    """Requests, each with a frame behind it."""
+    """Requests, each followed by a frame."""
 
     def attack(server: Server) -> Iterator[bytes]:
         for number in range(1, 100_000, 2):
@@ -39,7 +39,7 @@ def request_and(frame: Callable[[int], bytes]) -> Attack:
 
 
 def repeated(frame: bytes, opened: bool = False) -> Attack:
-    """A frame again and again, of a stream that is open if `opened`."""
+    """One frame repeatedly, of a stream that is open if `opened`."""
 
     def attack(server: Server) -> Iterator[bytes]:
         if opened:
@@ -55,7 +55,7 @@ def malformed_requests(server: Server) -> Iterator[bytes]:
 
 
 def late_resets(server: Server) -> Iterator[bytes]:
-    """Of a stream that is over."""
+    """RST_STREAM of a closed stream."""
     yield server.request(1) + rst(1)
     yield from repeat(rst(1))
 
@@ -92,7 +92,7 @@ def test_floods_end_the_connection(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("attack", SLOWLY)
-def test_the_same_is_well_if_it_takes_its_time(attack: str) -> None:
+def test_the_same_frames_at_a_slower_rate_are_fine(attack: str) -> None:
     server = Server(LIMITS)
     for piece in islice(ATTACKS[attack](server), 1000):
         server.now += 1
@@ -101,8 +101,8 @@ def test_the_same_is_well_if_it_takes_its_time(attack: str) -> None:
         assert not server.connection.closing
 
 
-def test_requests_pay_for_pings() -> None:
-    """Clients measure their way by them, the more often the more is going on."""
+def test_requests_refill_the_ping_budget() -> None:
+    """Clients measure bandwidth by PINGs, more often under load."""
     server = Server(LIMITS, echo=True)
     for number in range(1, 4001, 2):
         server.feed(server.request(number, b"x"), build(PING, 0, 0, bytes(8)), window_update(0, 1))
@@ -110,7 +110,7 @@ def test_requests_pay_for_pings() -> None:
         assert not server.connection.closing
 
 
-def test_answers_pay_for_window_updates() -> None:
+def test_answers_refill_the_window_update_budget() -> None:
     server = Server(LIMITS)
     server.feed(server.request(1))
     sender, stream = server.connection.sender, server.streams[1]
@@ -121,7 +121,7 @@ def test_answers_pay_for_window_updates() -> None:
         assert not server.connection.closing
 
 
-def test_streams_at_once() -> None:
+def test_max_concurrent_streams() -> None:
     server = Server(LIMITS)
     for number in range(1, 23, 2):
         server.feed(server.request(number))
@@ -145,7 +145,7 @@ def test_continuation_flood(size: int) -> None:
 
 @pytest.mark.parametrize("kind", [HEADERS, CONTINUATION, 4])
 def test_large_frames_of_headers_and_settings(kind: int) -> None:
-    """Our frames may be large for the sake of DATA; these have no need to be."""
+    """The large frame limit is meant for DATA."""
     server = Server()
     if kind == CONTINUATION:
         server.feed(build(HEADERS, 0, 1, b"\x82"))
@@ -165,7 +165,7 @@ def test_hpack_bomb() -> None:
 
 
 def test_many_settings_in_a_frame() -> None:
-    """Each would change every stream's window; the last one does."""
+    """Each would change every stream's window; only the last is applied."""
     server = Server(echo=True)
     values = [(Setting.INITIAL_WINDOW_SIZE, n) for n in range(2000)]
     server.feed(settings(*values, (Setting.INITIAL_WINDOW_SIZE, 7)), server.request(1, b"x" * 20))
@@ -185,7 +185,7 @@ def test_goaway_of_a_client_is_no_error() -> None:
     ([(0.0, 3, 0), (0.0, 1, 1)], True), ([(0.0, 0, 100), (0.0, 4, 0)], False),
     ([(100.0, 4, 0)], False),
 ])  # fmt: skip
-def test_budget(steps: list[tuple[float, int, int]], good: bool) -> None:
-    """It holds three tokens, and two come back a second."""
+def test_budget_refills_over_time(steps: list[tuple[float, int, int]], good: bool) -> None:
+    """A budget of three tokens that regains two per second."""
     budget = Budget(3, 2)
     assert [budget.spend(cost, now, earned) for now, cost, earned in steps][-1] is good

@@ -1,4 +1,4 @@
-"""An independent implementation as the client: whatever it does by the rules works."""
+"""The server connection against an h2 client that does anything the RFC allows."""
 
 import random
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ Code = h2.settings.SettingCodes
 
 
 class Client:
-    """h2 at the other end of a server that echoes; bytes go to and fro in drawn pieces."""
+    """An h2 client of an echo server; bytes are exchanged in drawn pieces."""
 
     def __init__(self, dice: random.Random, server: Server) -> None:
         self.dice = dice
@@ -33,7 +33,7 @@ class Client:
                 Code.HEADER_TABLE_SIZE: dice.choice([0, 60, 177, 4096]),
             },
         )
-        # It takes these for acknowledged already, but does not act upon this one.
+        # h2 takes these for acknowledged already, but does not act upon this one.
         self.h2.max_inbound_frame_size = self.h2.local_settings.max_frame_size
         self.h2.initiate_connection()
         self.sent: dict[int, bytes] = {}
@@ -58,7 +58,7 @@ class Client:
             del self.left[number]
 
     def send_some(self) -> None:
-        """A piece of a request, padded or not."""
+        """Send a piece of a request, padded or not."""
         numbers = [n for n in self.left if self.h2.local_flow_control_window(n) > 300]
         if not numbers:
             return
@@ -86,7 +86,7 @@ class Client:
             self.left.pop(number, None)
 
     def disturb(self) -> None:
-        """Things that change nothing, or windows and tables."""
+        """Send frames without effect, or changes of windows and tables."""
         what = self.size(4)
         if what == 0:
             self.h2.ping(b"12345678")
@@ -104,14 +104,14 @@ class Client:
         self.h2.update_settings({setting: value})
 
     def pay(self) -> None:
-        """Give windows back for what was received."""
+        """Return the windows of received data."""
         owed, self.owed = self.owed, []
         for number, nbytes in owed:
             if number not in self.reset:
                 self.h2.acknowledge_received_data(nbytes, number)
 
     def exchange(self) -> None:
-        """Carry what both have sent, in pieces."""
+        """Exchange pending bytes in pieces."""
         data = self.h2.data_to_send()
         largest = self.dice.choice((10, 1000, 50_000))
         while data:
@@ -142,7 +142,7 @@ class Client:
             assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
 
     def size(self, limit: int) -> int:
-        """A number from 0 up to it."""
+        """An integer from 0 to `limit`."""
         return self.dice.randint(0, limit)
 
 
@@ -165,7 +165,7 @@ def test_any_client(seed: int, steps: list[str]) -> None:
     for step in steps:
         getattr(client, step)()
     client.open()
-    # From here on it does its part without delay.
+    # From here on the client answers without delay.
     client.update(Code.INITIAL_WINDOW_SIZE, 65_535)
     for _ in range(3000):
         client.exchange()
