@@ -205,6 +205,11 @@ class Settings:
         " by default `headrace/environments` in `$XDG_CACHE_HOME` or `~/.cache`",
         metavar="DIR",
     )
+    environment_cache_bytes: int = setting(
+        20 << 30,
+        "Bytes of environments to keep in the cache; if a build exceeds this, the least recently"
+        " used environments that are not in use are removed; 0: no limit",
+    )
     wheelhouse: str = setting(
         "",
         "Directory of wheels to build environments from, instead of a package index",
@@ -508,7 +513,7 @@ class Settings:
         return EnvironmentOptions(
             self.environment_cache, self.wheelhouse, self.environment_build_timeout_secs,
             tuple(name for given in self.worker_env for name in variable_names(given)),
-            self.environment_installer,
+            self.environment_installer, self.environment_cache_bytes,
         )  # fmt: skip
 
     @property

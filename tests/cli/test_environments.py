@@ -7,6 +7,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.plugins.environments.cache import Built, EnvironmentCache, key_of
+from tests.models.environments import write_wheelhouse
 from tests.models.python_models import IDENTITY, write_python_model
 
 
@@ -17,6 +18,7 @@ def run(*words: str) -> object:
 
 
 def built(path: Path, lock: int) -> Built:
+    (path / "python").write_text("abc")
     return Built(("a" * 80,), "Python 3.12.1")
 
 
@@ -29,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_list_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = f"{key_of('one')}  used 0 days ago  Python 3.12.1  {'a' * 60}...\n"
+    row = f"{key_of('one')}  used 0 days ago  3 B  Python 3.12.1  {'a' * 60}...\n"
     assert run("list") == 0
     assert capsys.readouterr().out == row
     assert run("prune") == 0
@@ -62,3 +64,22 @@ def test_models_for_gpus_are_built_for_where_there_are_none(
 def test_a_repository_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", "/no/repository") == 1
     assert capsys.readouterr().err.startswith("error: model repository /no/repository cannot")
+
+
+@pytest.mark.slow
+def test_what_a_command_builds_stays(tmp_path: Path) -> None:
+    """Although it exceeds the cache's limit; the next command's build removes it."""
+    write_wheelhouse(tmp_path / "wheels")
+    for name, version in (("one", "1.0"), ("two", "2.0")):
+        write_python_model(tmp_path / "repository", name, IDENTITY)
+        (tmp_path / "repository" / name / "requirements.txt").write_text(f"flavour=={version}")
+    cache = EnvironmentCache(tmp_path / "cache")
+    options = [f"--environment-cache={tmp_path}/cache", f"--wheelhouse={tmp_path}/wheels"]
+    limited = [*options, "--environment-cache-bytes=1"]
+    assert run("build", str(tmp_path / "repository"), *limited) == 0
+    assert sorted(entry.wanted for entry in cache.entries()) == [
+        ("flavour==1.0",), ("flavour==2.0",),
+    ]  # fmt: skip
+    (tmp_path / "repository" / "one" / "requirements.txt").write_text("colour")
+    assert run("build", str(tmp_path / "repository"), *limited) == 0
+    assert sorted(entry.wanted for entry in cache.entries()) == [("colour",), ("flavour==2.0",)]

@@ -208,7 +208,9 @@ def test_environments_have_a_place(container: Manifest, volumes: list[Manifest])
     (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == cache]
     assert not mount.get("readOnly", False)
     (volume,) = [v for v in volumes if v["name"] == mount["name"]]
-    assert "emptyDir" in volume
+    limit = int(options(container)["environment-cache-bytes"])
+    assert volume["emptyDir"] == {"sizeLimit": "8Gi"}
+    assert 0 < limit < 8 << 30
 
 
 @CONTAINERS

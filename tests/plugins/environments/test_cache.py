@@ -51,7 +51,7 @@ def test_it_is_built_once(tmp_path: Path) -> None:
     for _ in range(2):
         cache = EnvironmentCache(tmp_path / "new" / "cache")
         hold = cache.acquire(KEY, "m", build, 1)
-        assert (hold.path / "python").is_file()
+        assert (hold.entry.path / "python").is_file()
     assert build.count == 1
     [entry] = cache.entries()
     assert (entry.key, entry.wanted, entry.python) == (KEY, ("a==1",), "Python 3")
@@ -69,7 +69,7 @@ def test_many_builders_at_once_build_it_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         holds = list(pool.map(acquire, range(8)))
     assert build.count == 1
-    assert len({hold.path for hold in holds}) == 1
+    assert len({hold.entry.path for hold in holds}) == 1
 
 
 def test_a_failure_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
@@ -126,6 +126,34 @@ def test_what_was_used_lately_and_what_is_not_ours_stays(tmp_path: Path) -> None
     (tmp_path / key_of("left by a crash")).mkdir()
     cache.prune(FOREVER)
     assert os.listdir(tmp_path) == ["photographs"]
+
+
+def test_a_build_beyond_the_limit_removes_what_was_used_least_lately(tmp_path: Path) -> None:
+    def build(path: Path, lock: int) -> Built:
+        (path / "bin").mkdir()
+        (path / "bin" / "python").write_text("x" * 1000)
+        return Built(("a==1",), "Python 3")
+
+    keys = [key_of(number) for number in range(4)]
+    cache = EnvironmentCache(tmp_path, 3500)
+
+    def kept() -> list[int]:
+        return [number for number, key in enumerate(keys) if cache.entry(key)]
+
+    for seconds, key in enumerate(keys[:3]):
+        cache.acquire(key, "m", build, 1)
+        os.utime(tmp_path / key / DOCUMENT, (seconds, seconds))
+    assert [entry.nbytes for entry in cache.entries()] == [1000] * 3
+    first = cache.acquire(keys[0], "m", build, 1)
+    os.utime(tmp_path / keys[0] / DOCUMENT, (0, 0))  # used least lately, but in use
+    assert kept() == [0, 1, 2]
+    last = EnvironmentCache(tmp_path).acquire(keys[3], "m", build, 1)  # has no limit
+    assert kept() == [0, 1, 2, 3]
+    cache.acquire(key_of("more"), "m", build, 1)
+    assert kept() == [0, 3]
+    (tmp_path / keys[0]).chmod(0o777)  # fails its own use, not another's build
+    assert EnvironmentCache(tmp_path, 1).acquire(keys[1], "m", build, 1).entry.nbytes == 1000
+    del first, last
 
 
 def test_what_others_can_change_is_not_used(tmp_path: Path) -> None:

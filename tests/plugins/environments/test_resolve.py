@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.core.errors import InvalidOption, LoadFailed
@@ -16,6 +17,7 @@ from headrace.placement.worker.environment import Environment, environment_of
 from headrace.plugins.environments.interpreters import choose, probe
 from headrace.plugins.environments.resolve import Packages, Ready, cache_of, demand_of
 from tests.models.environments import write_wheelhouse
+from tests.models.python_models import IDENTITY, write_python_model
 from tests.support.wheels import write_wheel
 
 BLOCK = "# /// script\n# dependencies = ['from-block']\n# requires-python = '>=3.11'\n# ///\n"
@@ -212,6 +214,36 @@ def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("requirement", "shared"), [("array", True), ("flavour==1.0", False)])
+def test_servers_elsewhere_share_what_brings_numpy(
+    requirement: str, shared: bool, spec: LoadSpec, tmp_path: Path
+) -> None:
+    """A server's numpy matters only to environments that have a link to it."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ours = Path(np.__file__).parent
+    for part in (ours, ours.with_name("numpy.libs")):
+        (elsewhere / part.name).symlink_to(part)
+    write_python_model(tmp_path / "repository", "m", IDENTITY)
+    (tmp_path / "repository" / "m" / "requirements.txt").write_text(requirement)
+    command = [
+        sys.executable, "-m", "headrace", "environments", "build", str(tmp_path / "repository"),
+        f"--environment-cache={spec.environments.cache}",
+        f"--wheelhouse={spec.environments.wheelhouse}",
+    ]  # fmt: skip
+    prefixes = [
+        subprocess.run(
+            command, capture_output=True, check=True, text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        ).stdout
+        for path in ("", str(elsewhere), str(elsewhere), "")
+    ]  # fmt: skip
+    assert prefixes[0].startswith(f"m version 1: {tmp_path}/cache/")
+    assert (prefixes[0] == prefixes[1]) is shared
+    assert prefixes[2:] == [prefixes[1], prefixes[0]]
+
+
+@pytest.mark.slow
 @INSTALLERS
 def test_packages_that_are_not_there(spec: LoadSpec, tmp_path: Path) -> None:
     (spec.root / "requirements.txt").write_text("flavour==9.9")
@@ -266,7 +298,7 @@ def test_a_changed_file_means_another_environment(spec: LoadSpec) -> None:
     second = environment_of(spec)
     assert second.prefix != first.prefix
     assert ask(second, "__import__('flavour').VERSION") == "2.0"
-    assert len(list(cache_of(spec.environments.cache).entries())) == 2
+    assert len(list(cache_of(spec.environments).entries())) == 2
 
 
 @pytest.mark.slow

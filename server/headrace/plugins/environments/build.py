@@ -132,7 +132,7 @@ class _LastLines(ProcessOutput):
         self._progress.at(self.lines[-1] if self.lines else "")
 
 
-_LAYOUT = 1  # incremented when the build procedure changes
+_LAYOUT = 2  # incremented when the build procedure changes
 _UNPACK = Path(__file__).with_name("unpack.py")
 _MOST_UNPACKED = 64 << 30  # maximum bytes of an unpacked archive
 _LEAST_NUMPY = "numpy>=1.23"  # for workers, if the requirements include none
@@ -161,10 +161,15 @@ _PIP_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan for building an environment; equal keys mean equal environments."""
+    """The plan for building an environment; equal keys mean equal environments.
+
+    Those linked to a numpy outside of them also have to have it in common, which is known after
+    the build: `numpy` names the server's.
+    """
 
     key: str
     build: Callable[[Path, int], Built]
+    numpy: str = ""
 
 
 def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Interpreter) -> Plan:
@@ -172,10 +177,12 @@ def packages_plan(spec: LoadSpec, requirements: Requirements, interpreter: Inter
     wheelhouse = spec.environments.wheelhouse and os.path.abspath(spec.environments.wheelhouse)
     identity = [
         _LAYOUT, interpreter.real, interpreter.version, interpreter.abi,
-        requirements.identity, wheelhouse, _numpy_for(interpreter),
+        requirements.identity, wheelhouse,
     ]  # fmt: skip
     return Plan(
-        key_of(identity), lambda path, lock: _Venv(spec, interpreter, path, lock).make(requirements)
+        key_of(identity),
+        lambda path, lock: _Venv(spec, interpreter, path, lock).make(requirements),
+        _own_numpy(),
     )
 
 
@@ -241,15 +248,17 @@ class _Venv:
         if requirements.wanted:
             install(*self._files(requirements, temporary, bool(uv)))
         [site] = self._path.glob("lib/*/site-packages")
+        linked = ""
         if not (site / "numpy").is_dir():
             if self._interpreter.abi == own().abi:
                 _link_numpy(self._path, site)
+                linked = _own_numpy()
             else:
                 install(_LEAST_NUMPY)
         shutil.rmtree(temporary)
         installed = len(list(site.glob("*.dist-info")))
         progress.done(f"{_count(installed)}, {self._interpreter}")
-        return Built(wanted, str(self._interpreter))
+        return Built(wanted, str(self._interpreter), linked)
 
     def _files(self, requirements: Requirements, folder: Path, uv: bool) -> list[str]:
         """Write the requirements files; returns the options that name them."""
@@ -344,10 +353,8 @@ def _steps(
     return Steps(surroundings, lock, progress, spec.environments.build_secs)
 
 
-def _numpy_for(interpreter: Interpreter) -> str:
-    """The source of numpy for an environment whose requirements do not include it."""
-    if interpreter.abi != own().abi:
-        return _LEAST_NUMPY
+def _own_numpy() -> str:
+    """The place and version of the server's numpy."""
     return f"{Path(np.__file__).parent} {np.__version__}"
 
 

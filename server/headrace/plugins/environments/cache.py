@@ -8,6 +8,9 @@ Locks are the kernel's (`flock`), so that they end with their process, and work 
 server and between servers. Leftovers of a crash have no document, and are removed by the next
 build. A read-only cache serves its content.
 
+A build that makes the cache exceed its limit is followed by the removal of the least recently used
+environments that are not in use.
+
 All methods may block on files and are for loading threads and commands.
 """
 
@@ -39,39 +42,45 @@ _PAUSE_SECS = 0.1  # between two attempts to lock
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A complete environment. `wanted` are its requirements, times are Unix times."""
+    """A complete environment. `wanted` are its requirements, `used` is a Unix time.
+
+    `numpy` names the numpy outside of it that it is linked to, if any.
+    """
 
     key: str
     path: Path
     wanted: tuple[str, ...]
     python: str
-    built: float
+    numpy: str
+    nbytes: int
     used: float
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A builder's description of a built environment."""
+    """A builder's description of a built environment, as in `Entry`."""
 
     wanted: tuple[str, ...]
     python: str
+    numpy: str = ""
 
 
 class Hold:
     """Keeps an environment from being removed while this object exists."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, entry: Entry, descriptor: int) -> None:
         """`descriptor` is an open lock, or -1 if locks are unavailable."""
-        self.path = path
+        self.entry = entry
         if descriptor >= 0:
             weakref.finalize(self, os.close, descriptor)
 
 
 class EnvironmentCache:
-    """The environments in one directory, which need not exist yet."""
+    """The environments in one directory, which need not exist yet; `limit` bytes, or any for 0."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limit: int = 0) -> None:
         self._root = root
+        self._limit = limit
 
     def entries(self) -> Iterator[Entry]:
         """All complete environments, by key."""
@@ -86,7 +95,8 @@ class EnvironmentCache:
         try:
             told = json.loads(document.read_text("utf-8"))
             wanted, python = tuple(map(str, told["wanted"])), str(told["python"])
-            built, used = float(told["built"]), document.stat().st_mtime
+            numpy, nbytes = str(told["numpy"]), int(told["nbytes"])
+            used = document.stat().st_mtime
             owner = document.parent.stat()
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -96,7 +106,7 @@ class EnvironmentCache:
                 " remove it, or use another cache (--environment-cache)",
                 CANNOT_BE_BUILT,
             )
-        return Entry(key, document.parent, wanted, python, built, used)
+        return Entry(key, document.parent, wanted, python, numpy, nbytes, used)
 
     def acquire(
         self, key: str, model: str, build: Callable[[Path, int], Built], wait_secs: float
@@ -107,15 +117,19 @@ class EnvironmentCache:
         concurrent build of the same environment is awaited.
         """
         deadline = time.monotonic() + wait_secs
-        waits = False
+        waits = built = False
         while True:
             if hold := self._use(key):
+                if built and self._limit:
+                    with suppress(LoadFailed):  # which are about other environments
+                        self._trim()
                 return hold
             lock = self._lock(key)
             if lock >= 0:
                 try:
                     if self.entry(key) is None:
                         self._build(key, build, lock)
+                        built = True
                 finally:
                     os.close(lock)
             elif time.monotonic() > deadline:
@@ -140,15 +154,33 @@ class EnvironmentCache:
             entry = self.entry(name)
             if entry is not None and entry.used >= before:
                 continue
-            lock = self._lock(name)
-            if lock >= 0:
-                try:
-                    self._remove(name)
-                finally:
-                    os.close(lock)
+            gone = self._removed(name)
             if entry is not None:
-                (removed if lock >= 0 else kept).append(entry)
+                (removed if gone else kept).append(entry)
         return removed, kept
+
+    def _trim(self) -> None:
+        """Remove the least recently used environments beyond the limit, unless in use."""
+        entries = sorted(self.entries(), key=lambda entry: entry.used)
+        excess = sum(entry.nbytes for entry in entries) - self._limit
+        for entry in entries:
+            if excess <= 0:
+                return
+            if self._removed(entry.key):
+                excess -= entry.nbytes
+                log.info("removed %s from the environment cache, which exceeded its limit: %s",
+                         entry.key, ", ".join(entry.wanted) or "numpy")  # fmt: skip
+
+    def _removed(self, key: str) -> bool:
+        """Remove an environment; returns False if it is in use."""
+        lock = self._lock(key)
+        if lock < 0:
+            return False
+        try:
+            self._remove(key)
+        finally:
+            os.close(lock)
+        return True
 
     def _use(self, key: str) -> Hold | None:
         """Hold a complete environment, and note its use."""
@@ -171,7 +203,7 @@ class EnvironmentCache:
             return None
         with suppress(OSError):  # the cache may be read-only
             os.utime(entry.path / DOCUMENT)
-        return Hold(entry.path, lock)
+        return Hold(entry, lock)
 
     def _open(self, key: str) -> int:
         """The lock file, for using an environment; -1 if it cannot be created."""
@@ -214,7 +246,7 @@ class EnvironmentCache:
         try:
             shutil.rmtree(path, ignore_errors=True)  # leftovers of a crash
             path.mkdir(mode=0o755)  # usable by others, too: for example built by root into an image
-            document = asdict(build(path, lock)) | {"built": time.time()}
+            document = asdict(build(path, lock)) | {"nbytes": _size(path)}
             draft = path / f"{DOCUMENT}.new"
             draft.write_text(json.dumps(document), "utf-8")
             draft.rename(path / DOCUMENT)
@@ -240,6 +272,14 @@ class EnvironmentCache:
 def key_of(document: object) -> str:
     """The key of `document`, a JSON value."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _size(path: Path) -> int:
+    """Bytes of all files below a directory."""
+    folders = os.walk(path)
+    return sum(
+        os.lstat(os.path.join(at, name)).st_size for at, _, names in folders for name in names
+    )
 
 
 def default_root(environment: Mapping[str, str]) -> Path:

@@ -17,6 +17,7 @@ from headrace.cli.command import (
     settings_as_options,
     shared_settings,
 )
+from headrace.cli.text import size
 from headrace.core.errors import RepositoryError
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.observability.logs import Logs, LogSettings
@@ -62,11 +63,14 @@ def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     failed = 0
+    kept = []  # in use until all are built, whatever the cache's limit
     for source in sources:
         try:
             for spec in _specs(source, options):
-                own = environment_of(spec).prefix
-                print(f"{spec.model} version {spec.version}: {own or 'needs none'}", flush=True)
+                own = environment_of(spec)
+                kept.append(own)
+                text = own.prefix or "needs none"
+                print(f"{spec.model} version {spec.version}: {text}", flush=True)
         except RepositoryError as error:
             failed += 1
             print(f"error: {source.name}: {error}", file=sys.stderr)
@@ -94,14 +98,14 @@ def _specs(source: "ModelSource", options: EnvironmentOptions) -> Iterator[LoadS
 
 def _list(options: EnvironmentOptions) -> int:
     now = time.time()
-    for entry in cache_of(options.cache).entries():
+    for entry in cache_of(options).entries():
         print(_row(entry, now))
     return 0
 
 
 def _prune(options: EnvironmentOptions, unused_days: float) -> int:
     now = time.time()
-    removed, kept = cache_of(options.cache).prune(now - unused_days * _DAY)
+    removed, kept = cache_of(options).prune(now - unused_days * _DAY)
     for word, entries in (("removed", removed), ("in use ", kept)):
         for entry in entries:
             print(f"{word}  {_row(entry, now)}")
@@ -112,7 +116,8 @@ def _row(entry: Entry, now: float) -> str:
     wanted = ", ".join(entry.wanted)
     shown = wanted if len(wanted) <= _SHOWN else f"{wanted[:_SHOWN]}..."
     days = max(now - entry.used, 0) / _DAY
-    return f"{entry.key}  used {days:.0f} days ago  {entry.python}  {shown or 'numpy'}"
+    used = f"used {days:.0f} days ago"
+    return f"{entry.key}  {used}  {size(entry.nbytes)}  {entry.python}  {shown or 'numpy'}"
 
 
 def _action(name: str, text: str, *options: Argument, description: str | None = None) -> Command:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.model_spec import LoadSpec
+from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.placement.worker.environment import Environment
 from headrace.plugins.environments.build import (
     UNFIT,
@@ -38,6 +38,7 @@ from headrace.plugins.environments.cache import (
     Built,
     EnvironmentCache,
     default_root,
+    key_of,
 )
 from headrace.plugins.environments.interpreters import Interpreter, choose, own, probe, satisfies
 from headrace.plugins.environments.requirements import (
@@ -165,9 +166,11 @@ def _provided(spec: LoadSpec, demand: Packages | Ready) -> Environment:
     return _cached(spec, packages_plan(spec, demand.requirements, interpreter))
 
 
-def cache_of(root: str) -> EnvironmentCache:
-    """The cache in a directory, or in the default one for ""; raises `LoadFailed`."""
-    return EnvironmentCache(Path(root).absolute() if root else default_root(os.environ))
+def cache_of(options: EnvironmentOptions) -> EnvironmentCache:
+    """The cache of a server with these options; raises `LoadFailed`."""
+    given = options.cache
+    root = Path(given).absolute() if given else default_root(os.environ)
+    return EnvironmentCache(root, options.cache_bytes)
 
 
 def _ready(spec: LoadSpec, path: Path) -> Environment:
@@ -194,8 +197,12 @@ def _cached(spec: LoadSpec, plan: Plan) -> Environment:
 
     # A concurrent build may take its whole time limit, and start only now.
     patience = spec.environments.build_secs + 60.0
-    hold = cache_of(spec.environments.cache).acquire(plan.key, spec.model, build, patience)
-    return Environment(str(hold.path / "bin" / "python"), str(hold.path), hold)
+    cache = cache_of(spec.environments)
+    hold = cache.acquire(plan.key, spec.model, build, patience)
+    if hold.entry.numpy not in ("", plan.numpy):  # linked to that of another server
+        hold = cache.acquire(key_of([plan.key, plan.numpy]), spec.model, build, patience)
+    path = hold.entry.path
+    return Environment(str(path / "bin" / "python"), str(path), hold)
 
 
 def _interpreter(demand: Packages) -> Interpreter:
