@@ -116,8 +116,8 @@ def test_an_environment_that_cannot_be_built_and_those_that_were(
 @pytest.mark.slow
 def test_the_next_server_finds_them(server: ServerProcess, folder: Path) -> None:
     ended = run("environments", "list", options(folder)[0])
-    assert [line.split("  ")[-1] for line in sorted(ended.stdout.splitlines(), key=len)] == [
-        "flavour>=2", "flavour==1.0", "packed.tar.gz",
+    assert sorted(line.split("  ")[-1] for line in ended.stdout.splitlines()) == [
+        "flavour==1.0", "flavour>=2", "packed.tar.gz",
     ]  # fmt: skip
     ended = run("environments", "build", str(folder / "repository"), *options(folder))
     assert ended.returncode == 1  # of one model
