@@ -111,11 +111,10 @@ def client_of(options: RemoteOptions) -> tuple[ProtocolClients, Endpoint]:
 
 def test_on_a_thread(options: RemoteOptions) -> None:
     client, endpoint = client_of(options)
-    with client.visit(endpoint) as connection:
-        with pytest.raises(CallFailed, match="there is nothing") as failed:
-            connection.describe(10)
-        with pytest.raises(CallFailed, match="there is nothing"):
-            connection.infer(RemoteRequest([], [], {}), 10)
+    with pytest.raises(CallFailed, match="there is nothing") as failed:
+        client.visit(endpoint, lambda it: it.describe(10))
+    with pytest.raises(CallFailed, match="there is nothing"):
+        client.visit(endpoint, lambda it: it.infer(RemoteRequest([], [], {}), 10))
     assert failed.value.failure.fate is Fate.ANSWERED
     assert isinstance(failed.value.failure.error, InvalidRequest)
 
@@ -278,8 +277,8 @@ def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
             parameters["tls_cert"] = str(TLS / "client.pem")
             parameters["tls_key"] = str(TLS / "client.key")
         client, endpoint = client_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
-        with client.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
-            connection.describe(10)
+        with pytest.raises(CallFailed) as failed:
+            client.visit(endpoint, lambda it: it.describe(10))
         server.stop(None).wait()
     assert failed.value.failure.fate is (Fate.ANSWERED if own else Fate.UNSENT)
 
@@ -287,8 +286,8 @@ def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
 def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
     parameters = {"endpoints": f"grpcs://localhost:{port}"}
     client, endpoint = client_of(RemoteOptions.of(parameters, "m", 0, tmp_path))
-    with client.visit(endpoint) as connection, pytest.raises(CallFailed) as failed:
-        connection.describe(10)
+    with pytest.raises(CallFailed) as failed:
+        client.visit(endpoint, lambda it: it.describe(10))
     assert failed.value.failure.fate is Fate.UNSENT
 
 

@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +19,9 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.placement.upstream.connection import (
     CallFailed,
+    ProtocolClient,
     RemoteDescription,
     RemoteRequest,
-    Visit,
 )
 from headrace.placement.upstream.http_client import HttpClient
 from headrace.placement.upstream.options import RemoteOptions
@@ -100,15 +100,14 @@ class Thread:
 
     async def infer(self, seconds: float = 10) -> list[int]:
         """The output of an inference."""
-        answer = await asyncio.to_thread(self._visit, lambda client: client.infer(ASKED, seconds))
+        answer = await self._visit(lambda client: client.infer(ASKED, seconds))
         return answer.outputs["Y"].tolist()  # type: ignore[no-any-return]
 
     async def describe(self) -> RemoteDescription:
-        return await asyncio.to_thread(self._visit, lambda client: client.describe(10))
+        return await self._visit(lambda client: client.describe(10))
 
-    def _visit(self, act: Callable[[Visit], T]) -> T:
-        with self.clients.visit(self.endpoint) as client:
-            return act(client)
+    async def _visit(self, ask: Callable[[ProtocolClient], Awaitable[T]]) -> T:
+        return await asyncio.to_thread(self.clients.visit, self.endpoint, ask)
 
 
 @asynccontextmanager

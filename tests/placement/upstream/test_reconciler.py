@@ -1,19 +1,21 @@
 """Models that servers load because this one wants them to."""
 
+import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core.errors import ExecutionFailed
-from headrace.placement.upstream.connection import CallFailed, RemoteDescription
+from headrace.placement.upstream.connection import CallFailed, ProtocolClient, RemoteDescription
 from headrace.placement.upstream.options import RemoteOptions
-from headrace.placement.upstream.reconciler import BlockingClients, RepositoryReconciler
-from headrace.placement.upstream.triton_options import LoadCounts
+from headrace.placement.upstream.protocols import ProtocolClients
+from headrace.placement.upstream.reconciler import Reconciler
+from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.status import Failure, Fate
 
 ENDPOINT = Endpoint("s", "grpc", "127.0.0.1", 1, "localhost")
@@ -26,48 +28,49 @@ class Server:
         self.loaded = False
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def describe(self, seconds: float) -> RemoteDescription:
+    async def describe(self, seconds: float) -> RemoteDescription:
         if self.loaded:
             return RemoteDescription(pb.ModelMetadataResponse(), None)
         raise CallFailed(Failure(Fate.ANSWERED, ExecutionFailed("unknown")), "unknown")
 
-    def infer(self, request: object, seconds: float) -> Any:
-        raise NotImplementedError
-
-    def load(self, config: str, seconds: float) -> None:
+    async def load(self, config: str, seconds: float) -> None:
         self.meanwhile()
         self.loaded = True
 
-    def unload(self, seconds: float) -> None:
+    async def unload(self, seconds: float) -> None:
         self.loaded = False
 
 
-class Visit(BlockingClients):
-    """BlockingClients of one server."""
+class Clients(ProtocolClients):
+    """Clients of one server."""
 
     def __init__(self, server: Server) -> None:
-        options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
-        super().__init__(options, "m")
+        super().__init__(RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path()), "m")
         self._server = server
 
-    def to(self, endpoint: Endpoint) -> Any:
-        return nullcontext(self._server)
+    def visit(self, endpoint: Endpoint, ask: Callable[[Any], Any]) -> Any:
+        return asyncio.run(ask(self._server))
+
+
+def made(server: Server, uses: LoadCounts, **parameters: str) -> Reconciler:
+    control = ControlOptions.of({"remote_load": "true", **parameters})
+    return Reconciler(Clients(server), [ENDPOINT], ModelConfig(), control, uses)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["nobody else", "somebody else"])
-def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
+async def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
     server, uses = Server(), LoadCounts()
-    reconciler = RepositoryReconciler(Visit(server), [], uses)
+    reconciler = made(server, uses, remote_unload="true")
     if used:
         uses.take(("m", ENDPOINT))
     server.meanwhile = reconciler.release
-    reconciler.ensure(ENDPOINT, 10)
+    await reconciler.ensure(cast(ProtocolClient, server), ENDPOINT, 10)
     assert server.loaded is used
 
 
-def test_a_model_that_stays_loaded() -> None:
+async def test_a_model_that_stays_loaded() -> None:
     server = Server()
-    reconciler = RepositoryReconciler(Visit(server), [], None)
+    reconciler = made(server, LoadCounts())
     server.meanwhile = reconciler.release
-    reconciler.ensure(ENDPOINT, 10)
+    await reconciler.ensure(cast(ProtocolClient, server), ENDPOINT, 10)
     assert server.loaded

@@ -28,51 +28,6 @@ if TYPE_CHECKING:
 _LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's maximum, in bytes
 
 
-class LateTritons:
-    """Managed Tritons, created by their plugin when the first model needs them.
-
-    `attach` to the event loop before a model is loaded, and `close` there at the end.
-    """
-
-    def __init__(self, options: TritonOptions) -> None:
-        self._options = options
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._servers: OwnServers | None = None
-        self._lock = Lock()  # models load concurrently
-        self._stopped = False
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Attach processes to this loop."""
-        self._loop = loop
-
-    def servers(self) -> "OwnServers":
-        """The servers. On a loading thread; raises `LoadFailed` without a plugin."""
-        with self._lock:
-            if self._servers is None:
-                made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
-                if not made:
-                    raise LoadFailed("no plugin starts servers, for a reason that the log has")
-                self._servers = next(iter(made.values()))
-                if self._loop is not None:
-                    self._servers.attach(self._loop)
-                if self._stopped:
-                    self._servers.stop()
-            return self._servers
-
-    def stop(self) -> None:
-        """Stop loads and unloads: the processes end soon."""
-        with self._lock:
-            self._stopped = True
-            if self._servers is not None:
-                self._servers.stop()
-
-    async def close(self) -> None:
-        """End all processes, and remove their directory."""
-        self.stop()
-        if self._servers is not None:
-            await self._servers.close()
-
-
 class RemoteBackend(Backend):
     """Runs models on the servers named in their configuration, or on managed Tritons."""
 
@@ -80,12 +35,16 @@ class RemoteBackend(Backend):
     places_instances = False
     decoupled = True
 
-    def __init__(self, tritons: LateTritons | None = None, largest_response: int = 0) -> None:
-        """`tritons` are the managed ones, None for none.
+    def __init__(self, tritons: TritonOptions | None = None, largest_response: int = 0) -> None:
+        """`tritons` are the options of managed Tritons, None for none.
 
         Responses may have `largest_response` bytes unless a model sets a limit; 0 for the default.
         """
-        self._tritons = tritons
+        self._options = tritons
+        self._servers: OwnServers | None = None  # made by their plugin for the first model
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = Lock()  # models load concurrently
+        self._stopped = False
         largest = min(largest_response, _LARGEST_MESSAGE)
         self._defaults = {"max_response_bytes": str(largest)} if largest else {}
         self._uses = LoadCounts()
@@ -93,23 +52,24 @@ class RemoteBackend(Backend):
     @classmethod
     def of(cls, context: BackendContext) -> "RemoteBackend":
         """Make the backend of a server."""
-        tritons = None if context.tritons is None else LateTritons(context.tritons)
-        return cls(tritons, context.largest_response)
+        return cls(context.tritons, context.largest_response)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Attach managed Tritons to this loop."""
-        if self._tritons is not None:
-            self._tritons.attach(loop)
+        self._loop = loop
 
     def stop(self) -> None:
         """Stop loads and unloads on managed Tritons: they end soon."""
-        if self._tritons is not None:
-            self._tritons.stop()
+        with self._lock:
+            self._stopped = True
+            if self._servers is not None:
+                self._servers.stop()
 
     async def close(self) -> None:
         """End the managed Tritons, and remove their directory."""
-        if self._tritons is not None:
-            await self._tritons.close()
+        self.stop()
+        if self._servers is not None:
+            await self._servers.close()
 
     @property
     def parameters(self) -> Set[str]:
@@ -149,7 +109,22 @@ class RemoteBackend(Backend):
         from headrace.placement.upstream.pool import UpstreamPool
 
         given = replace(spec, parameters={**self._defaults, **spec.parameters})
-        servers = None if self._tritons is None else self._tritons.servers
-        model = load_remote(given, servers, self._uses)
+        model = load_remote(given, self._tritons, self._uses)
         model.make_pool = UpstreamPool
         return model
+
+    def _tritons(self) -> "OwnServers":
+        """The managed servers. On a loading thread; raises `LoadFailed` without any."""
+        if self._options is None:
+            raise LoadFailed("no Triton is started here")
+        with self._lock:
+            if self._servers is None:
+                made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
+                if not made:
+                    raise LoadFailed("no plugin starts servers, for a reason that the log has")
+                self._servers = next(iter(made.values()))
+                if self._loop is not None:
+                    self._servers.attach(self._loop)
+                if self._stopped:
+                    self._servers.stop()
+            return self._servers

@@ -2,14 +2,12 @@
 
 A client takes requests and returns responses as values; `headrace.protocol` encodes them. Each
 model has clients of its own, so that their problems do not affect other models. A thread that loads
-a model has one on an event loop of its own, behind a `Visit`.
+a model has one on a temporary event loop (`ProtocolClients.visit`).
 
 On the event loop, callers are notified by callbacks, without a task or a future in between.
 """
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -186,48 +184,6 @@ class ProtocolClient(Protocol):
 
     async def close(self) -> None:
         """Close the connection and cancel calls in flight."""
-
-
-class Visit:
-    """A blocking `ProtocolClient` for a thread: each method waits for the coroutine."""
-
-    def __init__(self, runner: asyncio.Runner, connection: ProtocolClient) -> None:
-        self._run = runner.run
-        self._connection = connection
-
-    def describe(self, seconds: float) -> RemoteDescription:
-        """The model's metadata, and its configuration if provided."""
-        return self._run(self._connection.describe(seconds))
-
-    def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-        """The response of one call."""
-        return self._run(self._connection.infer(request, seconds))
-
-    def load(self, config: str, seconds: float) -> None:
-        """Load the model."""
-        self._run(self._connection.load(config, seconds))
-
-    def unload(self, seconds: float) -> None:
-        """Unload the model."""
-        self._run(self._connection.unload(seconds))
-
-
-@contextmanager
-def visiting(connect: Callable[[], ProtocolClient]) -> Iterator[Visit]:
-    """A connection on a temporary event loop, for a thread without one.
-
-    `connect` creates the client on that loop.
-    """
-
-    async def connected() -> ProtocolClient:
-        return connect()
-
-    with asyncio.Runner() as runner:
-        connection = runner.run(connected())
-        try:
-            yield Visit(runner, connection)
-        finally:
-            runner.run(connection.close())
 
 
 def with_headers(

@@ -22,18 +22,7 @@ from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, RemoteRequest
 from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
-from headrace.placement.upstream.reconciler import (
-    BlockingClients,
-    DesiredState,
-    Difference,
-    DriftWatch,
-    OwnServers,
-    RepositoryReconciler,
-    UpstreamReconciler,
-    asked_of,
-    differences,
-    load_everywhere,
-)
+from headrace.placement.upstream.reconciler import ASK_SECS, OwnServers, Reconciler, asked_of
 from headrace.placement.upstream.requests import Forwarding
 from headrace.placement.upstream.triton_options import (
     MANAGED_PARAMETERS,
@@ -48,7 +37,6 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInput, Model
 from headrace.protocol.v2_protobuf import RemoteInput
 from headrace.scheduling.sequences import SequenceRules
 
-_METADATA_SECS = 10.0
 _MOST_CALLS = 64  # default limit of calls in flight
 _MOST_STREAMS = 256  # default limit for decoupled models
 _FEW_CALLS = 4  # limit for a model of which nothing is known
@@ -58,7 +46,7 @@ _IDLE = "max_sequence_idle_microseconds"
 
 
 def load_remote(
-    spec: LoadSpec, tritons: "Callable[[], OwnServers] | None", known: LoadCounts
+    spec: LoadSpec, tritons: "Callable[[], OwnServers]", known: LoadCounts
 ) -> "RemoteModel":
     """Query a server for the model; raises `LoadFailed` or `InvalidOption`.
 
@@ -68,15 +56,7 @@ def load_remote(
     asked = asked_of(spec.config)
     if is_managed(spec.parameters):
         check_managed(spec.parameters)
-        if tritons is None:
-            raise LoadFailed("no Triton is started here")
-        placed = tritons().place(spec, asked)
-        # Managed processes have a copy written for each of them.
-        asked.ClearField("instance_group")
-        wanted = DesiredState(asked, ControlOptions.of(spec.parameters), placed, placed.groups)
-        visits = BlockingClients(placed.options, spec.model)
-        clients = ProtocolClients(placed.options, spec.model)
-        return _described(visits, clients, placed.endpoints, wanted)
+        return _described(tritons().place(spec, asked))
     directory = spec.version if (spec.root / str(spec.version)).is_dir() else 0
     if "fail_over" in spec.parameters and "remote_version" in spec.parameters:
         directory = 0  # the directory is for another backend
@@ -84,37 +64,27 @@ def load_remote(
     clients = ProtocolClients(options, spec.model)
     endpoints = options.resolve()
     control = ControlOptions.of(spec.parameters)
-    visits = BlockingClients(options, spec.model)
-    reconciler: RepositoryReconciler | None = None
+    reconciler = Reconciler(clients, endpoints, asked, control, known)
     if control.load:
-        uses = known if control.unload else None
-        reconciler = RepositoryReconciler(visits, asked.instance_group, uses)
-        load_everywhere(reconciler, spec.model, endpoints, spec.deadline)
-    return _described(visits, clients, endpoints, DesiredState(asked, control, reconciler))
+        reconciler.load(spec.deadline)
+    return _described(reconciler)
 
 
-def _described(
-    visits: BlockingClients,
-    clients: ProtocolClients,
-    endpoints: Sequence[Endpoint],
-    wanted: DesiredState,
-) -> "RemoteModel":
+def _described(reconciler: Reconciler) -> "RemoteModel":
     """The model as described by the first server that answers; raises `LoadFailed`."""
-    problems = []
+    clients, problems = reconciler.clients, []
     try:
-        for endpoint in endpoints:
-            with clients.visit(endpoint) as connection:
-                try:
-                    said = connection.describe(_METADATA_SECS)
-                except CallFailed as failed:
-                    problems.append(f"{endpoint.name}: {failed.text}")
-                else:
-                    return RemoteModel(visits, clients, endpoints, endpoint, said, wanted)
-        what = f"no server answers for model '{visits.options.model}'"
+        for endpoint in reconciler.endpoints:
+            try:
+                said = clients.visit(endpoint, lambda client: client.describe(ASK_SECS))
+            except CallFailed as failed:
+                problems.append(f"{endpoint.name}: {failed.text}")
+            else:
+                return RemoteModel(reconciler, endpoint, said)
+        what = f"no server answers for model '{clients.options.model}'"
         raise LoadFailed(f"{what}: {'; '.join(problems)}", what)
     except BaseException:
-        if wanted.reconciler is not None:
-            wanted.reconciler.release()
+        reconciler.release()
         raise
 
 
@@ -125,30 +95,14 @@ class RemoteModel(LoadedModel):
     exact_shapes = True  # its servers report the clients' shapes
     row_limit = ""
 
-    def __init__(
-        self,
-        visits: BlockingClients,
-        clients: ProtocolClients,
-        endpoints: Sequence[Endpoint],
-        answered: Endpoint,
-        said: RemoteDescription,
-        wanted: DesiredState,
-    ) -> None:
-        """`answered` is the endpoint that has `said` the description.
-
-        `visits` are shared with the reconciler, so that credentials are renewed for both.
-        """
-        options = visits.options
-        self._wanted = wanted
-        self._visits = visits
-        self._asked = wanted.config
-        self.drift = differences(wanted.config, said, options.version)
-        self.options = options
-        self.forwarding = Forwarding(options)
-        self.forward_headers = options.forward_headers
+    def __init__(self, reconciler: Reconciler, answered: Endpoint, said: RemoteDescription) -> None:
+        """`answered` is the endpoint that has `said` the description."""
+        self.reconciler = reconciler
+        self.drift = reconciler.differences(said)
+        self.forwarding = Forwarding(self.options)
+        self.forward_headers = self.options.forward_headers
         self.alike = self.forwarding.alike
-        self.clients = clients
-        self.endpoints = list(endpoints)
+        self.endpoints = list(reconciler.endpoints)
         self.answered = answered
         self.config = said.config
         optional = {i.name for i in said.config.input if i.optional} if said.config else set()
@@ -159,6 +113,16 @@ class RemoteModel(LoadedModel):
         self.make_pool: Callable[[str, RemoteModel, Surroundings], Placement]
         self.sequences: SequenceRules | None = None  # the rules for sequences, if it has any
 
+    @property
+    def clients(self) -> ProtocolClients:
+        """The clients of the servers; replaced when credentials have changed."""
+        return self.reconciler.clients
+
+    @property
+    def options(self) -> RemoteOptions:
+        """The current options."""
+        return self.clients.options
+
     def look(self) -> tuple[list[Endpoint], ProtocolClients | None]:
         """The current addresses of the endpoints, and clients with new credentials if these have
         changed. May block; raises `LoadFailed` or `InvalidOption`.
@@ -167,11 +131,6 @@ class RemoteModel(LoadedModel):
         if renewed is None:
             return found, None
         return found, ProtocolClients(renewed, self.clients.model, self.clients.declared)
-
-    def renew(self, clients: ProtocolClients) -> None:
-        """Use these clients from now on."""
-        self.clients = clients
-        self.options = self._visits.options = clients.options
 
     @property
     def max_batch_size(self) -> int | None:
@@ -226,7 +185,8 @@ class RemoteModel(LoadedModel):
                 if info.datatype is not None:
                     result.input.add(name=info.name, optional=info.optional)
         if not result.instance_group and self.config is not None:
-            result.instance_group.extend(self._wanted.groups(self.answered, self.config))
+            groups = self.reconciler.groups(self.answered, self.config.instance_group)
+            result.instance_group.extend(groups)
         if problems := list(self._untold(result)):
             raise Contradiction(problems)
         return result
@@ -287,33 +247,7 @@ class RemoteModel(LoadedModel):
         self.clients.declared.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
         self.sequences = sequence_rules(config)
-        asked = ModelConfig()
-        asked.CopyFrom(config)
-        asked.ClearField("instance_group")
-        asked.instance_group.extend(self._wanted.config.instance_group)
-        self._asked = asked
-
-    def reconciler(self, endpoint: Endpoint) -> UpstreamReconciler | None:
-        """The reconciler of one server; None if this server does not load the model."""
-        reconciler = self._wanted.reconciler
-        return None if reconciler is None else UpstreamReconciler(reconciler, endpoint)
-
-    def watch(self, endpoints: Callable[[], Sequence[Endpoint]]) -> DriftWatch:
-        """Start periodic checks of the servers for drift."""
-        watch = DriftWatch(
-            self._asked.name, self._wanted.control.drift_secs, endpoints, self._look,
-            self._wanted.reconciler,
-        )  # fmt: skip
-        watch.note(self.answered, self.drift)
-        return watch
-
-    def _look(self, endpoint: Endpoint) -> Sequence[Difference]:
-        with self._visits.to(endpoint) as connection:
-            try:
-                said = connection.describe(_METADATA_SECS)
-            except CallFailed as failed:
-                raise LoadFailed(failed.text) from None
-        return differences(self._asked, said, self.options.version)
+        self.reconciler.expect(config)
 
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
@@ -331,17 +265,17 @@ class RemoteModel(LoadedModel):
             for name, array in inputs.items()
         ]
         request = RemoteRequest(tensors, outputs, {})
-        with self.clients.visit(self.answered) as connection:
-            try:
-                answer = connection.infer(request, self.options.timeout)
-            except CallFailed as failed:
-                raise failed.failure.error from None
+        try:
+            answer = self.clients.visit(
+                self.answered, lambda client: client.infer(request, self.options.timeout)
+            )
+        except CallFailed as failed:
+            raise failed.failure.error from None
         return [answer.outputs[name] for name in outputs]
 
     def close(self) -> None:
         """Unload the model on its servers if configured, which may take a while."""
-        if self._wanted.reconciler is not None:
-            self._wanted.reconciler.release()
+        self.reconciler.release()
 
     def _problems(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         most = self.max_batch_size
@@ -351,7 +285,7 @@ class RemoteModel(LoadedModel):
                 f"the remote model takes {most or 'no'} rows in a batch, not"
                 f" {config.max_batch_size}",
             )
-        if self._wanted.control.strict:
+        if self.reconciler.control.strict:
             for found in self.drift:
                 yield found.field, f"{found.asked} asked for, {found.reported} there"
         if config.model_transaction_policy.decoupled:

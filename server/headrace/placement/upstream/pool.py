@@ -62,9 +62,11 @@ class UpstreamPool(Placement):
         self._wait: asyncio.TimerHandle | None = None
         self._resolving: asyncio.Task[None] | None = None
         self._closed: asyncio.Task[None] | None = None
-        self._drift = model.watch(self._looked_at)
         for endpoint in model.endpoints:
-            self._upstreams.append(self._upstream(endpoint, endpoint == model.answered))
+            upstream = self._upstream(endpoint, endpoint == model.answered)
+            if endpoint == model.answered:
+                upstream.note(model.drift)
+            self._upstreams.append(upstream)
         self._conditions = [upstream.condition for upstream in self._upstreams]
         if model.sequences is not None:
             self._sequences = SequenceTable(model.sequences.idle_ns, monotonic_ns)
@@ -116,8 +118,6 @@ class UpstreamPool(Placement):
     def endpoints(self) -> Sequence[EndpointSeries]:
         """The upstreams, for a scrape."""
         found = [upstream.series() for upstream in self._upstreams]
-        for upstream, series in zip(self._upstreams, found, strict=True):
-            series.differences = self._drift.count(upstream.endpoint)
         if self._sequences is not None:
             self._sequences.forget_idle()
             for upstream, series in zip(self._upstreams, found, strict=True):
@@ -153,7 +153,6 @@ class UpstreamPool(Placement):
         if self._closed is not None:
             return
         self._resolve_timer.cancel()
-        self._drift.close()
         if self._wait is not None:
             self._wait.cancel()
         if self._resolving is not None:
@@ -169,17 +168,12 @@ class UpstreamPool(Placement):
         await asyncio.gather(*(upstream.close() for upstream in self._upstreams), *self._leaving)
         await run_in_daemon_thread(self._model.close, f"release {self.name}")
 
-    def _looked_at(self) -> Sequence[Endpoint]:
-        """The upstreams to be checked for drift."""
-        return [upstream.endpoint for upstream in self._upstreams if upstream.condition.reachable]
-
     def _upstream(self, endpoint: Endpoint, reachable: bool = False) -> Upstream:
         counts = self._version.endpoints.setdefault(endpoint.name, EndpointCounts())
         model = self._model
         return Upstream(
             endpoint, model.clients.connect(endpoint, self._version.signature), model.options,
-            self._label, self._loop, self._on_upstream, reachable, model.reconciler(endpoint),
-            counts,
+            self._label, self._loop, self._on_upstream, reachable, model.reconciler, counts,
         )  # fmt: skip
 
     # --- reachability
@@ -240,7 +234,7 @@ class UpstreamPool(Placement):
             log.warning("model %s: %s", name, error, extra={"model": name})
             return
         if clients is not None:
-            self._model.renew(clients)
+            self._model.reconciler.clients = clients
             log.info("model %s: its credentials have changed; servers are connected to anew", name,
                      extra={"model": name})  # fmt: skip
         self._adopt(found, anew=clients is not None)
@@ -248,13 +242,16 @@ class UpstreamPool(Placement):
     def _adopt(self, found: Sequence[Endpoint], anew: bool) -> None:
         kept = [m for m in self._upstreams if m.endpoint in found and not anew]
         gone = [upstream for upstream in self._upstreams if upstream not in kept]
-        before = {upstream.endpoint: upstream.condition.reachable for upstream in self._upstreams}
+        before = {upstream.endpoint: upstream for upstream in gone}
         known = {upstream.endpoint for upstream in kept}
-        self._upstreams = kept + [
-            self._upstream(endpoint, before.get(endpoint, False))
-            for endpoint in found
-            if endpoint not in known
-        ]
+        self._upstreams = kept
+        for endpoint in found:
+            if endpoint not in known:
+                upstream = self._upstream(endpoint)
+                if endpoint in before:
+                    upstream.condition.reachable = before[endpoint].condition.reachable
+                    upstream.differences = before[endpoint].differences
+                self._upstreams.append(upstream)
         self._conditions = [upstream.condition for upstream in self._upstreams]
         for upstream in gone:
             task = self._loop.create_task(self._dismiss(upstream))

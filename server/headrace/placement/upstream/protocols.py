@@ -1,18 +1,23 @@
 """Creation of clients for a model's endpoints, by protocol and scheme."""
 
+import asyncio
 import os
 import ssl
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core import plugins
 from headrace.core.errors import InvalidOption
 from headrace.core.plugins import resolve
 from headrace.core.signature import Signature
-from headrace.placement.upstream.connection import Declared, ProtocolClient, Visit, visiting
+from headrace.placement.upstream.connection import Declared, ProtocolClient
 from headrace.placement.upstream.options import Credentials, RemoteOptions
 
+if TYPE_CHECKING:
+    from headrace.placement.upstream.grpc_client import GrpcMessages
+
+T = TypeVar("T")
 _GRPC = ("grpc", "grpcs")
 
 
@@ -34,10 +39,7 @@ class ProtocolClients:
         self._contexts: dict[str, ssl.SSLContext] = {}
         for scheme in {url.scheme for url in options.urls}:
             if scheme in _GRPC:
-                from headrace.connections.grpc_channel import receive_buffer
-
-                self._buffer = receive_buffer()  # shared by all clients of the event loop
-                self._messages = resolve(options.protocol.grpc)(options, model)
+                self._shared = self._grpc_parts()
             if scheme in ("grpcs", "https"):
                 self._contexts[scheme] = tls_context(options.credentials)
         if "grpcs" in self._contexts:
@@ -48,32 +50,45 @@ class ProtocolClients:
             self._sharing = plugins.part("upstream_memory")()
 
     def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
-        """A client for the running event loop.
+        """A client for the event loop, on which all of them share messages and a receive buffer.
 
         With a `signature` it shares memory with the upstream, if configured.
         """
-        return self._client(endpoint, self._buffer if endpoint.scheme in _GRPC else None, signature)
-
-    def visit(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """A blocking client for a thread."""
-        return visiting(lambda: self._client(endpoint, None, None))
-
-    def _client(
-        self, endpoint: Endpoint, buffer: memoryview | None, signature: Signature | None
-    ) -> ProtocolClient:
-        context = self._contexts.get(endpoint.scheme)
-        if endpoint.scheme not in _GRPC:
-            from headrace.placement.upstream.http_client import HttpClient
-
-            rest = resolve(self.options.protocol.rest)(self.options, self.model, self.declared)
-            return HttpClient(endpoint, rest, context)
-        from headrace.connections.grpc_channel import receive_buffer
-        from headrace.placement.upstream.grpc_client import GrpcClient
-
-        buffer = buffer or receive_buffer()
         if signature is None or self._sharing is None:
-            return GrpcClient(endpoint, self._messages, context, buffer)
-        return self._sharing(endpoint, self._messages, context, buffer, signature)
+            return self._client(endpoint, shared=True)
+        messages, buffer = self._shared
+        return self._sharing(
+            endpoint, messages, self._contexts.get(endpoint.scheme), buffer, signature
+        )
+
+    def visit(self, endpoint: Endpoint, ask: Callable[[ProtocolClient], Awaitable[T]]) -> T:
+        """The result of `ask`, with a client on a temporary event loop; for threads without one."""
+
+        async def visited() -> T:
+            client = self._client(endpoint, shared=False)
+            try:
+                return await ask(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(visited())
+
+    def _client(self, endpoint: Endpoint, shared: bool) -> ProtocolClient:
+        context = self._contexts.get(endpoint.scheme)
+        if endpoint.scheme in _GRPC:
+            from headrace.placement.upstream.grpc_client import GrpcClient
+
+            messages, buffer = self._shared if shared else self._grpc_parts()
+            return GrpcClient(endpoint, messages, context, buffer)
+        from headrace.placement.upstream.http_client import HttpClient
+
+        rest = resolve(self.options.protocol.rest)(self.options, self.model, self.declared)
+        return HttpClient(endpoint, rest, context)
+
+    def _grpc_parts(self) -> "tuple[GrpcMessages, memoryview]":
+        from headrace.connections.grpc_channel import receive_buffer
+
+        return resolve(self.options.protocol.grpc)(self.options, self.model), receive_buffer()
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:

@@ -1,25 +1,21 @@
 """Reconciliation of upstreams with a model's configuration: loads, and reloads after losses.
 
-`DesiredState` is the state that a configuration requests. A `Reconciler` loads the model on its
-servers, and unloads it in the end; it blocks and is for threads. `UpstreamReconciler` and
-`DriftWatch` call it from the event loop while the model is served.
+A `Reconciler` has the state that a configuration requests. It loads the model on its servers, and
+unloads it in the end, on threads; while the model is served, each `Upstream` calls it.
 
 Differences between a server's model and its configuration are found by plain functions over
 messages. GPUs have Triton's numbers: their index among those visible to its process. If each
 process sees one GPU of its own, a configuration numbers them as if one process saw them all.
 """
 
-import asyncio
 import json
 import logging
-from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic
 from typing import Protocol, TypeAlias
 
@@ -30,10 +26,7 @@ from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import brackets
-from headrace.placement.child_process import Backoff
-from headrace.placement.daemon_thread import run_in_daemon_thread
-from headrace.placement.upstream.connection import CallFailed, RemoteDescription, Visit
-from headrace.placement.upstream.options import RemoteOptions
+from headrace.placement.upstream.connection import CallFailed, ProtocolClient, RemoteDescription
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.triton_options import ControlOptions, LoadCounts
 from headrace.protocol.documents import to_json
@@ -178,106 +171,154 @@ def _fits(asked: Sequence[int], reported: Sequence[int]) -> bool:
 
 log = logging.getLogger(__name__)
 
-_ASK_SECS = 10.0
+ASK_SECS = 10.0
 LOAD_SECS = 900.0  # default time limit of a load
 _AT_ONCE = 16  # servers queried concurrently
 
 
-class BlockingClients:
-    """Connections to the servers of one model, named `model` here, for threads."""
+class Reconciler:
+    """The desired state of a model on its servers, which it establishes there if `control` asks.
 
-    def __init__(self, options: RemoteOptions, model: str) -> None:
-        self.options = options
-        self.model = model
-
-    def to(self, endpoint: Endpoint) -> AbstractContextManager[Visit]:
-        """A connection, open within `with`."""
-        # A client is for one thread at a time, and the pool's belongs to the event loop.
-        return ProtocolClients(self.options, self.model).visit(endpoint)
-
-
-class Reconciler(ABC):
-    """Loads one model on servers, and unloads it in the end. For threads that may block."""
-
-    def __init__(self, clients: BlockingClients) -> None:
-        self._clients = clients
-        self._model = clients.model
-        self._lock = Lock()
-        self._released = False
-
-    def ensure(self, endpoint: Endpoint, seconds: float) -> None:
-        """Load the model on one server as desired; raises `LoadFailed`."""
-        with self._lock:
-            if self._released:
-                raise LoadFailed("it is being unloaded")
-            self._begin(endpoint)
-        with self._asking(endpoint) as connection:
-            self._load(connection, endpoint, seconds)
-        if self._is_released():  # released meanwhile
-            self._undo(endpoint)
-
-    def release(self) -> None:
-        """Give the model up, and unload it where desired."""
-        with self._lock:
-            released, self._released = self._released, True
-        if not released:
-            self._release()
-
-    def _unload(self, endpoints: Iterable[Endpoint]) -> None:
-        def unload(endpoint: Endpoint) -> None:
-            with self._asking(endpoint) as connection:
-                connection.unload(_ASK_SECS)
-
-        for problem in each(endpoints, unload):
-            log.warning("model %s is not unloaded: %s", self._model, problem)
-
-    @contextmanager
-    def _asking(self, endpoint: Endpoint) -> Iterator[Visit]:
-        with self._clients.to(endpoint) as connection:
-            try:
-                yield connection
-            except CallFailed as failed:
-                raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
-
-    def _is_released(self) -> bool:
-        with self._lock:
-            return self._released
-
-    @abstractmethod
-    def _begin(self, endpoint: Endpoint) -> None:
-        """Note that a server is about to load the model."""
-
-    @abstractmethod
-    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
-        """Load the model unless it is as desired; may raise `CallFailed`."""
-
-    @abstractmethod
-    def _undo(self, endpoint: Endpoint) -> None:
-        """Unload the model if it was loaded after `release`."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Unload the model where desired."""
-
-
-class PlacedReconciler(Reconciler):
-    """The reconciler of a model on managed servers, from `OwnServers.place`.
-
-    `options` are for connections to the servers, `endpoints` are their addresses.
+    It loads the model with the desired instance groups, or those of the server if there are none,
+    and unloads it in the end; the rest of the configuration is the servers'. A model is loaded, and
+    released, on threads; the loop of its pool ensures that single servers have it.
     """
 
-    options: RemoteOptions
-    endpoints: Sequence[Endpoint]
+    def __init__(
+        self,
+        clients: ProtocolClients,
+        endpoints: Sequence[Endpoint],
+        asked: ModelConfig,
+        control: ControlOptions,
+        loads: LoadCounts,
+    ) -> None:
+        """`loads` are the models that servers have loaded for this one."""
+        self.clients = clients
+        self.endpoints = endpoints
+        self.control = control
+        self._asked = asked
+        self._groups = list(asked.instance_group)
+        self._loads = loads
+        self._taken: set[Endpoint] = set()
+        self._lock = Lock()
+        self._released = Event()
 
-    @abstractmethod
     def load(self, deadline: float) -> None:
-        """Load the model on every live server; raises `LoadFailed`, with the model released."""
+        """Load the model on all reachable servers; raises `LoadFailed` if none loads it.
 
-    @abstractmethod
+        Health checks retry the others.
+        """
+        model = self.clients.model
+        problems = self._load_on(self.endpoints, deadline)
+        if len(problems) < len(self.endpoints):
+            for problem in problems:
+                log.warning("model %s is not loaded by a server: %s", model, problem)
+            return
+        what = f"no server loads model '{model}'"
+        raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
+
+    async def ensure(self, client: ProtocolClient, endpoint: Endpoint, seconds: float) -> None:
+        """Load the model on one server as desired; raises `LoadFailed`."""
+        key = self.clients.options.model, endpoint
+        with self._lock:
+            if self._released.is_set():
+                raise LoadFailed("it is being unloaded")
+            if self.control.unload and endpoint not in self._taken:
+                self._loads.take(key)
+                self._taken.add(endpoint)
+        try:
+            await self._load(client, endpoint, seconds)
+            if self._released.is_set() and self.control.unload:  # released meanwhile
+                self._loads.take(key)
+                if self._loads.give_back(key):
+                    await client.unload(ASK_SECS)
+        except CallFailed as failed:
+            raise LoadFailed(f"{endpoint.name}: {failed.text}") from None
+
+    def release(self) -> None:
+        """Give the model up, and unload it where nothing else uses it. Blocks."""
+        with self._lock:
+            released = self._released.is_set()
+            self._released.set()
+        if not released:
+            model = self.clients.options.model
+            self._unload([one for one in self._taken if self._loads.give_back((model, one))])
+
     def groups(
         self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
-    ) -> list[ModelInstanceGroup]:
-        """Reported instance groups, with GPUs numbered as in the configuration."""
+    ) -> Sequence[ModelInstanceGroup]:
+        """The instance groups reported by a server, with GPUs numbered as in the configuration."""
+        return reported
+
+    def expect(self, config: ModelConfig) -> None:
+        """Compare servers with the completed configuration; instance groups are those asked for."""
+        self._asked = ModelConfig()
+        self._asked.CopyFrom(config)
+        self._asked.ClearField("instance_group")
+        self._asked.instance_group.extend(self._groups)
+
+    def differences(self, said: RemoteDescription) -> list[Difference]:
+        """The differences between a server's model and the configuration."""
+        return differences(self._asked, said, self.clients.options.version)
+
+    def _load_on(self, endpoints: Sequence[Endpoint], deadline: float) -> list[LoadFailed]:
+        seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
+        return self._each(
+            endpoints, lambda client, endpoint: self.ensure(client, endpoint, seconds)
+        )
+
+    def _unload(self, endpoints: Sequence[Endpoint]) -> None:
+        for problem in self._each(endpoints, lambda client, _: client.unload(ASK_SECS)):
+            log.warning("model %s is not unloaded: %s", self.clients.model, problem)
+
+    def _each(
+        self,
+        endpoints: Sequence[Endpoint],
+        work: Callable[[ProtocolClient, Endpoint], Awaitable[None]],
+    ) -> list[LoadFailed]:
+        """Do `work` on several servers concurrently; returns the failures."""
+
+        def attempt(endpoint: Endpoint) -> LoadFailed | None:
+            try:
+                self.clients.visit(endpoint, lambda client: work(client, endpoint))
+            except CallFailed as failed:
+                return LoadFailed(f"{endpoint.name}: {failed.text}")
+            except LoadFailed as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(_AT_ONCE, "remote") as pool:
+            return [problem for problem in pool.map(attempt, endpoints) if problem is not None]
+
+    async def _load(self, client: ProtocolClient, endpoint: Endpoint, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        said = await _loaded(client)
+        if said is None:
+            await client.load("", seconds)
+            said = await _loaded(client) if self._groups else None
+        config = None if said is None else said.config
+        if config is None or agree(self._groups, config.instance_group):
+            return
+        log.info(
+            "%s: model %s is loaded again with %s, in place of %s", endpoint.name,
+            self.clients.options.model, described(self._groups), described(config.instance_group),
+        )  # fmt: skip
+        config.ClearField("instance_group")
+        config.instance_group.extend(self._groups)
+        await client.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
+
+
+async def _loaded(client: ProtocolClient) -> RemoteDescription | None:
+    """The description of a model loaded on a server; None if it is not loaded.
+
+    Raises `CallFailed` if the server does not answer.
+    """
+    try:
+        return await client.describe(ASK_SECS)
+    except CallFailed as failed:
+        if failed.failure.fate in (Fate.UNSENT, Fate.UNCERTAIN, Fate.LATE):
+            raise
+        return None
 
 
 class OwnServers(Protocol):
@@ -292,242 +333,11 @@ class OwnServers(Protocol):
     async def close(self) -> None:
         """End all processes, and remove their files."""
 
-    def place(self, spec: LoadSpec, config: ModelConfig) -> PlacedReconciler:
-        """Start the servers for a model, and write its files; raises `LoadFailed`. Blocks."""
-
-
-class RepositoryReconciler(Reconciler):
-    """Loads a model on servers started by others, with the desired instance groups.
-
-    The rest of its configuration is the servers'. Empty `groups` leave the groups to them, too.
-    """
-
-    def __init__(
-        self,
-        clients: BlockingClients,
-        groups: Sequence[ModelInstanceGroup],
-        loads: LoadCounts | None,
-    ) -> None:
-        """`loads` is None if the model stays loaded at the end."""
-        super().__init__(clients)
-        self._model = clients.options.model
-        self._groups = list(groups)
-        self._loads = loads
-        self._taken: set[Endpoint] = set()
-
-    def _begin(self, endpoint: Endpoint) -> None:
-        if self._loads is not None and endpoint not in self._taken:
-            self._loads.take((self._model, endpoint))
-            self._taken.add(endpoint)
-
-    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
-        deadline = monotonic() + seconds
-        said = loaded(connection)
-        if said is None:
-            connection.load("", seconds)
-            said = loaded(connection)
-        config = None if said is None else said.config
-        if config is None or agree(self._groups, config.instance_group):
-            return
-        log.info(
-            "%s: model %s is loaded again with %s, in place of %s", endpoint.name, self._model,
-            described(self._groups), described(config.instance_group),
-        )  # fmt: skip
-        config.ClearField("instance_group")
-        config.instance_group.extend(self._groups)
-        connection.load(json.dumps(to_json(config)), max(deadline - monotonic(), 1.0))
-
-    def _undo(self, endpoint: Endpoint) -> None:
-        if self._loads is not None:
-            self._loads.take((self._model, endpoint))
-            self._give_back([endpoint])
-
-    def _release(self) -> None:
-        self._give_back(self._taken)
-
-    def _give_back(self, taken: Iterable[Endpoint]) -> None:
-        if self._loads is not None:
-            give_back = self._loads.give_back
-            self._unload([one for one in taken if give_back((self._model, one))])
-
-
-def load_everywhere(
-    reconciler: Reconciler, model: str, endpoints: Sequence[Endpoint], deadline: float
-) -> None:
-    """Load a model on all reachable servers; raises `LoadFailed` if none loads it.
-
-    Health checks retry the others.
-    """
-    seconds = max(min(deadline - monotonic(), LOAD_SECS), 1.0)
-    problems = each(endpoints, lambda endpoint: reconciler.ensure(endpoint, seconds))
-    if len(problems) < len(endpoints):
-        for problem in problems:
-            log.warning("model %s is not loaded by a server: %s", model, problem)
-        return
-    reconciler.release()
-    what = f"no server loads model '{model}'"
-    raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
-
-
-def loaded(connection: Visit) -> RemoteDescription | None:
-    """The description of a model loaded on a server; None if it is not loaded.
-
-    Raises `CallFailed` if the server does not answer.
-    """
-    try:
-        return connection.describe(_ASK_SECS)
-    except CallFailed as failed:
-        if failed.failure.fate in (Fate.UNSENT, Fate.UNCERTAIN, Fate.LATE):
-            raise
-        return None
-
-
-def each(endpoints: Iterable[Endpoint], work: Callable[[Endpoint], None]) -> list[LoadFailed]:
-    """Call `work` for several servers concurrently; returns the errors raised."""
-
-    def attempt(endpoint: Endpoint) -> LoadFailed | None:
-        try:
-            work(endpoint)
-        except LoadFailed as error:
-            return error
-        return None
-
-    found = list(endpoints)
-    if not found:
-        return []
-    with ThreadPoolExecutor(min(len(found), _AT_ONCE), "remote") as pool:
-        return [problem for problem in pool.map(attempt, found) if problem is not None]
-
-
-Renumbered = Callable[[Endpoint, Sequence[ModelInstanceGroup]], Sequence[ModelInstanceGroup]]
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredState:
-    """The desired configuration of a model, and the reconciler that establishes it.
-
-    `reconciler` is None if the servers load the model themselves. `renumbered`, if set, maps a
-    server's GPUs to those of the configuration.
-    """
-
-    config: ModelConfig
-    control: ControlOptions
-    reconciler: Reconciler | None = None
-    renumbered: Renumbered | None = None
-
-    def groups(self, endpoint: Endpoint, reported: ModelConfig) -> Sequence[ModelInstanceGroup]:
-        """The instance groups reported by a server, in the configuration's terms."""
-        found = list(reported.instance_group)
-        return found if self.renumbered is None else self.renumbered(endpoint, found)
+    def place(self, spec: LoadSpec, config: ModelConfig) -> Reconciler:
+        """Start the servers for a model, and load it there; raises `LoadFailed`. Blocks."""
 
 
 def asked_of(config: str) -> ModelConfig:
     """The configuration in a `LoadSpec`."""
     result: ModelConfig = json_format.ParseDict(json.loads(config), ModelConfig())
     return result
-
-
-class UpstreamReconciler:
-    """Makes one server serve the model again when it does not.
-
-    A failed attempt is repeated after a delay that doubles each time.
-    """
-
-    def __init__(self, reconciler: Reconciler, endpoint: Endpoint) -> None:
-        self._reconciler = reconciler
-        self._endpoint = endpoint
-        self._backoff = Backoff(1.0, 60.0)
-        self._not_before = 0.0
-        self._problem = ""
-
-    async def mend(self) -> str:
-        """Try to mend the server; returns the reason why it still does not serve, or ""."""
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._not_before:
-            return self._problem
-        try:
-            await run_in_daemon_thread(
-                lambda: self._reconciler.ensure(self._endpoint, LOAD_SECS),
-                f"load on {self._endpoint.name}",
-            )
-        except LoadFailed as error:
-            self._not_before = loop.time() + self._backoff.failed()
-            self._problem = str(error)
-            return self._problem
-        self._backoff.succeeded()
-        self._not_before = 0.0
-        return ""
-
-
-class DriftWatch:
-    """Checks periodically whether a model's servers have drifted from its configuration.
-
-    `look` queries one server, blocks, and raises `LoadFailed` without an answer. The `reconciler`,
-    if any, mends the drift.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        interval: float,
-        endpoints: Callable[[], Sequence[Endpoint]],
-        look: Callable[[Endpoint], Sequence[Difference]],
-        reconciler: Reconciler | None,
-    ) -> None:
-        self._model = model
-        self._interval = interval
-        self._endpoints = endpoints
-        self._look = look
-        self._reconciler = reconciler
-        self._found: dict[Endpoint, Sequence[Difference]] = {}
-        self._task: asyncio.Task[None] | None = None
-        if interval:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def count(self, endpoint: Endpoint) -> int:
-        """The number of differences found at a server's last check."""
-        return len(self._found.get(endpoint, ()))
-
-    def note(self, endpoint: Endpoint, found: Sequence[Difference]) -> None:
-        """Store the differences of a server, and log changes."""
-        found = tuple(found)
-        if found != self._found.get(endpoint, ()):
-            texts = "; ".join(map(str, found))
-            level = logging.WARNING if found else logging.INFO
-            log.log(level, "model %s: server %s has it %s", self._model, endpoint.name,
-                    f"otherwise than asked for: {texts}" if found else "as asked for again",
-                    extra={"model": self._model})  # fmt: skip
-        self._found[endpoint] = found
-
-    def close(self) -> None:
-        """Stop checking."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            endpoints = self._endpoints()
-            self._found = {one: found for one, found in self._found.items() if one in endpoints}
-            for endpoint in endpoints:
-                await self._check(endpoint)
-
-    async def _check(self, endpoint: Endpoint) -> None:
-        reconciler = self._reconciler
-
-        def check() -> Sequence[Difference]:
-            found = self._look(endpoint)
-            if found and reconciler is not None:
-                reconciler.ensure(endpoint, LOAD_SECS)
-                found = self._look(endpoint)
-            return found
-
-        try:
-            found = await run_in_daemon_thread(check, f"look at {endpoint.name}")
-        except LoadFailed as error:
-            log.debug("model %s: server %s: %s", self._model, endpoint.name, error)
-            return
-        except Exception:
-            log.exception("bug while looking at the servers of model %s", self._model)
-            return
-        self.note(endpoint, found)

@@ -12,7 +12,9 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from headrace.connections.endpoint import Endpoint
+from headrace.core.errors import LoadFailed
 from headrace.observability.statistics import EndpointCounts, EndpointSeries
+from headrace.placement.child_process import Backoff
 from headrace.placement.upstream.connection import (
     Call,
     CallFailed,
@@ -23,7 +25,7 @@ from headrace.placement.upstream.connection import (
     StreamReceiver,
 )
 from headrace.placement.upstream.options import RemoteOptions
-from headrace.placement.upstream.reconciler import UpstreamReconciler
+from headrace.placement.upstream.reconciler import ASK_SECS, LOAD_SECS, Difference, Reconciler
 from headrace.protocol.status import Fate
 from headrace.scheduling import upstreams
 from headrace.scheduling.upstreams import Condition, Ending
@@ -73,10 +75,10 @@ class Upstream:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         reachable: bool = False,
-        reconciler: UpstreamReconciler | None = None,
+        reconciler: Reconciler | None = None,
         counts: EndpointCounts | None = None,
     ) -> None:
-        """`reconciler` loads the model on the upstream, if this server does so.
+        """`reconciler` has the desired state of the upstream's model, if any.
 
         `counts` may be taken over from a replaced one.
         """
@@ -89,12 +91,19 @@ class Upstream:
         self._connection = connection
         self._counts = EndpointCounts() if counts is None else counts
         self._reconciler = reconciler
+        self._backoff = Backoff(1.0, 60.0)  # after failed loads
+        self._not_before = 0.0  # time of the next load
+        self._problem = ""  # reason of the last failed load
+        self.differences: list[Difference] = []  # of its model, at the last look
         self._drained: asyncio.Event | None = None  # set while something waits for that
         self._next_check: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
         self._checked = False  # the result of the first check was logged
         self._closed = False
         self._plan(0.0)
+        self._watching: asyncio.Task[None] | None = None
+        if reconciler is not None and reconciler.control.drift_secs:
+            self._watching = loop.create_task(self._watch(reconciler))
 
     def begin(self, request: RemoteRequest, receiver: Receiver) -> Call:
         """Start a call; its end must be reported to `succeeded`, `abandoned` or `failed`, unless
@@ -151,16 +160,29 @@ class Upstream:
         return EndpointSeries(
             self.endpoint.name, self._counts, condition.outstanding,
             condition.reachable and self._loop.time() >= condition.ejected_until,
+            differences=len(self.differences),
         )  # fmt: skip
+
+    def note(self, found: list[Difference]) -> None:
+        """Note the differences between its model and the configuration, and log changes."""
+        if found != self.differences:
+            texts = "; ".join(map(str, found))
+            level = logging.WARNING if found else logging.INFO
+            log.log(level, "model %s: server %s has it %s", self._model, self.endpoint.name,
+                    f"otherwise than asked for: {texts}" if found else "as asked for again",
+                    extra={"model": self._model})  # fmt: skip
+        self.differences = found
 
     async def close(self) -> None:
         """Stop checks, and close the connection."""
         self._closed = True
         if self._next_check is not None:
             self._next_check.cancel()
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.wait([self._checking])
+        tasks = [task for task in (self._checking, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         await self._connection.close()
 
     def _ended(self) -> None:
@@ -234,16 +256,57 @@ class Upstream:
             why = failed.text
             if failed.failure.fate not in (Fate.ANSWERED, Fate.REFUSED):
                 return False, why
-        if self._reconciler is not None and not (ready and self.condition.reachable):
+        reconciler = self._reconciler
+        loads = reconciler is not None and reconciler.control.load
+        if reconciler is not None and loads and not (ready and self.condition.reachable):
             # It may have been restarted meanwhile, without the model or with another one. Loading
             # takes a while, during which it gets no requests.
             if not ready and self.condition.reachable:
                 upstreams.check(self.condition, False)
                 self._tell("does not serve", why)
                 self._changed()
-            why = await self._reconciler.mend()
+            why = await self._load(reconciler)
             return not why, why
         return ready, "" if ready else why
+
+    async def _load(self, reconciler: Reconciler) -> str:
+        """Load the model there; returns the reason why the upstream still does not serve, or "".
+
+        A failed attempt is repeated after a delay that doubles each time.
+        """
+        if self._loop.time() < self._not_before:
+            return self._problem
+        try:
+            await reconciler.ensure(self._connection, self.endpoint, LOAD_SECS)
+        except LoadFailed as error:
+            self._not_before = self._loop.time() + self._backoff.failed()
+            self._problem = str(error)
+            return self._problem
+        self._backoff.succeeded()
+        self._not_before = 0.0
+        return ""
+
+    async def _watch(self, reconciler: Reconciler) -> None:
+        """Check periodically for differences from the configuration, and mend them if possible."""
+        while True:
+            await asyncio.sleep(reconciler.control.drift_secs)
+            if not self.condition.reachable:
+                self.differences = []
+                continue
+            try:
+                found = await self._look(reconciler)
+                if found and reconciler.control.load:
+                    await reconciler.ensure(self._connection, self.endpoint, LOAD_SECS)
+                    found = await self._look(reconciler)
+            except (CallFailed, LoadFailed) as error:
+                log.debug("model %s: server %s: %s", self._model, self.endpoint.name, error)
+            except Exception:
+                log.exception("bug while looking at the servers of model %s", self._model)
+            else:
+                self.note(found)
+
+    async def _look(self, reconciler: Reconciler) -> list[Difference]:
+        return reconciler.differences(await self._connection.describe(ASK_SECS))
 
     def _tell(self, what: str, why: str) -> None:
         log.warning(

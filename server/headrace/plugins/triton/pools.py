@@ -247,13 +247,14 @@ def _drift_at(
     """The differences of one server; a server that cannot be asked is one."""
     from headrace.core.errors import LoadFailed
     from headrace.placement.upstream.connection import CallFailed
-    from headrace.placement.upstream.reconciler import BlockingClients, differences
+    from headrace.placement.upstream.protocols import ProtocolClients
+    from headrace.placement.upstream.reconciler import differences
 
     found: dict[Drift, None] = {}
     for one in options:
         try:
-            with BlockingClients(one, model).to(endpoint) as connection:
-                said = connection.describe(seconds)
+            clients = ProtocolClients(one, model)
+            said = clients.visit(endpoint, lambda client: client.describe(seconds))
         except (CallFailed, LoadFailed) as error:
             problem = error if isinstance(error, LoadFailed) else error.text or error.failure.error
             return [Drift(model, endpoint.name, "model", "loaded", str(problem))]

@@ -30,19 +30,15 @@ from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import Reaping
 from headrace.placement.daemon_thread import run_in_daemon_thread
-from headrace.placement.upstream.connection import Visit
 from headrace.placement.upstream.options import RemoteOptions, Url, remote_parameters
-from headrace.placement.upstream.reconciler import (
-    LOAD_SECS,
-    BlockingClients,
-    PlacedReconciler,
-    each,
-    loaded,
-)
+from headrace.placement.upstream.protocols import ProtocolClients
+from headrace.placement.upstream.reconciler import LOAD_SECS, Reconciler
 from headrace.placement.upstream.triton_options import (
     BACKEND,
     PLATFORM,
     TRITON_PARAMETERS,
+    ControlOptions,
+    LoadCounts,
     Place,
     TritonOptions,
 )
@@ -200,7 +196,7 @@ class TritonServers:
                     written[process] = directory
             if not written:
                 raise LoadFailed("none of its instance groups is for any process of Triton")
-            placed = PlacedModel(self, spec, name, written)
+            placed = PlacedModel(self, spec, config, name, written)
         except BaseException:
             for directory in written.values():
                 remove_model(directory)
@@ -310,13 +306,14 @@ def _models(directory: Path, place: Place) -> Path:
     return directory / str(place.index) / "models"
 
 
-class PlacedModel(PlacedReconciler):
-    """One version of a model on managed Tritons."""
+class PlacedModel(Reconciler):
+    """One version of a model on managed Tritons, which only this server loads and unloads."""
 
     def __init__(
         self,
         servers: TritonServers,
         spec: LoadSpec,
+        config: ModelConfig,
         name: str,
         written: "Mapping[TritonProcess, Path]",
     ) -> None:
@@ -329,17 +326,20 @@ class PlacedModel(PlacedReconciler):
         given = {"wait_secs": _WAIT_SECS, **spec.parameters, "endpoints": "grpc://127.0.0.1:1"}
         options = RemoteOptions.of(given, name, spec.version, spec.root)
         credentials = replace(options.credentials, metadata=servers.metadata)
-        self.options = replace(options, urls=tuple(urls), credentials=credentials)
-        super().__init__(BlockingClients(self.options, spec.model))
-        self.endpoints = self.options.resolve()
+        options = replace(options, urls=tuple(urls), credentials=credentials)
+        clients, endpoints = ProtocolClients(options, spec.model), options.resolve()
+        control = replace(ControlOptions.of(spec.parameters), load=True, unload=True)
+        asked = ModelConfig()
+        asked.CopyFrom(config)
+        # Processes have a copy written for each of them.
+        asked.ClearField("instance_group")
+        super().__init__(clients, endpoints, asked, control, LoadCounts())
 
     def load(self, deadline: float) -> None:
         """Load the model on every live process; raises `LoadFailed`, with the model released."""
-        live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
-        seconds = max(deadline - monotonic(), 1.0)
+        live = self._live(self.endpoints)
         try:
-            problems = each(live, lambda endpoint: self.ensure(endpoint, seconds))
-            if problems:
+            if problems := self._load_on(live, deadline):
                 raise LoadFailed("; ".join(dict.fromkeys(map(str, problems))))
             if not live:
                 raise LoadFailed("no Triton runs that is to have it")
@@ -349,24 +349,19 @@ class PlacedModel(PlacedReconciler):
 
     def groups(
         self, endpoint: Endpoint, reported: Sequence[ModelInstanceGroup]
-    ) -> list[ModelInstanceGroup]:
-        """Reported instance groups, with GPUs numbered as in the configuration."""
+    ) -> Sequence[ModelInstanceGroup]:
+        """The instance groups reported by a server, with GPUs numbered as in the configuration."""
         return as_configured(reported, self._by_port[endpoint.port].place)
 
-    def _begin(self, endpoint: Endpoint) -> None:
-        """Do nothing: no other server loads models on these processes."""
-
-    def _load(self, connection: Visit, endpoint: Endpoint, seconds: float) -> None:
-        if loaded(connection) is None:  # otherwise it is as written: no one else can change it
-            connection.load("", seconds)
-
-    def _undo(self, endpoint: Endpoint) -> None:
-        self._unload([endpoint])
-
-    def _release(self) -> None:
+    def release(self) -> None:
         """Unload the model from the processes, and remove its files."""
-        if self._servers.still_there():  # otherwise they end anyway
-            live = [e for e in self.endpoints if self._by_port[e.port].live.is_set()]
-            self._unload(live)  # others have nothing loaded
+        super().release()
         for directory in self._written.values():
             remove_model(directory)
+
+    def _unload(self, endpoints: Sequence[Endpoint]) -> None:
+        if self._servers.still_there():  # otherwise they end anyway
+            super()._unload(self._live(endpoints))  # others have nothing loaded
+
+    def _live(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        return [one for one in endpoints if self._by_port[one.port].live.is_set()]
