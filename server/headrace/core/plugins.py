@@ -28,7 +28,7 @@ SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.Ow
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
 MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
 TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
-PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
+PAGES = "headrace.pages"  # makes a `headrace.doors.http.infer.Route`, see `create_app`
 PARTS = "headrace.parts"  # parts of the server that may be left out, by name: see `part`
 GROUPS = (
     BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, PAGES,
@@ -91,7 +91,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         # `headrace.placement.upstream.protocols.ProtocolClients`
         "upstream_memory": "headrace.plugins.upstream_memory.client:sharing_clients",
     },
-    PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
+    PAGES: {"openapi": "headrace.plugins.openapi:Pages"},
 }
 _US = "headrace"
 

@@ -1,1 +1,1 @@
-"""The HTTP door: a FastAPI application on uvicorn."""
+"""The HTTP door: routes over the table of operations, on uvicorn's connection class."""

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from headrace.doors.grpc.call import Unary
+from headrace.doors.http.protocol import ASGIApp
 from headrace.engine.doors import Entrance
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
