@@ -87,14 +87,14 @@ def test_all_rows_come_back_in_order_whatever_is_answered_first(
 ) -> None:
     assume(rows > part_rows)
     model = Model(room)
-    sink = model.divide(rows, part_rows)
+    call = model.divide(rows, part_rows)
     while model.open:
         assert len(model.open) <= min(room, 8)
         assert model.expected == 1
-        assert not sink.calls
+        assert not call.calls
         random.shuffle(model.open)
         model.open.pop().answer()
-    [response] = sink.responses
+    [response] = call.responses
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "name")
     expected = np.arange(2 * rows).reshape(rows, 2)
     y, text = response.outputs
@@ -135,27 +135,27 @@ def test_what_is_left_of_a_timeout() -> None:
 
 def test_the_first_failure_ends_it_and_cancels_the_others() -> None:
     model = Model()
-    sink = model.divide(30, 1)
+    call = model.divide(30, 1)
     first, second, third, *others = list(model.parts)
     second.answer()
     third.request.fail(ExecutionFailed("poisoned"))
-    assert [str(error) for error in sink.errors] == ["poisoned"]
+    assert [str(error) for error in call.errors] == ["poisoned"]
     assert first.cancelled
     assert all(part.cancelled for part in others)
     first.answer()  # they may still come
     others[0].request.fail(ExecutionFailed("late"))
-    assert sink.calls == 1
+    assert call.calls == 1
     assert model.expected == 0
 
 
 def test_cancelling_cancels_what_is_under_way_and_begins_nothing_more() -> None:
     model = Model()
-    sink = model.divide(30, 1)
-    sink.cancel()
-    sink.cancel()
+    call = model.divide(30, 1)
+    call.cancel()
+    call.cancel()
     assert [part.cancelled for part in model.parts] == [True] * 8
     model.parts[0].answer()
-    assert (len(model.parts), sink.calls, model.expected) == (8, 0, 0)
+    assert (len(model.parts), call.calls, model.expected) == (8, 0, 0)
 
 
 def test_a_queue_that_is_full_at_once() -> None:
@@ -168,22 +168,22 @@ def test_a_queue_that_is_full_at_once() -> None:
 @pytest.mark.parametrize("error", [Overloaded("no share"), ModelNotReady("unloaded")])
 def test_a_part_that_cannot_be_queued_when_none_is_left(error: ServerError) -> None:
     model = Model(room=1)
-    sink = model.divide(4, 1)
+    call = model.divide(4, 1)
     model.room, model.refusal = 0, error
     model.open.pop().answer()
-    assert sink.errors == [error]
+    assert call.errors == [error]
     assert model.expected == 0
 
 
 def test_a_part_that_ends_without_a_response_and_one_that_answers_before_its_end() -> None:
     model = Model(room=2)
-    sink = model.divide(3, 1)
+    call = model.divide(3, 1)
     model.parts[0].answer(final=False)
     model.parts[0].request.finish()
-    assert not sink.calls
+    assert not call.calls
     model.open.remove(model.parts[0])
     model.parts[1].request.finish()
-    [error] = sink.errors
+    [error] = call.errors
     assert "ended the request without a response" in str(error)
 
 
@@ -219,13 +219,12 @@ class Counted:
         self.submit = count_responses(
             self.responses, self.bench.batcher.submit, now=self.bench.clock.now
         )
-        self.call: Call
-        self.sink = ManyCall()
+        self.call = ManyCall()
 
     def open(self) -> Call:
         """Have a batch done with, whose request is open."""
         instance = self.bench.instances[0]
-        self.call = submitted(self.submit, request("a", 1), self.sink, 1)
+        submitted(self.submit, request("a", 1), self.call, 1)
         self.bench.clock.settle()
         self.call.execution = FakeExecution()
         self.bench.clock.advance(5)
@@ -255,7 +254,7 @@ def test_each_response_by_its_ordinal() -> None:
     counted.answer(10, part(1))
     counted.answer(20, part(2))
     counted.answer(30, None, True)
-    assert (counted.sink.finals, counted.sink.finished) == ([False, False], True)
+    assert (counted.call.finals, counted.call.finished) == ([False, False], True)
     assert counted.told(0, "success") == counted.told(0, "compute_infer") == (1, 10)
     assert counted.told(0, "compute_output") == (1, 0)
     assert counted.told(1, "success") == (1, 20)
@@ -272,13 +271,13 @@ def test_time_that_a_door_takes_is_that_of_the_output() -> None:
     counted = Counted()
     counted.open()
     counted.bench.clock.advance(10)
-    plain = counted.sink.respond
+    plain = counted.call.respond
 
     def slow(*given: object) -> None:
         counted.bench.clock.advance(3)
         plain(*given)  # type: ignore[arg-type]
 
-    counted.sink.respond = slow  # type: ignore[method-assign, assignment]
+    counted.call.respond = slow  # type: ignore[method-assign, assignment]
     counted.answer(0, part(1), True)
     assert counted.told(0, "compute_infer") == (1, 10)
     assert counted.told(0, "compute_output") == (1, 3)
@@ -305,10 +304,10 @@ def test_an_error_or_a_client_that_goes_after_a_response() -> None:
 def test_what_has_not_begun_is_no_response() -> None:
     counted = Counted(Bench(instances=0))
     submitted(counted.submit, request("a", 1), ManyCall(), 1).cancel()
-    submitted(counted.submit, request("b", 1), counted.sink, 1)
+    submitted(counted.submit, request("b", 1), counted.call, 1)
     counted.bench.batcher.fail_waiting(ModelNotReady("none"))
     assert not counted.responses.ordinals
-    assert len(counted.sink.errors) == 1
+    assert len(counted.call.errors) == 1
 
 
 def test_a_ticket_holds_the_model() -> None:
@@ -320,7 +319,7 @@ def test_a_ticket_holds_the_model() -> None:
 def test_a_batch_with_the_only_responses() -> None:
     bench = Bench(shape=replace(signature(), decoupled=True))
     counted = Counted(bench)
-    submitted(counted.submit, request("a", 1), counted.sink, 1)
+    submitted(counted.submit, request("a", 1), counted.call, 1)
     bench.clock.settle()
     bench.clock.advance(8)
     bench.instances[0].finish()

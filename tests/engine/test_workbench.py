@@ -129,28 +129,28 @@ async def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() ->
 @pytest.mark.parametrize("where", ["decode", "submit"])
 @pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
 async def test_what_is_wrong_is_said_to_the_call(where: str, error: Exception) -> None:
-    sink, after = KeptCall(), asyncio.Event()
+    call, after = KeptCall(), asyncio.Event()
 
     def fail(_: object) -> Any:
         raise error
 
     decode = fail if where == "decode" else lambda charge: None
     submit = fail if where == "submit" else lambda decoded: None
-    Deferred(Workbench(), 1, decode, submit, sink, uncharged, after.set)
+    Deferred(Workbench(), 1, decode, submit, call, uncharged, after.set)
     await after.wait()
-    [found] = sink.refused
+    [found] = call.refused
     assert found is error or isinstance(found, ExecutionFailed)
     assert "bug" not in str(found)
 
 
 async def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
-    bench, sink, last = Workbench(), KeptCall(), Outcomes(1)
+    bench, call, last = Workbench(), KeptCall(), Outcomes(1)
     gate = threading.Event()
     submitted: list[object] = []
 
-    Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, sink, uncharged)
-    sink.cancel()
+    Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, call, uncharged)
+    call.cancel()
     gate.set()
     bench.do(1, lambda charge: None, last.done, uncharged)
     await last.all.wait()
-    assert (submitted, sink.refused) == ([], [])
+    assert (submitted, call.refused) == ([], [])

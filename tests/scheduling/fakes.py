@@ -283,11 +283,11 @@ class Bench:
         return submitted(self.batcher.submit, asked, FakeCall(name, self.log), rows)
 
     def submit_to(
-        self, sink: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int
+        self, call: FakeCall, values: Sequence[int], width: int, *, priority: int, timeout: int
     ) -> Call:
         """Submit a request; no values mean no rows."""
-        asked = request(sink.name, *values, width=width, priority=priority, timeout=timeout)
-        return submitted(self.batcher.submit, asked, sink, len(values))
+        asked = request(call.name, *values, width=width, priority=priority, timeout=timeout)
+        return submitted(self.batcher.submit, asked, call, len(values))
 
     def send(self, name: str, *values: int, timeout: int = 0) -> FakeCall:
         """Submit a request and end the tick."""

@@ -25,7 +25,7 @@ def timing_out(action: TimeoutAction = TimeoutAction.REJECT) -> SchedulingPolicy
 
 def test_what_arrives_within_a_tick_or_while_the_instance_is_busy_runs_together() -> None:
     bench = Bench()
-    sinks = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
+    calls = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
     (instance,) = bench.instances
     assert instance.runs == []
     assert bench.batcher.waiting == 3
@@ -36,7 +36,7 @@ def test_what_arrives_within_a_tick_or_while_the_instance_is_busy_runs_together(
         bench.send(name)
     assert bench.batcher.waiting == 3
     instance.finish()
-    assert [sink.values for sink in sinks] == [[2], [4], [6]]
+    assert [call.values for call in calls] == [[2], [4], [6]]
     bench.clock.settle()
     assert instance.running == ["d", "e", "f"]
 
@@ -64,10 +64,10 @@ def test_fewer_calls_than_ran_together_wait_one_more_tick_for_others() -> None:
 
 def test_a_batch_has_no_more_rows_than_the_model_takes() -> None:
     bench = Bench()
-    sinks = [bench.submit(str(n), *range(n + 1)) for n in (0, 1, 2, 3, 0)]
+    calls = [bench.submit(str(n), *range(n + 1)) for n in (0, 1, 2, 3, 0)]
     bench.finish_all()
     assert bench.instances[0].rows == [3, 3, 4, 1]
-    assert [sink.values for sink in sinks] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 6], [0]]
+    assert [call.values for call in calls] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 6], [0]]
 
 
 def test_an_inline_instance_runs_one_batch_a_tick() -> None:
@@ -325,10 +325,10 @@ def dividing(instances: int) -> Bench:
 
 def test_requests_of_one_group_run_together() -> None:
     world = dividing(1)
-    sinks = [world.submit(name, value) for value, name in enumerate(["a1", "b1", "a2", "b2"])]
+    calls = [world.submit(name, value) for value, name in enumerate(["a1", "b1", "a2", "b2"])]
     world.finish_all()
     assert world.instances[0].runs == [["a1", "a2"], ["b1", "b2"]]
-    assert [sink.values for sink in sinks] == [[0], [2], [4], [6]]
+    assert [call.values for call in calls] == [[0], [2], [4], [6]]
 
 
 def test_other_groups_run_on_other_instances() -> None:

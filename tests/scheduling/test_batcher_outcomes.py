@@ -149,13 +149,13 @@ def test_requests_that_time_out_together_are_all_answered_in_order() -> None:
     limits = QueuePolicy(default_timeout=10 * MS)
     bench = Bench(SchedulingPolicy(BatchPolicy(4), limits, preserve_ordering=True))
     bench.send("running")
-    sinks = [bench.submit(name) for name in "abc"]
+    calls = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
     bench.clock.advance(10 * MS)
     assert bench.log == []  # behind the running one
     bench.finish_all()
     assert bench.log == ["running", "a", "b", "c"]
-    assert all(isinstance(sink.errors[0], QueueTimeout) for sink in sinks)
+    assert all(isinstance(call.errors[0], QueueTimeout) for call in calls)
 
 
 def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
@@ -176,12 +176,12 @@ def test_a_refused_request_does_not_hold_up_those_in_order() -> None:
 def test_only_the_invalid_request_of_a_batch_fails(guilty: int) -> None:
     bench = Bench(SchedulingPolicy(BatchPolicy(8)), shape=signature(8))
     values = [POISON if n == guilty else n for n in range(8)]
-    sinks = [bench.submit(str(n), value) for n, value in enumerate(values)]
+    calls = [bench.submit(str(n), value) for n, value in enumerate(values)]
     bench.finish_all()
-    (error,) = sinks[guilty].errors
+    (error,) = calls[guilty].errors
     assert isinstance(error, ExecutionFailed)
     assert str(error) == "model 'double' failed to execute the request"  # nothing internal
-    assert [s.values for n, s in enumerate(sinks) if n != guilty] == [
+    assert [s.values for n, s in enumerate(calls) if n != guilty] == [
         [2 * n] for n in range(8) if n != guilty
     ]
     assert len(bench.instances[0].runs) == 1 + 2 * log2(8)  # both halves, level by level
@@ -203,7 +203,7 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
     alone = [bench.submit(name, value) for name, value in (("a", 3), ("b", 5))]
     wide = bench.submit("c", 7, 8)
     bench.finish_all()
-    assert [sink.values for sink in alone] == [[3], [5]]  # alone, each with its own
+    assert [call.values for call in alone] == [[3], [5]]  # alone, each with its own
     (error,) = wide.errors
     assert isinstance(error, ExecutionFailed)
     assert "axis 0 must be the number of rows" in str(error)
@@ -218,9 +218,9 @@ def test_outputs_that_are_not_arrays_and_client_errors(client: bool) -> None:
         return [[1]]
 
     bench = Bench(model=model)
-    sink = bench.submit("a")
+    call = bench.submit("a")
     bench.finish_all()
-    assert isinstance(sink.errors[0], InvalidRequest if client else ExecutionFailed)
+    assert isinstance(call.errors[0], InvalidRequest if client else ExecutionFailed)
     assert len(bench.reports) == (not client)
     assert bench.statistics.failures["BACKEND"] == 1
     assert not bench.batcher.busy
@@ -231,10 +231,10 @@ def test_retries_go_before_queued_requests() -> None:
     for name, value in (("a", 1), ("bad", POISON), ("b", 2)):
         bench.submit(name, value)
     bench.clock.settle()
-    sinks = [bench.submit("later", 1), bench.submit("last", 2)]
+    calls = [bench.submit("later", 1), bench.submit("last", 2)]
     bench.finish_all()
     assert bench.log == ["a", "bad", "b", "later", "last"]
-    first, second = (sink.responses[0].outputs[0].array for sink in sinks)
+    first, second = (call.responses[0].outputs[0].array for call in calls)
     assert not np.shares_memory(first, second)
 
 
@@ -243,11 +243,11 @@ def test_retries_go_before_queued_requests() -> None:
 
 def test_a_batch_that_took_too_long_is_not_retried_in_halves() -> None:
     bench = Bench()
-    sinks = [bench.submit(name) for name in "ab"]
+    calls = [bench.submit(name) for name in "ab"]
     bench.clock.settle()
     bench.instances[0].report(ExecutionTimeout("too long"))
     bench.finish_all()
-    assert [str(error) for sink in sinks for error in sink.errors] == ["too long"] * 2
+    assert [str(error) for call in calls for error in call.errors] == ["too long"] * 2
     assert bench.instances[0].runs == [["a", "b"]]
 
 

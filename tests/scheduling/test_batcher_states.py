@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, QueueFull, QueueTimeout
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import POISON, Bench, FakeCall, signature
@@ -27,8 +26,7 @@ class Asked:
     level: int
     width: int
     arrived: int
-    call: Call
-    sink: FakeCall
+    call: FakeCall
     cancelled: bool = False
     calls_at_cancel: int = field(default=0)
 
@@ -91,10 +89,10 @@ class Scheduling(RuleBasedStateMachine):
         level = self.policy.level(priority)
         waiting = sum(asked.level == level for asked in self.waiting())
         name = str(number)
-        sink = FakeCall(name, self.bench.log)
+        call = FakeCall(name, self.bench.log)
         try:
-            call = self.bench.submit_to(
-                sink, values, width, priority=priority, timeout=5 * (number % 4 == 1)
+            self.bench.submit_to(
+                call, values, width, priority=priority, timeout=5 * (number % 4 == 1)
             )
         except QueueFull:
             assert self.limit
@@ -102,7 +100,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         assert not self.limit or waiting < self.limit
         arrived = self.bench.clock.time
-        self.asked.append(Asked(name, values * width, level, width, arrived, call, sink))
+        self.asked.append(Asked(name, values * width, level, width, arrived, call))
         self.settled = False
 
     @precondition(lambda self: self.asked)
@@ -110,7 +108,7 @@ class Scheduling(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         asked = data.draw(st.sampled_from(self.asked))
         if not asked.cancelled:
-            asked.cancelled, asked.calls_at_cancel = True, asked.sink.calls
+            asked.cancelled, asked.calls_at_cancel = True, asked.call.calls
         asked.call.cancel()
         self.settled = False
 
@@ -143,16 +141,16 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def nobody_is_answered_twice_or_after_cancelling(self) -> None:
         for asked in self.asked:
-            assert asked.sink.calls <= 1
+            assert asked.call.calls <= 1
             if asked.cancelled:
-                assert asked.sink.calls == asked.calls_at_cancel
+                assert asked.call.calls == asked.calls_at_cancel
 
     @invariant()
     def everybody_gets_their_own_rows(self) -> None:
         for asked in self.asked:
-            if asked.sink.responses:
-                assert sorted(asked.sink.values) == sorted(2 * value for value in asked.values)
-            for error in asked.sink.errors:
+            if asked.call.responses:
+                assert sorted(asked.call.values) == sorted(2 * value for value in asked.values)
+            for error in asked.call.errors:
                 assert isinstance(error, QueueTimeout) or POISON in asked.values
 
     @invariant()
@@ -202,9 +200,9 @@ class Scheduling(RuleBasedStateMachine):
         self.everybody_gets_their_own_rows()
         self.answers_are_in_order_if_asked_for()
         for asked in self.asked:
-            assert asked.sink.calls == 1 or asked.cancelled
-            if POISON in asked.values and asked.sink.calls:
-                assert isinstance(asked.sink.errors[0], ExecutionFailed | QueueTimeout)
+            assert asked.call.calls == 1 or asked.cancelled
+            if POISON in asked.values and asked.call.calls:
+                assert isinstance(asked.call.errors[0], ExecutionFailed | QueueTimeout)
         counted = self.bench.statistics
         assert counted.success_count + counted.fail_count == len(self.asked)
         assert self.bench.batcher.waiting == 0

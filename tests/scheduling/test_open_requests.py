@@ -41,48 +41,48 @@ def part(value: int, rows: int = 1) -> Part:
     return Part({"y": np.full((rows, 1), value, np.int64)}, {})
 
 
-def opened(bench: Bench) -> tuple[Call, ManyCall, FakeExecution]:
+def opened(bench: Bench) -> tuple[ManyCall, FakeExecution]:
     """A request whose batch is done."""
-    sink = ManyCall()
-    call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    call = ManyCall()
+    bench.submit_to(call, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
     call.execution = execution = FakeExecution()
     bench.instances[0].report(parts=[LATER])
-    return call, sink, execution
+    return call, execution
 
 
 def test_responses_are_delivered_one_by_one() -> None:
     bench = Bench()
-    call, sink, _ = opened(bench)
-    assert not sink.calls
+    call, _ = opened(bench)
+    assert not call.calls
     bench.batcher.answer(call, part(1), False)
-    assert bench.batcher.busy == (len(sink.responses) == 1)
+    assert bench.batcher.busy == (len(call.responses) == 1)
     bench.batcher.answer(call, part(2), True)
-    assert [int(np.asarray(r.outputs[0].array)[0, 0]) for r in sink.responses] == [1, 2]
-    assert sink.finals == [False, True]
+    assert [int(np.asarray(r.outputs[0].array)[0, 0]) for r in call.responses] == [1, 2]
+    assert call.finals == [False, True]
     assert not bench.batcher.busy
     assert (bench.statistics.success_count, bench.statistics.execution_count) == (1, 1)
     bench.batcher.answer(call, part(3), True)
-    assert len(sink.responses) == 2
-    call, sink, _ = opened(bench)
+    assert len(call.responses) == 2
+    call, _ = opened(bench)
     bench.batcher.answer(call, None, True)  # an end without a response
-    assert sink.finished
-    assert not sink.calls
+    assert call.finished
+    assert not call.calls
     assert bench.statistics.success_count == 2
-    call, sink, _ = opened(bench)
+    call, _ = opened(bench)
     bench.batcher.answer(call, AGAIN, True)  # it may be given back
     bench.clock.settle()
     bench.instances[0].report(parts=[part(7)])
-    assert sink.finals == [True]
+    assert call.finals == [True]
 
 
 def test_an_answer_before_the_batch_is_done() -> None:
     bench = Bench()
-    sink = ManyCall()
-    call = bench.submit_to(sink, [1], 1, priority=0, timeout=0)
+    call = ManyCall()
+    bench.submit_to(call, [1], 1, priority=0, timeout=0)
     bench.clock.settle()
     bench.batcher.answer(call, part(1), True)
-    assert sink.finals == [True]
+    assert call.finals == [True]
     bench.instances[0].report(parts=[LATER])
     assert not bench.batcher.busy
     assert bench.statistics.success_count == 1
@@ -90,16 +90,16 @@ def test_an_answer_before_the_batch_is_done() -> None:
 
 def test_an_error_or_a_response_that_breaks_the_signature_ends_a_request() -> None:
     bench = Bench()
-    call, sink, _ = opened(bench)
+    call, _ = opened(bench)
     bench.batcher.answer(call, part(1), False)
     bench.batcher.answer(call, InvalidRequest("no"), False)
-    assert len(sink.responses) == 1
-    assert isinstance(sink.errors[0], InvalidRequest)
+    assert len(call.responses) == 1
+    assert isinstance(call.errors[0], InvalidRequest)
     assert not bench.batcher.busy
-    call, sink, execution = opened(bench)
+    call, execution = opened(bench)
     wrong = Part({"y": np.zeros((1, 1), np.float32)}, {})
     bench.batcher.answer(call, wrong, False)
-    assert isinstance(sink.errors[0], ExecutionFailed)
+    assert isinstance(call.errors[0], ExecutionFailed)
     assert execution.cancelled == [call]
     assert not bench.batcher.busy
 
@@ -107,7 +107,7 @@ def test_an_error_or_a_response_that_breaks_the_signature_ends_a_request() -> No
 def test_the_execution_learns_of_a_cancellation() -> None:
     bench = Bench()
     drained: list[int] = []
-    call, sink, execution = opened(bench)
+    call, execution = opened(bench)
     bench.batcher.when_drained(lambda: drained.append(1))
     call.hold(True)
     call.hold(False)
@@ -117,28 +117,28 @@ def test_the_execution_learns_of_a_cancellation() -> None:
     assert drained == [1]
     bench.batcher.answer(call, part(1), False)
     call.hold(True)
-    assert not sink.calls
+    assert not call.calls
     assert len(execution.held) == 2
 
 
 def test_a_request_that_is_given_back_runs_again_alone() -> None:
     bench = Bench()
-    sinks = [bench.submit(name) for name in "ab"]
+    calls = [bench.submit(name) for name in "ab"]
     bench.clock.settle()
     bench.instances[0].report(parts=[AGAIN, part(5)])
     bench.finish_all()
     assert bench.instances[0].runs == [["a", "b"], ["a"]]
-    assert (sinks[0].values, sinks[1].values) == ([2], [5])
+    assert (calls[0].values, calls[1].values) == ([2], [5])
 
 
 def test_an_exception_in_one_call_does_not_affect_others() -> None:
     bench = Bench()
-    call, sink, _ = opened(bench)
+    call, _ = opened(bench)
 
     def respond(response: InferResponse, final: bool) -> None:
         raise RuntimeError("a bug")
 
-    sink.respond = respond  # type: ignore[method-assign]
+    call.respond = respond  # type: ignore[method-assign]
     bench.batcher.answer(call, part(1), False)
     bench.batcher.answer(call, None, True)
-    assert sink.finished
+    assert call.finished

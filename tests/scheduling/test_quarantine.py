@@ -184,7 +184,7 @@ def test_only_the_killing_input_dies_again_and_others_are_cleared() -> None:
         bench.submit(name, value)
     bench.clock.settle()
     instance.report(death())
-    sinks = [bench.submit(name, v) for name, v in (("a", 1), ("guilty", 2), ("c", 3), ("d", 4))]
+    calls = [bench.submit(name, v) for name, v in (("a", 1), ("guilty", 2), ("c", 3), ("d", 4))]
     bench.clock.settle()
     while bench.instances[0].busy:
         if instance.running == ["guilty"]:
@@ -193,7 +193,7 @@ def test_only_the_killing_input_dies_again_and_others_are_cleared() -> None:
             instance.finish()
         bench.clock.settle()
     assert instance.runs[1:] == [["d"], ["a"], ["guilty"], ["c"]]
-    assert [len(sink.responses) for sink in sinks] == [1, 0, 1, 1]
+    assert [len(call.responses) for call in calls] == [1, 0, 1, 1]
     refused = bench.submit("guilty", 2)
     other = bench.submit("a", 1)
     bench.finish_all()
@@ -206,13 +206,13 @@ def test_only_the_killing_input_dies_again_and_others_are_cleared() -> None:
 def test_a_queue_full_of_one_killing_input_costs_two_deaths() -> None:
     bench = Bench()
     [instance] = bench.instances
-    sinks = [bench.submit(str(n), 7) for n in range(12)]
+    calls = [bench.submit(str(n), 7) for n in range(12)]
     bench.clock.settle()
     while instance.busy:
         instance.report(death())
         bench.clock.settle()
     assert instance.rows == [4, 1]
-    assert [type(sink.errors[0]) for sink in sinks].count(Quarantined) == 7
+    assert [type(call.errors[0]) for call in calls].count(Quarantined) == 7
     assert not bench.batcher.busy
 
 

@@ -191,10 +191,10 @@ def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
     """Neither until their deadline nor until they reach the head."""
     queue = RequestQueue(policy_of(timeout=10, levels=2))
     put(queue, "head", 2 if started else 1)  # in front of the others, also to time out
-    sinks = []
+    calls = []
     for n in range(1_000):
         call = put(queue, str(n), 1, arrived=n)
-        sinks.append(weakref.ref(call))
+        calls.append(weakref.ref(call))
         if started:
             queue.popleft(1)
         else:
@@ -202,7 +202,7 @@ def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
         del call
     assert (queue.waiting, queue.next_deadline()) == (1, 10_000)
     gc.collect()
-    assert sum(call() is not None for call in sinks) < 100
+    assert sum(call() is not None for call in calls) < 100
 
 
 def test_picking_keeps_the_order_of_the_others() -> None:

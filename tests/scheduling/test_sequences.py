@@ -248,12 +248,12 @@ def test_a_hold_of_a_waiting_request_is_passed_on() -> None:
 def test_an_answer_may_submit_the_next_request() -> None:
     """The model submits the next request within the answer of the last."""
     world = World()
-    _, sink = world.send("a", 1, "s")
+    _, call = world.send("a", 1, "s")
 
     def ask_again() -> None:
         world.send("b", 1, "e")
 
-    sink.then = ask_again
+    call.then = ask_again
     world.scheduler.answer()
     assert world.scheduler.ids == ["b"]
 
@@ -280,8 +280,8 @@ def test_any_order_of_events_leaves_nothing_behind(
             except InvalidRequest:
                 continue
         elif step == "cancel" and tickets:
-            ticket, sink = tickets.pop(which % len(tickets))
-            if not sink.calls:
+            ticket, call = tickets.pop(which % len(tickets))
+            if not call.calls:
                 ticket.cancel()
         elif step == "answer" and world.scheduler.got:
             world.scheduler.answer(which % len(world.scheduler.got))
@@ -294,7 +294,7 @@ def test_any_order_of_events_leaves_nothing_behind(
     while world.scheduler.got:
         world.scheduler.answer()
     assert (world.queue.waiting, world.scheduler.expected) == (0, 0)
-    assert all(sink.calls == 1 for _, sink in tickets)
+    assert all(call.calls == 1 for _, call in tickets)
     answered = [name for name in world.log if name]
     assert len(answered) == len(set(answered))
     world.clock.advance(IDLE)

@@ -57,21 +57,21 @@ class Bench:
         for tier, instances in zip(self.tiers, self.instances, strict=True):
             for instance in instances:
                 tier.add_instance(instance)
-        self.sinks: list[NamedCall] = []
+        self.calls: list[NamedCall] = []
         self.clock.settle()
 
     def submit(self, name: str = "r") -> NamedCall:
-        sink = NamedCall(name)
-        self.sinks.append(sink)
+        call = NamedCall(name)
+        self.calls.append(call)
         submit = self.tiers.submit if self.queue_size else self.batcher.submit
-        return submitted(submit, request(name, 1), sink, 1)
+        return submitted(submit, request(name, 1), call, 1)
 
     def send(self, count: int = 1) -> NamedCall:
         """Submit requests, each in a tick of its own; the last one."""
         for _ in range(count):
-            sink = self.submit()
+            call = self.submit()
             self.clock.settle()
-        return sink
+        return call
 
     def refuse(self, rank: int) -> None:
         """Have the instances of a backend refuse their batches."""
@@ -80,9 +80,9 @@ class Bench:
 
     def ask(self) -> NamedCall:
         """Submit a request, and run it wherever it is given to."""
-        sink = self.submit()
+        call = self.submit()
         self.run()
-        return sink
+        return call
 
     def run(self) -> None:
         self.clock.settle()
@@ -106,7 +106,7 @@ def test_the_first_backend_gets_all() -> None:
     for _ in range(3):
         bench.submit()
     bench.run()
-    assert [sink.backend for sink in bench.sinks] == ["a"] * 3
+    assert [call.backend for call in bench.calls] == ["a"] * 3
     assert (bench.tiers[0].counts.requests, bench.tiers[0].counts.batches) == (3, 3)
     assert not bench.instances[1][0].runs
 
@@ -133,7 +133,7 @@ def test_a_busy_instance_that_is_suspended_gets_nothing_more() -> None:
     bench.lose(0)
     waiting = bench.submit()
     bench.run()
-    assert [sink.backend for sink in bench.sinks] == ["a", "b"]
+    assert [call.backend for call in bench.calls] == ["a", "b"]
     assert waiting.values == [2]
 
 
@@ -169,7 +169,7 @@ def test_a_batch_refused_by_an_inline_instance_moves_on() -> None:
     bench.send()
     bench.instances[0][0].report(Unavailable("full"))
     bench.run()
-    assert bench.sinks[0].backend == "b"
+    assert bench.calls[0].backend == "b"
     assert bench.ask().backend == "a"
 
 
@@ -213,19 +213,19 @@ def test_a_refused_batch_is_returned_if_no_backend_is_left() -> None:
 
 def test_the_last_backend_refuses_for_good() -> None:
     bench = Bench(1, 1)
-    sink = bench.send()
+    call = bench.send()
     bench.refuse(0)
     bench.refuse(1)
-    assert [str(error) for error in sink.errors] == ["full"]
-    assert sink.backend == "b"
+    assert [str(error) for error in call.errors] == ["full"]
+    assert call.backend == "b"
 
 
 def test_a_failing_backend_is_skipped() -> None:
     bench = Bench(1, 1)
     for _ in range(FAILURES):
-        sink = bench.send()
+        call = bench.send()
         bench.instances[0][0].report(parts=[RemoteTimeout("late")])
-        assert sink.backend == "a"
+        assert call.backend == "a"
     assert bench.ask().backend == "b"
     bench.clock.advance(SECOND + 1)
     assert bench.ask().backend == "a"
@@ -241,7 +241,7 @@ def test_a_moved_batch_moves_again_when_its_backend_is_lost() -> None:
     assert middle.busy
     bench.lose(1)
     bench.run()
-    assert sorted(sink.backend for sink in bench.sinks) == ["b", "c"]
+    assert sorted(call.backend for call in bench.calls) == ["b", "c"]
 
 
 def test_nothing_is_returned_while_any_backend_is_able() -> None:
@@ -254,20 +254,20 @@ def test_nothing_is_returned_while_any_backend_is_able() -> None:
     bench.tiers[1].suspend(second)  # with one batch under way and one that waits
     second.report(NotStarted())
     bench.run()
-    assert [sink.backend for sink in bench.sinks] == ["a", "a"]
+    assert [call.backend for call in bench.calls] == ["a", "a"]
 
 
 def test_queued_requests_fail_only_without_any_backend() -> None:
     bench = Bench(1, 1)
     bench.lose(0)
     bench.lose(1)
-    sink = bench.send()
+    call = bench.send()
     assert not bench.tiers[0].fail_waiting(ModelNotReady("gone"))
     assert [tier.hopeless for tier in bench.tiers] == [True, False]
-    assert sink.calls == 0
+    assert call.calls == 0
     assert bench.tiers[1].fail_waiting(ModelNotReady("gone as well"))
     assert [tier.hopeless for tier in bench.tiers] == [True, True]
-    assert [str(error) for error in sink.errors] == ["gone as well"]
+    assert [str(error) for error in call.errors] == ["gone as well"]
     bench.find(1)
     assert [tier.hopeless for tier in bench.tiers] == [True, False]
     assert bench.ask().backend == "b"
@@ -290,11 +290,11 @@ def test_with_a_long_queue_the_next_backend_helps() -> None:
     bench.send()
     assert [i.busy for [i] in bench.instances] == [True, True]
     bench.run()
-    assert sorted(sink.backend for sink in bench.sinks) == ["a", "a", "a", "b"]
+    assert sorted(call.backend for call in bench.calls) == ["a", "a", "a", "b"]
     for _ in range(2):
         bench.submit()
     bench.run()
-    assert [sink.backend for sink in bench.sinks[4:]] == ["a", "a"]
+    assert [call.backend for call in bench.calls[4:]] == ["a", "a"]
 
 
 def test_an_instance_is_removed_after_its_moved_batch() -> None:
@@ -309,7 +309,7 @@ def test_an_instance_is_removed_after_its_moved_batch() -> None:
     helper.finish()
     bench.clock.settle()
     assert removed == ["helper"]
-    assert bench.sinks[0].backend == "b"
+    assert bench.calls[0].backend == "b"
     bench.instances[1].clear()
     bench.lose(0)
     bench.find(0)
@@ -341,13 +341,12 @@ def test_cancelled_requests_do_not_move() -> None:
 
 def test_open_requests_over_tiers() -> None:
     bench = Bench(1, 1)
-    sink = NamedCall()
-    call = submitted(bench.batcher.submit, request("r", 1), sink, 1)
+    call = submitted(bench.batcher.submit, request("r", 1), NamedCall(), 1)
     bench.clock.settle()
     bench.instances[0][0].report(parts=[Deferral.LATER])
-    assert not sink.backend
+    assert not call.backend
     bench.tiers[0].answer(call, ExecutionFailed("no"), True)
-    assert (sink.backend, bench.tiers[0].counts.requests) == ("a", 1)
+    assert (call.backend, bench.tiers[0].counts.requests) == ("a", 1)
     bench.tiers[0].answer(call, Part({}, {}), True)
     assert bench.tiers[0].counts.requests == 1
 
@@ -393,13 +392,13 @@ def test_any_order_of_events_answers_each_request_once(
     for rank in range(3):
         bench.find(rank)
     bench.run()
-    for sink in bench.sinks:
-        assert sink.calls == 1
-        assert sink.backend in "abc"
-        assert sink.backend
+    for call in bench.calls:
+        assert call.calls == 1
+        assert call.backend in "abc"
+        assert call.backend
     assert not bench.batcher.busy
     answered = sum(tier.counts.requests for tier in bench.tiers)
-    assert answered == len(bench.sinks)
+    assert answered == len(bench.calls)
     bench.tiers.close()
     bench.batcher.close()
     assert all(i.closed for instances in bench.instances for i in instances)
@@ -414,4 +413,4 @@ def test_the_next_backend_helps_if_either_of_two_is_lost(lost: int) -> None:
     assert bench.tiers.active == (1 if lost == 0 else 0)
     assert bench.instances[2][0].busy
     bench.run()
-    assert [sink.values for sink in bench.sinks] == [[2]] * 6
+    assert [call.values for call in bench.calls] == [[2]] * 6

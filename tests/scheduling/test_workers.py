@@ -10,12 +10,12 @@ from tests.scheduling.fakes import Bench, FakeCall
 
 def test_an_unbegun_batch_goes_to_another_instance() -> None:
     bench = Bench(instances=2)
-    sink = bench.send("a")
+    call = bench.send("a")
     first = next(instance for instance in bench.instances if instance.busy)
     first.report(NotStarted())
     bench.batcher.suspend(first)
     bench.finish_all()
-    assert sink.values == [2]
+    assert call.values == [2]
     assert [instance.runs for instance in bench.instances if instance is not first] == [[["a"]]]
     assert bench.statistics.fail_count == 0
 
@@ -38,12 +38,12 @@ def test_a_suspended_instance_gets_nothing_and_a_busy_one_is_not_suspended() -> 
 
 def test_a_batch_that_killed_its_worker_is_not_retried() -> None:
     bench = Bench()
-    sinks = [bench.submit(name) for name in "abc"]
+    calls = [bench.submit(name) for name in "abc"]
     bench.clock.settle()
     bench.instances[0].report(WorkerDied("it ended"))
     bench.finish_all()
     assert bench.started == ["a", "b", "c"]
-    assert [type(sink.errors[0]) for sink in sinks] == [WorkerDied] * 3
+    assert [type(call.errors[0]) for call in calls] == [WorkerDied] * 3
     assert bench.statistics.failures["BACKEND"] == 3
     assert bench.reports == []
 
@@ -51,22 +51,22 @@ def test_a_batch_that_killed_its_worker_is_not_retried() -> None:
 def test_each_request_has_an_error_with_its_own_time() -> None:
     bench = Bench()
     bench.clock.advance(5)
-    sinks = [bench.submit("a")]
+    calls = [bench.submit("a")]
     bench.batcher.suspend(bench.instances[0])
     bench.clock.advance(20)
-    sinks.append(bench.submit("b"))
+    calls.append(bench.submit("b"))
     bench.batcher.resume(bench.instances[0])
     bench.clock.advance(10)
     bench.clock.settle()
     bench.clock.advance(300)
     bench.instances[0].report(WorkerDied("it ended"))
     bench.batcher.suspend(bench.instances[0])
-    sinks.append(bench.submit("c"))
+    calls.append(bench.submit("c"))
     bench.clock.advance(7)
     bench.batcher.fail_waiting(ModelNotReady("none", retry_after=9))
-    spent = [sink.errors[0].spent for sink in sinks]
+    spent = [call.errors[0].spent for call in calls]
     assert spent == [(30, 300, 2), (10, 300, 2), (7, 0, 0)]  # in the queue, in execution; rows
-    [later] = sinks[2].errors
+    [later] = calls[2].errors
     assert (type(later), str(later), later.retry_after) == (ModelNotReady, "none", 9)
 
 
@@ -86,8 +86,8 @@ def test_queued_requests_can_be_failed(cancelled: bool) -> None:
     else:
         bench.batcher.fail_waiting(ModelNotReady("none"))
     assert drained == [True]
-    for sink in (given_back, queued):
-        assert [type(error) for error in sink.errors] == [ModelNotReady] * (not cancelled)
+    for call in (given_back, queued):
+        assert [type(error) for error in call.errors] == [ModelNotReady] * (not cancelled)
     assert bench.statistics.failures["OTHER"] == 2 * (not cancelled)
 
 
@@ -99,8 +99,8 @@ def test_follow_ups_of_an_ended_request_end_too() -> None:
     first = bench.submit("a")
     first.then = lambda: following.append(bench.submit("b"))
     bench.batcher.fail_waiting(ModelNotReady("none"))
-    for sink in (first, *following):
-        [error] = sink.errors
+    for call in (first, *following):
+        [error] = call.errors
         assert isinstance(error, ModelNotReady)
     assert (len(following), bench.batcher.waiting) == (1, 0)
 
@@ -112,23 +112,23 @@ def parts(*values: int) -> list[Part]:
 
 def test_single_answers() -> None:
     bench = Bench()
-    sinks = [bench.submit(name) for name in "abcd"]
+    calls = [bench.submit(name) for name in "abcd"]
     bench.clock.settle()
     one, two, three = parts(1, 2, 3)
     three.arrays = {"y": np.zeros((2, 1), np.int64)}  # of a request of one row
     bench.instances[0].report(parts=[one, InvalidRequest("no"), two, three])
-    assert sinks[0].values == [1]
-    assert sinks[0].responses[0].parameters == {"n": 1}
-    assert isinstance(sinks[1].errors[0], InvalidRequest)
-    assert sinks[2].values == [2]
-    assert isinstance(sinks[3].errors[0], ExecutionFailed)
+    assert calls[0].values == [1]
+    assert calls[0].responses[0].parameters == {"n": 1}
+    assert isinstance(calls[1].errors[0], InvalidRequest)
+    assert calls[2].values == [2]
+    assert isinstance(calls[3].errors[0], ExecutionFailed)
     bench.clock.settle()
     assert bench.statistics.success_count == 2
     assert bench.statistics.failures["BACKEND"] == 2
     assert bench.statistics.execution_count == 1
-    sink = bench.send("a")
+    call = bench.send("a")
     bench.instances[0].report(parts=[InvalidRequest("no")])
-    assert sink.errors
+    assert call.errors
     assert bench.statistics.execution_count == 1  # all errors are no execution
 
 
@@ -159,7 +159,7 @@ def test_an_idle_instance_is_removed_soon() -> None:
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_busy_instance_is_removed_when_it_has_answered(begun: bool) -> None:
     bench = Bench(instances=2)
-    sink = bench.send("a")
+    call = bench.send("a")
     [leaving] = [instance for instance in bench.instances if instance.busy]
     removed: list[int] = []
     bench.batcher.remove_instance(leaving, lambda: removed.append(1))
@@ -171,7 +171,7 @@ def test_a_busy_instance_is_removed_when_it_has_answered(begun: bool) -> None:
     else:
         leaving.report(NotStarted())
     bench.finish_all()
-    assert (removed, sink.values) == ([1], [2])
+    assert (removed, call.values) == ([1], [2])
     assert leaving.runs == [["a"]]
     assert bench.started == (["a", "b"] if begun else ["a", "b", "a"])
     assert not bench.batcher.busy

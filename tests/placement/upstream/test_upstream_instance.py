@@ -41,9 +41,9 @@ def test_a_stream_that_fails_is_counted_as_a_failed_response(failure: Failure) -
     options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
     policy = Policy("m", lambda tried: None if tried else cast(Any, server), loop)
     batcher.add_instance(UpstreamInstance(cast(Any, Pool()), policy, Forwarding(options), version))
-    submitted(counted.submit, request("a", 1), counted.sink, 1)
+    submitted(counted.submit, request("a", 1), counted.call, 1)
     counted.bench.clock.settle()
     server.streams[0].end(failure)
     counted.bench.clock.settle()
-    assert counted.sink.errors == [failure.error]
+    assert counted.call.errors == [failure.error]
     assert counted.responses.ordinals[0].fail.count == 1

@@ -68,13 +68,13 @@ class Link:
     def submit(self, model: str, door: int = 0, body: bytes | None = None) -> Door:
         """Send a request by one kind of door; a raw one if it has a body."""
         asked = Call(model, "", "a", {}) if body is None else pass_raw(model, "", body)
-        sink = Door(asked)
+        call = Door(asked)
         target = RemoteEngine(self.front_end, self.admission, door).find(model)
         assert isinstance(target, RemoteTarget)
-        sink.target = target
-        self.admission.enter(sink.nbytes)
-        target.submit(sink)
-        return sink
+        call.target = target
+        self.admission.enter(call.nbytes)
+        target.submit(call)
+        return call
 
     async def work(self, model: str = "many", count: int = 1) -> Work:
         """What the model has been given."""
@@ -97,18 +97,18 @@ async def link() -> AsyncIterator[Link]:
 
 
 async def test_many_responses(link: Link) -> None:
-    sink = link.submit("many")
+    call = link.submit("many")
     work = await link.work()
     assert link.engine.admission.requests == 1
     work.answer("one")
     work.answer("two")
-    await until(lambda: len(sink.got) == 2)
+    await until(lambda: len(call.got) == 2)
     work.answer("three", final=True)
     assert link.engine.admission.requests == 0
-    await until(lambda: len(sink.got) == 3)
-    assert sink.got == ["one", "two", "three."]
-    assert sink.target is not None
-    assert (sink.target.decoupled, sink.target.name) == (True, "7")
+    await until(lambda: len(call.got) == 3)
+    assert call.got == ["one", "two", "three."]
+    assert call.target is not None
+    assert (call.target.decoupled, call.target.name) == (True, "7")
 
 
 async def test_whether_a_model_is_decoupled_is_known_before_it_answers(link: Link) -> None:
@@ -125,23 +125,23 @@ async def test_whether_a_model_is_decoupled_is_known_before_it_answers(link: Lin
 
 async def test_an_end_without_a_response(link: Link) -> None:
     for count, model in enumerate(("many", "plain")):
-        sink = link.submit(model)
+        call = link.submit(model)
         work = await link.work(model)
         for _ in range(count):
             work.answer("x")
         work.request.finish()
-        await until(lambda: sink.got[-1:] == ["end"])  # noqa: B023
-        assert len(sink.got) == count + 1
+        await until(lambda: call.got[-1:] == ["end"])  # noqa: B023
+        assert len(call.got) == count + 1
 
 
 async def test_an_error_after_responses(link: Link) -> None:
-    sink = link.submit("many")
+    call = link.submit("many")
     work = await link.work()
     work.answer("x")
     work.request.fail(ExecutionFailed("why"))
-    await until(lambda: bool(sink.errors))
-    assert sink.got == ["x", "error"]
-    assert str(sink.errors[0]) == "why"
+    await until(lambda: bool(call.errors))
+    assert call.got == ["x", "error"]
+    assert str(call.errors[0]) == "why"
 
 
 async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
@@ -158,12 +158,12 @@ async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
 
 
 async def test_a_hold_may_come_too_late(link: Link) -> None:
-    sink = link.submit("many")
+    call = link.submit("many")
     work = await link.work()
     work.answer("x", final=True)
-    sink.hold(True)  # before the answer is seen
-    await until(lambda: bool(sink.got))
-    sink.hold(True)
+    call.hold(True)  # before the answer is seen
+    await until(lambda: bool(call.got))
+    call.hold(True)
     plain = link.submit("plain")
     plain.hold(True)  # of no use for what answers once
     await link.work("plain")
@@ -171,17 +171,17 @@ async def test_a_hold_may_come_too_late(link: Link) -> None:
 
 
 async def test_a_client_goes_away(link: Link) -> None:
-    sink = link.submit("many")
+    call = link.submit("many")
     work = await link.work()
     work.answer("x")
-    sink.cancel()
+    call.cancel()
     await until(lambda: work.cancelled)
-    assert sink.got == []
+    assert call.got == []
 
 
 async def test_generate_requests_are_read_where_the_models_are_known(link: Link) -> None:
     body = b'{"x":[1,2],"id":"seven","t":0.5,"headrace_timing":true}'
-    sink = link.submit("many", Flag.GENERATE, body)
+    call = link.submit("many", Flag.GENERATE, body)
     work = await link.work()
     request = work.request
     assert request.inputs["x"].array.tolist() == [[1, 2]]
@@ -189,7 +189,7 @@ async def test_generate_requests_are_read_where_the_models_are_known(link: Link)
     assert link.engine.admission.bytes == len(body) == request.nbytes
     work.answer("x")
     work.request.finish()
-    await until(lambda: sink.got == ["x", "end"])
+    await until(lambda: call.got == ["x", "end"])
     wrong = link.submit("many", Flag.GENERATE, b'{"x":"a"}')
     nobody = link.submit("nobody", Flag.GENERATE, b"{}")
     await until(lambda: bool(wrong.errors and nobody.errors))
@@ -198,9 +198,9 @@ async def test_generate_requests_are_read_where_the_models_are_known(link: Link)
 
 
 async def test_doors_with_one_answer_refuse_models_with_many(link: Link) -> None:
-    sinks = [link.submit("many", door) for door in (Flag.HTTP, Flag.UNARY)]
-    await until(lambda: all(sink.errors for sink in sinks))
-    assert [sink.got for sink in sinks] == [["refused"], ["refused"]]
+    calls = [link.submit("many", door) for door in (Flag.HTTP, Flag.UNARY)]
+    await until(lambda: all(call.errors for call in calls))
+    assert [call.got for call in calls] == [["refused"], ["refused"]]
     assert not link.engine.many.work
 
 
@@ -211,15 +211,15 @@ async def test_what_is_handed_on_counts_once(link: Link) -> None:
     here.grow(size, 0)
     await until(lambda: server.bytes == size)
     here.admit()
-    sink = Door(pass_raw("many", "", bytes(size)))
-    RemoteEngine(link.front_end, here, 0).find("many").submit(sink)
+    call = Door(pass_raw("many", "", bytes(size)))
+    RemoteEngine(link.front_end, here, 0).find("many").submit(call)
     while not link.engine.many.work:
         await asyncio.sleep(0)
         # Once more while it is copied, with a few bytes about it.
         assert server.bytes == size or 2 * size < server.bytes < 2 * size + 100
         assert server.requests <= 1
     link.engine.many.last.answer(size, final=True)
-    while not sink.got:
+    while not call.got:
         await asyncio.sleep(0)
         assert server.bytes >= size
     here.leave(size)

@@ -77,9 +77,9 @@ class World(worlds.World):
 
     async def ask(self, parameters: dict[str, Any] | None = None, **headers: str) -> int:
         """Which version answers."""
-        sink = self.send(parameters, 0, **headers)
-        response: InferResponse = await sink.future
-        assert sink.target is None or sink.target.name == response.model_version
+        call = self.send(parameters, 0, **headers)
+        response: InferResponse = await call.future
+        assert call.target is None or call.target.name == response.model_version
         assert number(response) == int(response.model_version)
         return int(response.model_version)
 
@@ -399,8 +399,8 @@ async def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
         waiting = [world.send() for _ in range(5)]
         assert world.shadow.dropped == 3
         world.backend.run_now.set()
-        for sink in waiting:
-            assert (await sink.future).model_version == "1"
+        for call in waiting:
+            assert (await call.future).model_version == "1"
         await until(lambda: world.shadow.success == 2)
 
 
