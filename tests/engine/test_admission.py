@@ -1,4 +1,4 @@
-"""Counting requests in and out against the server's limits."""
+"""Admission of requests against the server's limits."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from headrace.engine.admission import Account, Admission, ConnectionAccount, Hel
 
 
 def connect(admission: Admission, door: str = "http", address: str = "") -> ConnectionAccount:
-    """The account of a connection that is taken."""
+    """An account of an accepted connection."""
     account = admission.connect(door, address)
     assert account is not None
     return account
@@ -34,7 +34,7 @@ def test_counts_go_up_and_down_to_the_limit_of_requests() -> None:
 
 
 @pytest.mark.parametrize("how", ["enter", "grow"])
-def test_more_bytes_than_allowed(how: str) -> None:
+def test_requests_beyond_the_byte_limit(how: str) -> None:
     admission = Admission(0, 100)
     admission.enter(60)
     admission.enter(40)
@@ -43,7 +43,7 @@ def test_more_bytes_than_allowed(how: str) -> None:
     assert (admission.requests, admission.bytes, admission.refused) == (2, 100, 1)
 
 
-def test_a_request_alone_may_be_of_any_size() -> None:
+def test_a_single_request_may_be_of_any_size() -> None:
     admission = Admission(0, 100)
     admission.enter(150)
     admission.leave(150)
@@ -79,7 +79,7 @@ def test_nothing_is_admitted_after_closing() -> None:
     assert admission.bytes == 0
 
 
-def test_told_when_empty() -> None:
+def test_emptiness_is_reported() -> None:
     admission = Admission(0, 0)
     told: list[int] = []
     admission.enter(1)
@@ -89,18 +89,18 @@ def test_told_when_empty() -> None:
     assert told == []
     admission.leave(1)
     assert told == [0]
-    # Messages on their way keep it from being empty.
+    # Messages on their way keep the account from being empty.
     admission.begin(1)
     admission.when_empty(lambda: told.append(-1))
     assert told == [0]
     admission.drop(0)
     assert told == [0, -1]
-    # At once if that is so already.
+    # At once if it is empty already.
     admission.when_empty(lambda: told.append(-2))
     assert told == [0, -1, -2]
 
 
-def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
+def test_a_message_being_received_counts_bytes_but_no_request() -> None:
     admission = Admission(0, 100)
     admission.enter(60)
     with pytest.raises(Overloaded, match="limit of 100 bytes"):
@@ -123,7 +123,7 @@ def test_a_message_on_its_way_takes_bytes_and_no_place() -> None:
     admission.grow(5)
     admission.drop(5)
     assert (admission.requests, admission.messages, admission.bytes) == (0, 0, 0)
-    # Alone it may be of any size.
+    # A single request may be of any size.
     admission = Admission(0, 100)
     admission.begin(500)
     admission.grow(90, 0)
@@ -172,7 +172,7 @@ def test_a_connection_has_a_share() -> None:
     other.close()
     one.close()
     assert (admission.requests, admission.bytes, admission.connections.total()) == (0, 0, 0)
-    # A share of low limits is none.
+    # A share of low limits is zero.
     admission = Admission(4, 1000)
     account = connect(admission, "http")
     for _ in range(4):
@@ -195,7 +195,7 @@ def test_unread_answers_leave_no_room_on_their_connection() -> None:
     assert admission.bytes == 0
 
 
-def test_an_address_has_a_share_if_that_is_asked_for() -> None:
+def test_an_address_has_a_share_if_configured() -> None:
     admission = Admission(1000, MANY, Shares(connection=50, address=10))
     accounts = [connect(admission, "http", "192.0.2.1") for _ in range(4)]
     for number in range(100):
@@ -225,7 +225,7 @@ def test_connections_are_counted_and_capped() -> None:
     assert admission.connect("grpc") is not None
 
 
-def test_what_another_process_holds() -> None:
+def test_usage_of_another_process_counts() -> None:
     admission = Admission(10, 0)
     admission.enter(5)
     now = Held(2, 30, 20, 1, 3, 4, 5, 6, 7)
@@ -239,7 +239,7 @@ def test_what_another_process_holds() -> None:
     assert (process.requests, process.bytes, process.unread) == (0, 0, 0)
 
 
-def test_the_most_that_was_held_is_kept() -> None:
+def test_the_peak_is_recorded() -> None:
     admission = Admission(0, 0)
     connection = connect(admission, "http")
     connection.enter(100)
@@ -256,7 +256,7 @@ def test_the_most_that_was_held_is_kept() -> None:
 
 
 def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
-    """Queue a request for a model; the text of the refusal, if it is refused."""
+    """Queue a request for a model; text of the refusal, if any."""
     try:
         admission.enter(nbytes)
     except Overloaded as error:
@@ -273,7 +273,7 @@ def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
 
 
 def fill(admission: Admission, model: ModelAccount, nbytes: int = 0) -> int:
-    """Queue requests for a model until one is refused; how many were not."""
+    """Queue requests for a model until one is refused; number of those admitted."""
     before = model.requests
     while not admit(admission, model, nbytes):
         pass
@@ -297,7 +297,7 @@ def test_a_model_leaves_room_for_others() -> None:
     refusal = admit(admission, first, 1 << 20)
     assert "limit of 104857600 bytes of requests at once, with 83886080 under way" in refusal
     assert fill(admission, second, 1 << 20) == 16
-    # Some requests it may have in any case.
+    # Some requests are admitted in any case.
     admission = Admission(70, 1 << 20)
     first = admission.model("first")
     admission.model("second")
@@ -306,7 +306,7 @@ def test_a_model_leaves_room_for_others() -> None:
 
 
 @pytest.mark.parametrize("shares", [Shares(), Shares(model=100)])
-def test_a_model_alone_and_one_without_a_share_may_have_all(shares: Shares) -> None:
+def test_a_single_model_and_one_without_a_share_may_use_everything(shares: Shares) -> None:
     admission = Admission(1000, 0, shares)
     first = admission.model("first")
     other = admission.model("other" if shares.model == 100 else "first")  # another version
@@ -315,7 +315,7 @@ def test_a_model_alone_and_one_without_a_share_may_have_all(shares: Shares) -> N
     other.leave()
 
 
-def test_models_come_and_go() -> None:
+def test_model_accounts_are_added_and_removed() -> None:
     admission = Admission(1000, 0)
     first, second = admission.model("first"), admission.model("second")
     assert admission.model("second") is second  # of another version
@@ -330,7 +330,7 @@ def test_models_come_and_go() -> None:
 
 
 @pytest.mark.parametrize(("busy", "each"), [(1, 800), (2, 445), (3, 308), (4, 236)])
-def test_however_many_models_are_busy_there_is_room_for_the_next(busy: int, each: int) -> None:
+def test_any_number_of_busy_models_leaves_room_for_another(busy: int, each: int) -> None:
     admission = Admission(1000, 0)
     models = [admission.model(str(n)) for n in range(5)]
     for _ in range(1000):

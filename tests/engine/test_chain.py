@@ -1,4 +1,4 @@
-"""Stages before a scheduler: requests that are divided, and counting of responses."""
+"""Stages before a scheduler: division of requests, and counting of responses."""
 
 from dataclasses import replace
 from random import Random
@@ -23,7 +23,7 @@ from tests.scheduling.test_open_requests import FakeExecution, ManyCall, part
 
 
 class QueuedPart:
-    """A part of a request that is queued or run, and its owner."""
+    """A queued or running part of a request, and its owner."""
 
     def __init__(self, request: Call) -> None:
         self.request = request
@@ -38,7 +38,7 @@ class QueuedPart:
         raise AssertionError("there is nothing to hold")
 
     def answer(self, final: bool = True) -> None:
-        """Answer with the rows of the part, and what they are as text."""
+        """Answer with the rows of the part, also as text."""
         x = self.request.inputs["x"].array
         texts = [str(value).encode() for value in np.asarray(x).ravel().tolist()]
         outputs = [
@@ -51,7 +51,7 @@ class QueuedPart:
 
 
 class Model:
-    """Queues parts, of which it takes at most `room` at a time."""
+    """Queues parts, at most `room` at a time."""
 
     def __init__(self, room: int = 100) -> None:
         self.parts: list[QueuedPart] = []
@@ -71,7 +71,7 @@ class Model:
         self.open.append(part)
 
     def divide(self, rows: int, part_rows: int, timeout: int = 0) -> FakeCall:
-        """Begin a request of so many rows, for batches of that many."""
+        """Submit a request of `rows` for batches of `part_rows`."""
         x = Tensor("x", Datatype.INT64, np.arange(2 * rows).reshape(rows, 2))
         asked = Call(
             "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
@@ -82,7 +82,7 @@ class Model:
 
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(1, 10), st.randoms())
-def test_all_rows_come_back_in_order_whatever_is_answered_first(
+def test_rows_are_joined_in_order_of_the_request(
     rows: int, part_rows: int, room: int, random: Random
 ) -> None:
     assume(rows > part_rows)
@@ -106,7 +106,7 @@ def test_all_rows_come_back_in_order_whatever_is_answered_first(
     assert model.expected == 0
 
 
-def test_a_part_is_a_request_like_the_whole() -> None:
+def test_a_part_has_the_properties_of_its_request() -> None:
     model = Model()
     model.divide(5, 2)
     for one_part in model.parts:
@@ -123,7 +123,7 @@ def test_a_part_is_a_request_like_the_whole() -> None:
     assert [one.sequence_end for one in requests] == [False, False, True]
 
 
-def test_what_is_left_of_a_timeout() -> None:
+def test_parts_have_the_remaining_timeout() -> None:
     model = Model(room=1)
     model.divide(4, 1, timeout=60_000_000)
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_the_first_failure_ends_it_and_cancels_the_others() -> None:
     assert model.expected == 0
 
 
-def test_cancelling_cancels_what_is_under_way_and_begins_nothing_more() -> None:
+def test_cancelling_ends_running_parts_and_begins_no_more() -> None:
     model = Model()
     call = model.divide(30, 1)
     call.cancel()
@@ -191,7 +191,7 @@ def response_of(*outputs: Tensor) -> InferResponse:
     return InferResponse("m", "1", "", list(outputs), Timing(1, 2, 3))
 
 
-def test_what_comes_of_many_parts_is_put_together() -> None:
+def test_many_parts_are_joined() -> None:
     first = InferResponse("m", "1", "", [], Timing(10, 5, 8), {"a": 1, "b": 1})
     second = InferResponse("m", "1", "", [], Timing(90, 7, 9), {"b": 2})
     whole = joined([first, second])
@@ -211,7 +211,7 @@ LATER = Deferral.LATER
 
 
 class Counted:
-    """A scheduler whose responses are counted, and one request that waits 5 ns in its queue."""
+    """A scheduler with counted responses, and one request that waits 5 ns in its queue."""
 
     def __init__(self, bench: Bench | None = None) -> None:
         self.bench = bench or Bench(shape=replace(signature(), decoupled=True))
@@ -222,7 +222,7 @@ class Counted:
         self.call = ManyCall()
 
     def open(self) -> Call:
-        """Have a batch done with, whose request is open."""
+        """End the batch and leave its request open."""
         instance = self.bench.instances[0]
         submitted(self.submit, request("a", 1), self.call, 1)
         self.bench.clock.settle()
@@ -233,22 +233,22 @@ class Counted:
         return self.call
 
     def answer(self, after: int, answer: Part | None, final: bool = False) -> None:
-        """An answer of the model, so many ns after the last one."""
+        """Answer the open request, `ns` after the last answer."""
         self.bench.clock.advance(after)
         self.bench.batcher.answer(self.call, answer, final)
 
     def told(self, ordinal: int, name: str) -> tuple[int, int]:
-        """A counter."""
+        """Value of a counter."""
         found: Duration = getattr(self.responses.ordinals[ordinal], name)
         return found.count, found.ns
 
 
 def zero(counters: ResponseCounters) -> set[str]:
-    """The names of the counters that have counted nothing."""
+    """Names of the counters at zero."""
     return {name for name in counters.__slots__ if not getattr(counters, name).count}
 
 
-def test_each_response_by_its_ordinal() -> None:
+def test_responses_are_counted_by_ordinal() -> None:
     counted = Counted()
     counted.open()
     counted.answer(10, part(1))
@@ -267,7 +267,7 @@ def test_each_response_by_its_ordinal() -> None:
     assert counted.bench.statistics.success_count == 1
 
 
-def test_time_that_a_door_takes_is_that_of_the_output() -> None:
+def test_time_in_the_door_counts_as_output() -> None:
     counted = Counted()
     counted.open()
     counted.bench.clock.advance(10)
@@ -301,7 +301,7 @@ def test_an_error_or_a_client_that_goes_after_a_response() -> None:
     assert counted.told(1, "cancel") == (1, 4)
 
 
-def test_what_has_not_begun_is_no_response() -> None:
+def test_an_unbegun_request_counts_no_response() -> None:
     counted = Counted(Bench(instances=0))
     submitted(counted.submit, request("a", 1), ManyCall(), 1).cancel()
     submitted(counted.submit, request("b", 1), counted.call, 1)
@@ -337,7 +337,7 @@ def test_a_long_stream_takes_little_memory() -> None:
     assert counted.told(MOST_ORDINALS, "empty_response") == (1, 1)
 
 
-def test_counting_goes_on_and_other_bounds_begin_anew() -> None:
+def test_changed_buckets_restart_and_counters_continue() -> None:
     counted = Counted()
     counted.open()
     counted.answer(1, part(1), True)

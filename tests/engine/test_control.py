@@ -1,4 +1,4 @@
-"""Loads and unloads by request: their order, and what becomes of them when nobody waits."""
+"""Loads and unloads by request: order, and cancellation without clients."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.engine.worlds import CONFIG, ask, until
 
 
 class World(worlds.World):
-    """An engine with a repository, of which nothing is loaded yet."""
+    """An engine with a repository, with no model loaded."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ async def serving(world: World) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """An engine that loads what it is asked to."""
+    """An engine that loads on request."""
     async with serving(World(tmp_path)) as world:
         yield world
 
@@ -66,7 +66,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         (ControlMode.POLL, "if polling is enabled; --model-control-mode=explicit allows it"),
     ],
 )
-async def test_only_in_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
+async def test_control_needs_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
     async with serving(World(tmp_path, mode)) as world:
         world.write("m", "1")
         for action in (world.control.load, world.control.unload):
@@ -89,12 +89,12 @@ async def test_requests_for_a_model_take_effect_in_their_order(world: World) -> 
     assert await world.index() == [("m", "UNAVAILABLE", "unloaded")]
 
 
-async def test_many_who_ask_for_the_same_share_a_load(world: World) -> None:
+async def test_equal_load_requests_share_a_load(world: World) -> None:
     world.write("m", "1")
     world.backend.load_now.clear()
     asked = [asyncio.ensure_future(world.control.load("m")) for _ in range(20)]
     await until(lambda: world.backend.begun == ["1"])
-    # One who comes later, too, rather than call off what others wait for.
+    # A later request too, rather than cancel what others wait for.
     asked.append(asyncio.ensure_future(world.control.load("m")))
     assert await world.index() == [("m", "LOADING", "")]
     world.backend.load_now.set()
@@ -141,7 +141,7 @@ async def test_a_configuration_of_a_request_stays_until_the_directory_changes(
 async def test_a_configuration_of_a_request_changes_instances_in_place(
     world: World, whole: bool
 ) -> None:
-    """Clients send the file's own configuration, or what they were told it was completed to."""
+    """Clients send the file's own configuration, or the completed one."""
     text = CONFIG.format("thread")
     if not whole:
         text += ' input { name: "X" data_type: TYPE_FP32 dims: 1 }'
@@ -181,7 +181,7 @@ async def test_a_load_goes_on_without_its_client(world: World) -> None:
     assert await world.ask("m") == 1
 
 
-async def test_a_load_that_the_end_of_the_server_calls_off(world: World) -> None:
+async def test_a_load_is_cancelled_by_shutdown(world: World) -> None:
     world.write("m", "1")
     world.backend.load_now.clear()
     asked = asyncio.ensure_future(world.control.load("m"))
@@ -194,7 +194,7 @@ async def test_a_load_that_the_end_of_the_server_calls_off(world: World) -> None
     await until(lambda: not world.engine.loading)
 
 
-async def test_what_goes_wrong_is_told_and_stays_in_the_index(world: World) -> None:
+async def test_load_errors_are_reported_and_stay_in_the_index(world: World) -> None:
     world.write("m", "nonsense")
     with pytest.raises(
         ModelLoadFailed,
@@ -227,8 +227,8 @@ async def test_a_model_whose_directory_has_gone_serves_until_it_is_unloaded(worl
     assert await world.ask("other") == 1
 
 
-async def test_models_of_requests_alone_are_forgotten_in_the_end(world: World) -> None:
-    """Or names that nobody uses any more would fill the index."""
+async def test_models_known_only_from_requests_are_forgotten(world: World) -> None:
+    """Names that are no longer used would fill the index."""
     world.write("m", "1")
     await world.control.load("m")
     contents = ["1", "nonsense", "2", "nonsense", "nonsense", "3", "4", "5", "6"]
@@ -254,7 +254,7 @@ async def test_models_of_requests_alone_are_forgotten_in_the_end(world: World) -
 
 
 @pytest.mark.parametrize("allowed", LoadOverrides)
-async def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) -> None:
+async def test_load_override_levels(tmp_path: Path, allowed: LoadOverrides) -> None:
     config = '{"backend": "constant", "max_batch_size": 2}'
     code = '{"parameters": {"own": {"string_value": "x"}}}'
     asked = {
@@ -269,7 +269,7 @@ async def test_what_the_operator_allows(tmp_path: Path, allowed: LoadOverrides) 
             if level <= allowed:
                 await world.control.load("m", parameters)
                 continue
-            # One step after the other, where a request asks for more than one.
+            # One step after the other, where a request asks for several.
             needed = LoadOverrides.CONFIG if not parameters.files and not allowed else level
             with pytest.raises(ModelLoadFailed, match=f"--load-overrides={needed.name.lower()}"):
                 await world.control.load("m", parameters)

@@ -1,4 +1,4 @@
-"""What the engine makes of the names and numbers that clients send."""
+"""The engine's look-up of model names and versions."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ def test_a_version_is_a_number(text: str, number: int) -> None:
         "9" * 5_000,
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_and_quoted_in_part(text: str) -> None:
+def test_other_versions_are_refused_and_quoted_in_part(text: str) -> None:
     with pytest.raises(InvalidRequest, match="should be an integral value > 0") as caught:
         parse_version(text)
     assert f"version string '{text[:40]}'" in str(caught.value)
@@ -34,8 +34,8 @@ TENANT = SimpleNamespace(forwarded_headers=("x-tenant",))
 PLAIN = SimpleNamespace(forwarded_headers=())
 
 
-def test_a_model_that_is_not_in_memory_is_asked_with_the_same_headers() -> None:
-    """Since that has it loaded again."""
+def test_a_retried_submission_keeps_its_headers() -> None:
+    """The headers have the model loaded again."""
     versions = [TENANT]
     model: Any = SimpleNamespace(name="m", ready_versions=lambda: versions)
     told: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Models that are loaded beside what serves, and take its place."""
+"""Loading of models beside the serving ones, which they replace."""
 
 import asyncio
 import os
@@ -36,19 +36,19 @@ class World(worlds.World):
         (self.folder / "config.pbtxt").write_text(text)
 
     def change(self, text: str, version: int = 1) -> ModelSource:
-        """Change a version's file; the model as it is then."""
+        """Change a version's file; the resulting model."""
         return self.write("m", text, version)
 
     async def replace(self, text: str, version: int = 1) -> str:
-        """Change a file and load it; why that did not work out."""
+        """Change a file and load it; reason of a failure."""
         return await self.engine.load(self.change(text, version))
 
     def reload(self) -> "asyncio.Future[str]":
-        """Load the model as it is now; why that did not work out."""
+        """Load the current model; reason of a failure."""
         return self.engine.load(self.source("m"))
 
     async def begin(self, text: str, version: int = 1) -> "asyncio.Future[str]":
-        """Begin a load that goes on once `load_now` is set."""
+        """Begin a load that continues once `load_now` is set."""
         self.backend.load_now.clear()
         loading, begun = self.engine.load(self.change(text, version)), len(self.backend.begun)
         await until(lambda: len(self.backend.begun) == begun + 1)
@@ -70,7 +70,7 @@ class World(worlds.World):
 
 @asynccontextmanager
 async def serving(world: World) -> AsyncIterator[World]:
-    """The model is loaded, and unloaded in the end, with nothing left of it."""
+    """The loaded model; at the end it is unloaded, with nothing left of it."""
     threads = active_count()
     await world.engine.load_all([world.source("m")])
     yield world
@@ -83,7 +83,7 @@ async def serving(world: World) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def threaded(tmp_path: Path, execution: str = "thread") -> AsyncIterator[World]:
-    """A model that serves 1, on a thread of its own."""
+    """A model that answers 1 on its own thread."""
     world = World(tmp_path, execution)
     world.change("1")
     async with serving(world):
@@ -92,12 +92,12 @@ async def threaded(tmp_path: Path, execution: str = "thread") -> AsyncIterator[W
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A model that serves 1."""
+    """A model that answers 1."""
     async with threaded(tmp_path, "inline") as world:
         yield world
 
 
-async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
+async def test_the_old_version_serves_while_the_new_one_loads(world: World) -> None:
     replaced = await world.begin("2")
     assert await world.ask() == 1
     assert world.engine.ready
@@ -110,7 +110,7 @@ async def test_the_old_one_serves_while_the_new_one_loads(world: World) -> None:
     assert version.statistics.success_count == 3  # counters go on
 
 
-async def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None:
+async def test_the_old_version_finishes_accepted_requests(tmp_path: Path) -> None:
     async with threaded(tmp_path) as world:
         old = world.engine.find_version("m")
         begun = await world.asked(9)
@@ -128,7 +128,7 @@ async def test_what_the_old_one_has_accepted_it_finishes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["file", "config"])
-async def test_the_old_one_goes_on_if_the_new_one_cannot_be_loaded(
+async def test_the_old_version_stays_if_the_new_one_fails_to_load(
     world: World, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     caplog.set_level("INFO")
@@ -155,13 +155,13 @@ async def test_the_last_of_several_changes_wins(world: World) -> None:
     waiting += [world.engine.load(world.change(str(number))) for number in range(3, 50)]
     world.backend.load_now.set()
     assert await asyncio.gather(*waiting) == [""] * 48
-    # What was being loaded is not served; in between nothing was loaded at all.
+    # The loading version is not served; in between none was loaded at all.
     assert world.backend.begun == ["1", "2", "49"]
     assert world.backend.loaded[1].closed
     assert await world.ask() == 49
 
 
-async def test_a_change_to_something_broken_wins_as_well(world: World) -> None:
+async def test_a_later_broken_change_wins_too(world: World) -> None:
     first = await world.begin("2")
     second = world.engine.load(world.change("nonsense"))
     world.backend.load_now.set()
@@ -170,7 +170,7 @@ async def test_a_change_to_something_broken_wins_as_well(world: World) -> None:
     assert await world.ask() == 1
 
 
-async def test_to_give_up_waiting_gives_up_nothing_else(world: World) -> None:
+async def test_a_cancelled_wait_does_not_cancel_the_load(world: World) -> None:
     replaced = await world.begin("2")
     replaced.cancel()
     world.backend.load_now.set()
@@ -178,7 +178,7 @@ async def test_to_give_up_waiting_gives_up_nothing_else(world: World) -> None:
     assert await world.ask() == 2
 
 
-async def test_versions_come_and_go(world: World) -> None:
+async def test_versions_are_added_and_removed(world: World) -> None:
     old = world.engine.find_version("m")
     assert await world.replace("2", version=2) == ""  # the newest alone is served
     assert await world.ask() == 2
@@ -188,7 +188,7 @@ async def test_versions_come_and_go(world: World) -> None:
     await until(lambda: old.state is State.UNAVAILABLE)
 
 
-async def test_an_old_version_stays_if_a_newer_one_cannot_be_loaded(world: World) -> None:
+async def test_older_versions_stay_if_an_added_one_fails_to_load(world: World) -> None:
     assert "is no number" in await world.replace("nonsense", version=2)
     assert await world.ask() == 1
     assert [entry[:2] for entry in world.index()] == [("1", "READY"), ("2", "UNAVAILABLE")]
@@ -197,7 +197,7 @@ async def test_an_old_version_stays_if_a_newer_one_cannot_be_loaded(world: World
     assert world.index() == [("2", "READY", "")]
 
 
-async def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> None:
+async def test_a_failed_model_can_be_loaded_later(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.change("nonsense")
     async with serving(world):
@@ -212,7 +212,7 @@ async def test_a_model_that_could_not_be_loaded_may_be_later(tmp_path: Path) -> 
         assert await world.ask() == 2
 
 
-async def test_nothing_is_loaded_once_the_engine_stops(world: World) -> None:
+async def test_no_load_begins_once_the_engine_stops(world: World) -> None:
     under_way = await world.begin("2")
     world.engine.stop_loading()
     assert world.engine.loading
@@ -237,7 +237,7 @@ async def test_the_engine_stops_between_two_steps_of_a_load(
 
 
 async def test_requests_in_every_turn_of_many_swaps(tmp_path: Path) -> None:
-    """None is refused or lost, and no caller sees an older one after a newer one."""
+    """No request is refused or lost, and no client sees an older version after a newer one."""
     async with threaded(tmp_path) as world:
         seen: list[list[float]] = [[] for _ in range(8)]
         done = False
@@ -256,7 +256,7 @@ async def test_requests_in_every_turn_of_many_swaps(tmp_path: Path) -> None:
             assert set(answers) <= set(range(1, 30))
 
 
-async def test_an_unloaded_model_stays_known_and_may_be_loaded_again(
+async def test_an_unloaded_model_stays_in_the_index_and_can_be_loaded_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -279,7 +279,7 @@ async def test_an_unloaded_model_stays_known_and_may_be_loaded_again(
     assert document.inference_count == 2
 
 
-async def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -> None:
+async def test_an_unloaded_model_finishes_accepted_requests(tmp_path: Path) -> None:
     async with threaded(tmp_path) as world:
         begun = await world.asked(9)
         unloaded = world.engine.unload("m")
@@ -301,7 +301,7 @@ async def test_what_an_unloaded_model_has_accepted_it_finishes(tmp_path: Path) -
         assert world.index() == [("1", "READY", "")]
 
 
-async def test_to_unload_calls_off_what_is_being_loaded(world: World) -> None:
+async def test_unloading_cancels_a_running_load(world: World) -> None:
     loaded = await world.begin("2", version=2)
     assert world.index()[-1] == ("2", "LOADING", "")
     await world.engine.unload("m")
@@ -326,7 +326,7 @@ async def test_the_last_of_loads_and_unloads_wins(world: World) -> None:
     assert await world.ask() == 8
 
 
-async def test_to_unload_what_failed_or_is_unknown_is_no_error(tmp_path: Path) -> None:
+async def test_unloading_a_failed_or_unknown_model_is_no_error(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.configure("max_batch_size: -1")
     world.change("1")
@@ -365,7 +365,7 @@ async def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
         assert world.backend.begun[3:] == ["2"]
 
 
-async def test_so_many_models_are_loaded_at_once(tmp_path: Path) -> None:
+async def test_concurrent_loads_are_limited(tmp_path: Path) -> None:
     world = World(tmp_path, options=LoadOptions(cores=1, threads=2))
     world.change("1")
     others = []
@@ -386,7 +386,7 @@ async def test_so_many_models_are_loaded_at_once(tmp_path: Path) -> None:
         assert sorted(world.backend.begun) == ["1", "2", "3", "4"]
 
 
-async def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
+async def test_a_load_that_takes_too_long_is_abandoned(tmp_path: Path) -> None:
     options = LoadOptions(cores=1, limit_secs=0.5, retries=3, threads=1)
     world = World(tmp_path, options=options)
     world.change("1")
@@ -412,7 +412,7 @@ async def test_a_load_that_takes_too_long_is_left_behind(tmp_path: Path) -> None
 GROUPS = '\ninstance_group {{ name: "m" count: {} }}'
 
 
-async def test_what_has_not_changed_is_not_loaded_again(world: World) -> None:
+async def test_unchanged_versions_are_not_loaded_again(world: World) -> None:
     old = world.engine.find("m")
     assert await world.reload() == ""
     assert world.engine.find("m") is old
@@ -426,7 +426,7 @@ async def test_what_has_not_changed_is_not_loaded_again(world: World) -> None:
     assert await world.replace("1") == ""  # written anew, it is another file
 
 
-async def test_a_policy_that_no_version_fits(world: World) -> None:
+async def test_a_version_policy_without_matching_versions(world: World) -> None:
     world.configure(INLINE + "\nversion_policy { specific { versions: 7 } }")
     problem = await world.reload()
     assert "at least one version must be available under the version policy of" in problem
@@ -514,8 +514,8 @@ async def test_an_instance_that_cannot_be_added_changes_nothing(tmp_path: Path) 
         assert world.backend.loaded[1].closed
 
 
-async def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(world: World) -> None:
-    """A broken version that all servers see must not take all of them out of service."""
+async def test_added_versions_do_not_affect_readiness_until_they_serve(world: World) -> None:
+    """A broken version on a shared volume must not take all replicas out of service."""
     world.backend.load_now.clear()
     loading = world.engine.load(world.change("nonsense", version=2))
     await until(lambda: ("2", "LOADING", "") in world.index())
@@ -533,11 +533,11 @@ async def test_what_is_added_to_what_serves_does_not_matter_until_it_serves(worl
     await world.engine.unload("other")
 
 
-async def test_a_model_with_a_manifest_is_taken_when_it_is_complete(world: World) -> None:
+async def test_a_model_with_a_manifest_is_loaded_once_complete(world: World) -> None:
     old = world.engine.find("m")
     write_manifest(world.folder)
     assert await world.reload() == ""
-    # What it holds is known from now on, and so it does not matter which files hold it.
+    # Its content is known from now on, whichever files hold it.
     known = world.engine.find("m")
     assert known is not old
     assert await world.replace("1") == ""
@@ -566,7 +566,7 @@ async def test_files_with_odd_names_or_none_at_all(world: World) -> None:
 
 
 class Broken(StagePlugin):
-    """A stage with a bug, in the method of this name."""
+    """A stage with a bug in the method of this name."""
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -1,4 +1,4 @@
-"""Models with several backends of which servers are absent: how they are looked for."""
+"""Models with several backends: the search for absent upstreams."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from tests.scheduling.fakes import Bench
 
 
 class Servers(RemoteBackend):
-    """Servers by their endpoints: some are `there`, and some do not answer before an event."""
+    """Upstreams by endpoint: some are `there`, some do not answer before an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,9 @@ class Servers(RemoteBackend):
 
 
 class Described:
-    """A model that is only looked at."""
+    """A model that is only described."""
 
-    def close(self) -> None:
-        """There is nothing to free."""
+    def close(self) -> None: ...
 
 
 def config(endpoints: str, fail_over: str) -> str:
@@ -58,7 +57,7 @@ def config(endpoints: str, fail_over: str) -> str:
 
 
 def write(root: Path, endpoints: str, fail_over: str) -> ModelSource:
-    """A model `m` with these backends, of which `constant` is one that runs here."""
+    """Write a model `m` with these backends; `constant` is a local one."""
     folder = root / "m"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.constant").write_text("1")
@@ -66,7 +65,7 @@ def write(root: Path, endpoints: str, fail_over: str) -> ModelSource:
     return read_model_directory(folder)
 
 
-def test_whatever_is_absent_is_looked_for(tmp_path: Path) -> None:
+def test_absent_backends_are_searched_for(tmp_path: Path) -> None:
     servers = Servers()
     backends: dict[str, Backend] = {"triton": servers, "constant": Constants()}
     source = write(tmp_path, "grpc://a", "grpc://b;constant")
@@ -83,7 +82,7 @@ def test_whatever_is_absent_is_looked_for(tmp_path: Path) -> None:
 
 
 class Told(logging.Handler):
-    """Calls what waits for a line of the log."""
+    """Calls `found` at a line of the log."""
 
     def __init__(self, text: str, then: Callable[[], None]) -> None:
         super().__init__()
@@ -95,10 +94,10 @@ class Told(logging.Handler):
             self._then()
 
 
-def test_a_change_is_not_undone_by_a_server_that_comes_back(
+def test_a_returning_upstream_does_not_undo_a_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It comes back while the model is being loaded with a configuration that a client has sent."""
+    """The upstream returns while the model is loaded with a client's configuration."""
     servers = Servers()
     changed = servers.slow["grpc://b"] = Event()
     back = Told("is loaded again", changed.set)
@@ -125,8 +124,8 @@ def test_a_change_is_not_undone_by_a_server_that_comes_back(
         logger.removeHandler(back)
 
 
-async def test_the_end_does_not_wait_for_a_look() -> None:
-    """Which takes its time where a server does not answer at all."""
+async def test_shutdown_does_not_wait_for_a_check() -> None:
+    """A check takes long where a server does not answer."""
     begun, released = Event(), Event()
     ended: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Where instances run on a machine with GPUs, of which only the numbers are real."""
+"""Placement of instances on a machine with GPUs, of which only the numbers are real."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.models import onnx_graphs
 from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.gpu_libraries import NvmlOfTwo, cuda_library
 
-# Says in a file where it was told to be.
+# Writes its device into a file.
 PLACED = """
     from pathlib import Path
 
@@ -45,7 +45,7 @@ def opened(folder: Path, gpus: Gpus, in_process: bool = False) -> tuple[Opened, 
     return open_model(read_model_directory(folder), backends, options), options
 
 
-def test_workers_are_told_their_gpus(tmp_path: Path, two: Gpus) -> None:
+def test_workers_get_the_number_of_their_gpu(tmp_path: Path, two: Gpus) -> None:
     groups = """
         instance_group [
           { kind: KIND_GPU count: 2 }, { kind: KIND_GPU gpus: 1 }, { kind: KIND_CPU },
@@ -71,7 +71,7 @@ def test_workers_are_told_their_gpus(tmp_path: Path, two: Gpus) -> None:
     assert [list(group.gpus) for group in loaded.config.instance_group] == [[0, 1], [1], [], []]
 
 
-def test_python_models_are_on_gpus_only_if_they_say_so(tmp_path: Path, two: Gpus) -> None:
+def test_python_models_use_gpus_only_if_configured(tmp_path: Path, two: Gpus) -> None:
     write_python_model(tmp_path, "plain", PLACED, DECLARED)
     write_python_model(tmp_path, "auto", PLACED, DECLARED + "instance_group { count: 2 }")
     write_python_model(tmp_path, "listed", PLACED, DECLARED + "instance_group { gpus: 1 }")
@@ -87,7 +87,7 @@ def test_instances_on_a_gpu_do_not_run_on_the_event_loop(tmp_path: Path, two: Gp
         opened(tmp_path / "m", two, in_process=True)
 
 
-def test_a_gpu_that_is_not_there(tmp_path: Path, two: Gpus) -> None:
+def test_a_missing_gpu(tmp_path: Path, two: Gpus) -> None:
     config = DECLARED + "instance_group {\n kind: KIND_GPU\n gpus: [ 0, 2 ] }"
     write_python_model(tmp_path, "m", PLACED, config)
     says = (

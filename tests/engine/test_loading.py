@@ -1,4 +1,4 @@
-"""From a model's directory to what serves, what is said when that fails, and changes."""
+"""Loading of models: results, errors and changes."""
 
 import json
 import re
@@ -43,12 +43,12 @@ def opened(root: Path, config: str, model: bytes = IDENTITY) -> Opened:
 
 
 def loaded(root: Path, config: str, model: bytes = IDENTITY) -> LoadedVersion:
-    """The same, loaded."""
+    """A model `m` of this configuration, loaded."""
     return load_version(opened(root, config, model), 1, OPTIONS)
 
 
 def opened_python(root: Path, options: LoadOptions = OPTIONS) -> Opened:
-    """A Python model `m` that is there, read."""
+    """The existing Python model `m`, read."""
     return open_model(read_model_directory(root / "m"), {"python": PythonBackend()}, options)
 
 
@@ -89,14 +89,12 @@ def opened_python(root: Path, options: LoadOptions = OPTIONS) -> Opened:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_file_line_and_field(
-    tmp_path: Path, config: str, told: str
-) -> None:
+def test_errors_name_file_line_and_field(tmp_path: Path, config: str, told: str) -> None:
     with pytest.raises(InvalidConfig, match="^" + re.escape(told)):
         loaded(tmp_path, config)
 
 
-def test_an_input_that_the_model_has_a_value_for_may_be_optional(tmp_path: Path) -> None:
+def test_an_input_with_a_default_value_may_be_optional(tmp_path: Path) -> None:
     config = 'input [ { name: "INPUT0" }, { name: "SCALE" optional: true } ] max_batch_size: 0'
     version = loaded(tmp_path, config, onnx_graphs.with_default())
     assert [spec.optional for spec in version.signature.inputs] == [False, True]
@@ -110,14 +108,14 @@ def test_the_scheduling_policy_comes_with_the_version(tmp_path: Path) -> None:
     assert version.scheduling.queue.action is TimeoutAction.DELAY
 
 
-def test_a_decoupled_model_is_told_how_it_is_served(tmp_path: Path) -> None:
+def test_restrictions_of_a_decoupled_model_are_logged(tmp_path: Path) -> None:
     (warning,) = opened(tmp_path, "model_transaction_policy {\n decoupled: true }").warnings
     assert warning.startswith("m/config.pbtxt:2: model_transaction_policy.decoupled: requests are")
     assert "only taken over ModelStreamInfer" in warning
     assert opened(tmp_path, "model_transaction_policy { }").warnings == ()
 
 
-def test_buckets_of_a_metric_that_can_have_none(tmp_path: Path) -> None:
+def test_buckets_of_a_metric_without_buckets(tmp_path: Path) -> None:
     own = "model_metrics { metric_control {\n metric_identifier { family: 'x' }\n %s } }"
     (warning,) = opened(tmp_path, own % "histogram_options { buckets: [1, 2] }").warnings
     assert warning.startswith("m/config.pbtxt:2: model_metrics.metric_control[0].metric_identifier")
@@ -126,7 +124,7 @@ def test_buckets_of_a_metric_that_can_have_none(tmp_path: Path) -> None:
         opened(tmp_path, own % "histogram_options { buckets: [2, 1] }")
 
 
-def test_every_instance_is_warmed_up_also_one_that_comes_later(tmp_path: Path) -> None:
+def test_every_instance_is_warmed_up_also_an_added_one(tmp_path: Path) -> None:
     config = f"{RECORDER_CONFIG}{sample('s', 'zero_data: true')}instance_group {{ count: 2 }}"
     write_python_model(tmp_path, "m", RECORDER, config)
     model = opened_python(tmp_path)
@@ -189,12 +187,12 @@ def test_labels_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> N
     assert caught.value.public == str(caught.value) == told
 
 
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"model\.onnx is not a valid ONNX model"):
         loaded(tmp_path, "", b"nothing")
 
 
-def test_a_batch_that_nobody_will_send_is_not_allocated(tmp_path: Path) -> None:
+def test_a_huge_max_batch_size_is_not_allocated(tmp_path: Path) -> None:
     version = loaded(tmp_path, f"max_batch_size: {2**31 - 1}")
     assert version.signature.max_batch_size == 2**31 - 1
     (instance,) = version.instances
@@ -209,7 +207,7 @@ def test_a_batch_that_nobody_will_send_is_not_allocated(tmp_path: Path) -> None:
         ("inline", True, ""), ("thread", True, ""), ("process", False, ""), ("auto", False, ""),
     ],
 )  # fmt: skip
-def test_python_models_run_here_only_if_that_is_allowed(
+def test_python_models_run_in_process_only_if_allowed(
     tmp_path: Path, kind: str, allowed: bool, told: str
 ) -> None:
     write_python_model(tmp_path, "m", IDENTITY_MODEL, execution(kind))
@@ -221,12 +219,12 @@ def test_python_models_run_here_only_if_that_is_allowed(
         opened_python(tmp_path, options)
 
 
-def test_an_onnx_model_has_no_process_of_its_own(tmp_path: Path) -> None:
+def test_an_onnx_model_cannot_have_a_process_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="'process' is for Python models"):
         opened(tmp_path, execution("process"))
 
 
-def test_python_models_that_run_here_are_started(tmp_path: Path) -> None:
+def test_in_process_python_models_are_started(tmp_path: Path) -> None:
     config = execution("thread") + "instance_group { count: 2 }\n"
     config += tensors("input", ("INPUT0", "FP32", "1")) + tensors(
         "output", ("OUTPUT0", "FP32", "1")
@@ -259,7 +257,7 @@ FUNCTION = "from headrace import model\n@model\ndef area(width: float) -> float:
         ),
     ],
 )
-def test_what_a_function_contradicts_is_told_with_file_line_and_field(
+def test_contradictions_of_a_function_name_file_line_and_field(
     tmp_path: Path, kind: str, config: str, told: str
 ) -> None:
     write_python_model(tmp_path, "m", FUNCTION, execution(kind).strip() + "\n" + config)
@@ -270,7 +268,7 @@ def test_what_a_function_contradicts_is_told_with_file_line_and_field(
     assert str(caught.value) == told
 
 
-def test_what_a_completion_contradicts_is_told_in_triton_s_words(tmp_path: Path) -> None:
+def test_contradictions_of_a_completion_use_tritons_words(tmp_path: Path) -> None:
     source = """
         class TritonPythonModel:
             @staticmethod
@@ -288,7 +286,7 @@ def test_what_a_completion_contradicts_is_told_in_triton_s_words(tmp_path: Path)
     )
 
 
-def test_a_parameter_that_is_nearly_a_known_one_is_told(tmp_path: Path) -> None:
+def test_a_misspelt_parameter_is_reported(tmp_path: Path) -> None:
     names = ["execution_limit_sec", "threshold", "Max_RSS", "functions", "nice"]
     values = [f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}' for name in names]
     write_python_model(tmp_path, "m", IDENTITY_MODEL, "\n".join(values))
@@ -302,7 +300,7 @@ def test_a_parameter_that_is_nearly_a_known_one_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_what_such_a_model_cannot_have_is_told_with_its_line(tmp_path: Path) -> None:
+def test_settings_without_effect_in_process_name_their_line(tmp_path: Path) -> None:
     config = execution("inline") + 'parameters { key: "python" value { string_value: "/x" } }\n'
     write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
     options = LoadOptions(cores=1, in_process_python=True)
@@ -316,7 +314,7 @@ CONFIG = 'name: "m" backend: "x" max_batch_size: 4 '
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of two versions."""
+    """A model with two versions."""
     for name in ("m/1/model.x", "m/2/model.x"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
@@ -329,7 +327,7 @@ def origin(model: Path, text: str = CONFIG, version: int = 1) -> Origin:
     return origins(fingerprint(source), file, file.config, source.versions, {})[version]
 
 
-def test_the_same_is_kept_and_what_does_not_serve_is_loaded(model: Path) -> None:
+def test_unchanged_versions_are_kept_and_missing_ones_loaded(model: Path) -> None:
     assert step(origin(model), origin(model)) is Step.KEEP
     (model / "3").mkdir()
     (model / "2/model.x").write_text("another")
@@ -340,7 +338,7 @@ def test_the_same_is_kept_and_what_does_not_serve_is_loaded(model: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["1/model.x", "1/more", "labels.txt"])
-def test_other_files_are_loaded(model: Path, name: str) -> None:
+def test_changed_files_are_loaded(model: Path, name: str) -> None:
     before = origin(model)
     (model / name).write_text("another")
     assert step(before, origin(model)) is Step.LOAD
@@ -360,16 +358,16 @@ def test_other_files_are_loaded(model: Path, name: str) -> None:
         ("", 'metric_tags { key: "a" value: "b" }', Step.LOAD),
     ],
 )
-def test_other_configurations(model: Path, before: str, after: str, expected: Step) -> None:
+def test_changed_configurations(model: Path, before: str, after: str, expected: Step) -> None:
     assert step(origin(model, CONFIG + before), origin(model, CONFIG + after)) is expected
 
 
-def test_a_default_that_is_written_out_may_mean_something_else(model: Path) -> None:
+def test_an_explicit_default_may_differ_from_an_absent_field(model: Path) -> None:
     """Without it, the largest batch is guessed."""
     before = origin(model, 'name: "m" backend: "x"')
     after = origin(model, 'name: "m" backend: "x" max_batch_size: 0')
     assert step(before, after) is Step.LOAD
-    # Another place is another origin.
+    # Another path is another origin.
     before = origin(model)
     moved = replace(before, content=replace(before.content, directory=Path("elsewhere")))
     assert step(before, moved) is Step.LOAD
@@ -388,12 +386,14 @@ def test_a_default_that_is_written_out_may_mean_something_else(model: Path) -> N
         ("ab", "ba", "", ""),
     ],
 )
-def test_instances_come_and_go(there: str, wanted: str, removed: str, missing: str) -> None:
+def test_instances_are_added_and_removed(
+    there: str, wanted: str, removed: str, missing: str
+) -> None:
     found = resize(list(there), [Placement(name, None) for name in wanted])
     assert found == (list(removed), [Placement(name, None) for name in missing])
 
 
-def test_of_the_configuration_only_what_has_changed_in_place_is_taken_over() -> None:
+def test_only_in_place_changes_of_the_configuration_are_applied() -> None:
     complete = ModelConfig(name="m", max_batch_size=8)
     complete.instance_group.add(name="m", count=1)
     wanted = ModelConfig(name="m")

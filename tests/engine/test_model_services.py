@@ -1,4 +1,4 @@
-"""What a model asks the server for while it is warmed up, from the event loop of another thread."""
+"""Calls of a model to the server during warm-up, from another thread's event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,14 +11,14 @@ from headrace.engine.model_services import LoadingServices
 
 
 class Server:
-    """A host that answers on its own event loop, and remembers what it is told."""
+    """A host that answers on its own event loop and records its calls."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
         self.waits: list[bool] = []  # whether anything waits for it
 
     def submit(self, call: Call, inside: bool) -> None:
-        """Two responses and the end; there is no model 'none', and 'never' does not answer."""
+        """Two responses and the end; model 'none' does not exist, and 'never' does not answer."""
         asyncio.get_running_loop()
         if call.model_name == "none":
             raise NotFound("none")
@@ -67,7 +67,7 @@ class Answers(Call):
 def beside(
     work: Callable[[LoadingServices, Server], Coroutine[Any, Any, None]],
 ) -> Callable[[], None]:
-    """A test on the event loop of another thread, with a server on this one's."""
+    """Run a test on another thread's event loop, with a server on this one's."""
     failures: list[BaseException] = []
 
     async def serve() -> None:
@@ -94,14 +94,16 @@ def beside(
 
 
 @beside
-async def test_responses_come_to_the_loading_thread(host: LoadingServices, server: Server) -> None:
+async def test_responses_arrive_on_the_loading_thread(
+    host: LoadingServices, server: Server
+) -> None:
     host.submit(answers := Answers("m"), True)
     await answers.done.wait()
     assert answers.got == ["0", "1"]
 
 
 @beside
-async def test_a_model_that_is_not_there(host: LoadingServices, server: Server) -> None:
+async def test_a_missing_model(host: LoadingServices, server: Server) -> None:
     host.submit(answers := Answers("none"), True)
     await answers.done.wait()
     [error] = answers.got
@@ -122,7 +124,7 @@ async def test_holding_and_cancelling(host: LoadingServices, server: Server) -> 
 
 
 @beside
-async def test_other_questions(host: LoadingServices, server: Server) -> None:
+async def test_other_calls(host: LoadingServices, server: Server) -> None:
     loop = asyncio.get_running_loop()
     for document in ({"model": "m"}, {}):
         answered: asyncio.Future[tuple[object, ServerError | None]] = loop.create_future()
@@ -137,7 +139,7 @@ async def test_other_questions(host: LoadingServices, server: Server) -> None:
 
 
 @beside
-async def test_a_load_that_is_over_waits_for_nobody(host: LoadingServices, server: Server) -> None:
+async def test_a_finished_load_waits_for_no_call(host: LoadingServices, server: Server) -> None:
     host.submit(ticket := Answers("never"), True)
     host.submit(answers := Answers("m"), True)
     await answers.done.wait()

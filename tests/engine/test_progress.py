@@ -1,4 +1,4 @@
-"""How long clients are waited for: one rule for every door, over plain values."""
+"""Patience with clients: one rule for every door, as a pure function."""
 
 from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Shares
 from headrace.engine.admission import Admission, ConnectionAccount
@@ -14,7 +14,7 @@ def connection(share: int = 50) -> tuple[Progress, ConnectionAccount]:
     return Progress(account, 3.0), account
 
 
-def test_who_does_not_read_is_given_up_and_who_does_is_not() -> None:
+def test_slow_readers_are_aborted_and_steady_ones_are_not() -> None:
     progress, account = connection()
     assert [progress.reads(100, 0, 0, now) for now in range(4)] == [True, True, True, False]
     assert (account.server.aborted, account.unread) == ({"unread": 1}, 100)
@@ -25,7 +25,7 @@ def test_who_does_not_read_is_given_up_and_who_does_is_not() -> None:
     assert [progress.reads(100, 0, 0, 10 + now) for now in range(4)] == [True, True, True, False]
 
 
-def test_more_than_the_share_is_too_much_at_once() -> None:
+def test_more_than_the_share_aborts_at_once() -> None:
     progress, account = connection(share=10)
     assert progress.within(_LIMIT // 10)
     assert not progress.within(_LIMIT // 10, 1)
@@ -33,14 +33,14 @@ def test_more_than_the_share_is_too_much_at_once() -> None:
     assert account.server.aborted == {"unread": 2}
 
 
-def test_who_does_not_send_is_given_up() -> None:
+def test_slow_senders_are_aborted() -> None:
     progress, account = connection()
     patience = Patience(2.0)
     assert [progress.sends(patience, "it", 0, now) for now in range(3)] == [True, True, False]
     assert account.server.aborted == {"unsent": 1}
 
 
-def test_idle_connections_have_less_time_while_the_server_is_pressed() -> None:
+def test_idle_connections_have_less_time_under_pressure() -> None:
     progress, account = connection()
     secs = PRESSED_SECS + 1
     assert not progress.idles(0, secs, 60)

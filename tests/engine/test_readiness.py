@@ -1,4 +1,4 @@
-"""Whatever makes the server ready, or not ready any more, is announced."""
+"""Every change of readiness is announced."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ _LATE = 3  # turns of the loop, after which a change must have been told
 
 
 class World(worlds.World):
-    """An engine, and what was announced of it; `changes` is what it was, one after the other."""
+    """An engine and its announced readiness; `changes` has every value in order."""
 
     def __init__(self, root: Path, on_request: bool, strict: bool) -> None:
         residency = ResidencyOptions(budget=0) if on_request else None
@@ -24,7 +24,7 @@ class World(worlds.World):
         self.engine.readiness.watch(lambda: self.changes.append(self.engine.ready))
 
     async def check(self) -> None:
-        """Fail if it is other than was announced for longer than may be."""
+        """Fail if the readiness differs from the announced one for too long."""
         wrong, told = 0, len(self.changes)
         while True:
             late = self.engine.ready is not self.changes[-1] and told == len(self.changes)
@@ -47,7 +47,7 @@ async def checked(
     await world.engine.unload_all()
 
 
-async def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
+async def test_loads_failures_changes_and_unloads(tmp_path: Path) -> None:
     async with checked(tmp_path, strict=True) as world:
         engine, backend = world.engine, world.backend
         backend.load_now.clear()
@@ -73,7 +73,7 @@ async def test_models_that_come_fail_change_and_go(tmp_path: Path) -> None:
         await engine.unload("a")
 
 
-async def test_not_ready_before_all_models_were_tried_whatever_becomes_of_them(
+async def test_not_ready_before_every_model_was_tried(
     tmp_path: Path,
 ) -> None:
     async with checked(tmp_path) as world:
@@ -98,7 +98,7 @@ async def test_not_ready_before_all_models_were_tried_whatever_becomes_of_them(
         assert world.changes == [False, True]
 
 
-async def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> None:
+async def test_a_server_that_exits_on_error_is_never_ready(tmp_path: Path) -> None:
     async with checked(tmp_path) as world:
         await world.engine.load_all([world.write("a", "no number")], all_or_none=True)
         assert not world.engine.ready
@@ -106,7 +106,7 @@ async def test_a_server_that_ends_for_a_model_is_never_ready(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("drains", [True, False])
-async def test_doors_and_the_end(tmp_path: Path, drains: bool) -> None:
+async def test_doors_and_shutdown(tmp_path: Path, drains: bool) -> None:
     async with checked(tmp_path) as world:
         await world.engine.load_all([world.write("a", "1")])
         await until(lambda: world.changes == [False, True])

@@ -1,4 +1,4 @@
-"""Which regions there are, what may become one, and who uses them; on real shared memory."""
+"""Shared-memory regions: registration, use and release, on real shared memory."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def shared() -> Iterator[SharedFile]:
 
 
 def open_files(path: Path) -> int:
-    """How often this process has a file open."""
+    """Number of this process's descriptors of a file."""
     count = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # that of the listing itself
@@ -54,7 +54,7 @@ def open_files(path: Path) -> int:
 
 
 def closed(regions: Regions) -> None:
-    """Wait until what was to be closed is."""
+    """Wait for pending closes."""
     regions.threads.shutdown()
 
 
@@ -71,7 +71,7 @@ def test_a_region(shared: SharedFile) -> None:
     assert data == b"34567"
     region.write(memoryview(b"ab"), 4)
     assert shared.get(10) == b"012345ab89"
-    # A key has its slash or not.
+    # A key with and without its slash.
     regions = regions_of()
     register(regions, "a", shared.key)
     register(regions, "b", shared.key[1:])
@@ -87,7 +87,7 @@ def test_a_region(shared: SharedFile) -> None:
         "a/b", "a\0b", "/" + "k" * 256, "/" + "\u00fc" * 128, "/headrace-test-nothing", "\ud800",
     ],
 )  # fmt: skip
-def test_keys_that_are_none(key: str) -> None:
+def test_invalid_keys(key: str) -> None:
     regions = regions_of()
     with pytest.raises(InvalidRequest) as raised:
         register(regions, "r", key)
@@ -123,7 +123,9 @@ def test_only_keys_with_the_prefix() -> None:
     ],
     ids=["directory", "fifo", "link", "link out", "read-only"],
 )
-def test_what_is_no_shared_memory(shared: SharedFile, make: Callable[[Path, Path], None]) -> None:
+def test_files_that_are_not_shared_memory(
+    shared: SharedFile, make: Callable[[Path, Path], None]
+) -> None:
     path = shared.path.with_suffix(".other")
     make(path, shared.path)
     try:
@@ -169,7 +171,7 @@ def test_names(shared: SharedFile) -> None:
     assert isinstance(second, AlreadyExists)
 
 
-def test_regions_leave_files_for_connections(shared: SharedFile) -> None:
+def test_regions_leave_descriptors_for_connections(shared: SharedFile) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     regions = regions_of()
     resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
@@ -184,7 +186,7 @@ def test_regions_leave_files_for_connections(shared: SharedFile) -> None:
     regions.unregister("", cuda=False)
 
 
-def test_there_is_an_end_to_regions(shared: SharedFile) -> None:
+def test_the_number_of_regions_is_bounded(shared: SharedFile) -> None:
     regions = regions_of()
 
     async def many() -> None:
@@ -213,7 +215,7 @@ def test_there_is_an_end_to_regions(shared: SharedFile) -> None:
         ),
     ],
 )
-def test_slices_outside(
+def test_slices_outside_of_a_region(
     shared: SharedFile, place: RegionSlice, error: type[ServerError], part: str
 ) -> None:
     regions = regions_of()
@@ -242,8 +244,8 @@ def test_unregister(shared: SharedFile) -> None:
     assert open_files(shared.path) == 1
 
 
-def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
-    """As in Triton: its status is told, its name is taken, and requests may name it."""
+def test_a_region_in_use_stays_registered_until_released(shared: SharedFile) -> None:
+    """As in Triton: its status is listed, its name is taken, and requests may use it."""
     regions = regions_of()
     register(regions, "r", shared.key)
     shared.put(b"still here")
@@ -266,7 +268,7 @@ def test_a_region_in_use_stays_until_it_is_not(shared: SharedFile) -> None:
     assert open_files(shared.path) == 2  # our own, and that of the second
 
 
-def test_a_file_that_becomes_shorter(shared: SharedFile) -> None:
+def test_a_truncated_file(shared: SharedFile) -> None:
     regions = regions_of()
     register(regions, "r", shared.key)
     region = regions.take(RegionSlice("r", 0, SIZE))
@@ -280,7 +282,7 @@ def test_a_file_that_becomes_shorter(shared: SharedFile) -> None:
     assert shared.get(4, 96) == b"fits"
 
 
-def test_it_is_off_by_default(shared: SharedFile) -> None:
+def test_shared_memory_is_off_by_default(shared: SharedFile) -> None:
     regions = regions_of(allowed=False)
     assert not regions.system_status().regions
     assert not regions.cuda_status().regions
@@ -337,7 +339,7 @@ def test_any_registration(
     closed(regions)
 
 
-# --- memory of GPUs
+# --- GPU memory
 
 
 class FakeCuda(CudaDriver):
@@ -415,6 +417,6 @@ def test_cuda_with_a_gpu() -> None:
         (handle(0), 0, 0), (b"short", 0, 8), (handle(0), 2**63, 8), (handle(0), 0, 2**64),
     ],
 )  # fmt: skip
-def test_cuda_registrations_that_are_wrong(given: bytes, device: int, size: int) -> None:
+def test_invalid_cuda_registrations(given: bytes, device: int, size: int) -> None:
     with pytest.raises(InvalidRequest, match="failed to register shared memory region 'c': inval"):
         asyncio.run(regions_of(cuda=FakeCuda(16)).register_cuda("c", given, device, size))

@@ -1,4 +1,4 @@
-"""Versions come to know what their workers take."""
+"""Sampling of workers' memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,16 +17,14 @@ class Version:
         self.told = asyncio.Event()
 
     def worker_pids(self) -> dict[str, int]:
-        """The processes."""
         return self.pids
 
     def note_memory(self, found: Mapping[str, int]) -> None:
-        """Remember."""
         self.known.append(dict(found))
         self.told.set()
 
 
-async def test_every_worker_of_every_version() -> None:
+async def test_every_worker_of_every_version_is_sampled() -> None:
     two, none, gone = Version({"a": 7, "b": 8}), Version({}), Version({"c": 0})
     watch = MemoryWatch(lambda: [two, none, gone], 60.0, lambda pid: pid * 100)
     assert await watch.once() >= 0
@@ -34,7 +32,7 @@ async def test_every_worker_of_every_version() -> None:
     assert (none.known, gone.known) == ([], [{}])
 
 
-async def test_again_and_again_until_it_is_stopped() -> None:
+async def test_sampling_repeats_until_stopped() -> None:
     version = Version({"a": 7})
     watch = MemoryWatch(lambda: [version], 0.001, lambda pid: pid)
     watch.start()
@@ -46,7 +44,7 @@ async def test_again_and_again_until_it_is_stopped() -> None:
     assert version.known == [{"a": 7}] * 3
 
 
-async def test_what_goes_wrong_once_is_told_and_does_not_end_it(
+async def test_an_error_is_logged_and_sampling_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     version, failures = Version({"a": 7}), [OSError("once")]

@@ -1,4 +1,4 @@
-"""Requests with tensors in shared memory: what is copied when, and what is given back."""
+"""Requests with tensors in shared memory: copies, order and release."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ SIZE = 4 * LONG
 
 
 class KeptCall(Call):
-    """Keeps what comes."""
+    """Records its answers."""
 
     def __init__(self) -> None:
         super().__init__("m", "", "7", {})
@@ -52,7 +52,7 @@ class KeptCall(Call):
 
 
 class Work:
-    """The model's queue, and the ticket of the one request in it."""
+    """The model's queue, and its one call."""
 
     def __init__(self) -> None:
         self.expected = 0
@@ -79,7 +79,7 @@ class Work:
 
 
 class Scene:
-    """A region, and one call to do with it."""
+    """A region and one call that uses it."""
 
     def __init__(self, file: SharedFile, max_bytes: int = 64 << 20, admitted: int = 0) -> None:
         self.file = file
@@ -90,13 +90,13 @@ class Scene:
         self.work = Work()
 
     def floats(self, nbytes: int, offset: int = 0, region: str = "r") -> None:
-        """Have an input `x` there."""
+        """Add an input `x` in the region."""
         place = RegionSlice(region, offset, nbytes)
         inputs = {"x": SharedInput(Datatype.FP32, (nbytes // 4,), place)}
         self.shared = self.shared._replace(inputs=inputs)
 
     def room(self, nbytes: int, offset: int = 0) -> None:
-        """Have room for an output `y` there."""
+        """Add an output `y` in the region."""
         self.shared = self.shared._replace(outputs={"y": RegionSlice("r", offset, nbytes)})
 
     def begin(self) -> KeptCall:
@@ -118,7 +118,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(**options: int) -> AsyncIterator[Scene]:
-    """A region of zeros; in the end nothing is in use, and nothing counted."""
+    """A region of zeros; at the end nothing is in use or counted."""
     with SharedFile(SIZE) as file:
         found = Scene(file, **options)
         await found.regions.register_system("r", file.key, 0, SIZE)
@@ -166,7 +166,7 @@ async def test_an_input_of_strings(count: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-async def test_strings_that_make_no_sense(nbytes: int) -> None:
+async def test_invalid_strings(nbytes: int) -> None:
     async with scene() as s:
         s.file.put(b"\xff" * nbytes)
         place = RegionSlice("r", 0, nbytes)
@@ -175,7 +175,7 @@ async def test_strings_that_make_no_sense(nbytes: int) -> None:
 
 
 async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
-    """The call is refused, at once or later."""
+    """Assert that the call is refused, at once or later."""
     try:
         s.begin()
     except ServerError as refusal:
@@ -189,7 +189,7 @@ async def refused(s: Scene, kind: type[ServerError], part: str) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-async def test_a_file_that_is_shorter_than_it_was(nbytes: int) -> None:
+async def test_a_truncated_file(nbytes: int) -> None:
     async with scene() as s:
         s.file.resize(nbytes - 1)
         s.floats(nbytes)
@@ -204,14 +204,14 @@ async def test_a_full_queue(nbytes: int) -> None:
         await refused(s, QueueFull, "full")
 
 
-async def test_no_such_region_for_one_of_two() -> None:
+async def test_an_unknown_region_for_one_of_two_inputs() -> None:
     async with scene() as s:
         s.room(8)
         s.floats(8, region="other")
         await refused(s, NotFound, "Unable to find shared memory region: 'other'")
 
 
-async def test_more_than_a_request_may_have_or_is_admitted() -> None:
+async def test_more_bytes_than_the_request_or_admission_limit() -> None:
     async with scene(max_bytes=1000) as s:
         s.call.nbytes = 500
         s.floats(504)
@@ -242,7 +242,7 @@ async def test_an_output(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(("final", "cancelled"), [(True, 0), (False, 1)])
-async def test_an_output_without_room(final: bool, cancelled: int) -> None:
+async def test_an_output_larger_than_its_place(final: bool, cancelled: int) -> None:
     async with scene() as s:
         s.room(7)
         call = s.begin()
@@ -257,7 +257,7 @@ async def test_an_output_without_room(final: bool, cancelled: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [8, LONG])
-async def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
+async def test_a_file_truncated_during_execution(nbytes: int) -> None:
     async with scene() as s:
         s.room(nbytes)
         call = s.begin()
@@ -268,7 +268,7 @@ async def test_a_file_that_became_shorter_meanwhile(nbytes: int) -> None:
         assert s.file.path.stat().st_size == 0
 
 
-async def test_a_region_that_is_unregistered_meanwhile() -> None:
+async def test_a_region_unregistered_during_execution() -> None:
     async with scene() as s:
         s.room(8)
         call = s.begin()
@@ -282,7 +282,7 @@ async def test_a_region_that_is_unregistered_meanwhile() -> None:
 
 @pytest.mark.parametrize("last", ["final", "end", "error"])
 async def test_responses_keep_their_order(last: str) -> None:
-    """Those that are short, or have no data, wait for a long one before them."""
+    """Short responses, and those without data, wait for a long one before them."""
     async with scene() as s:
         s.room(SIZE)
         call = s.begin()
@@ -301,7 +301,7 @@ async def test_responses_keep_their_order(last: str) -> None:
         assert s.file.get(12) == output(8, 3).array.tobytes() + output(4, 2).array.tobytes()
 
 
-async def test_nothing_comes_after_a_response_that_did_not_fit() -> None:
+async def test_no_response_follows_one_that_did_not_fit() -> None:
     async with scene() as s:
         s.room(LONG)
         call = s.begin()
@@ -352,8 +352,8 @@ async def test_held_before_it_is_queued() -> None:
         call.pass_end()
 
 
-def test_what_a_call_has_is_gone_with_it() -> None:
-    """No tensor waits for the cycle collector."""
+def test_tensors_are_freed_with_their_call() -> None:
+    """No tensor waits for the garbage collector."""
 
     async def scenario() -> None:
         async with scene() as s:

@@ -1,4 +1,4 @@
-"""Work on threads: a few at a time, in order, and none that is waited for in vain."""
+"""Thread pools: bounded, in order, and without lost waiters."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ import pytest
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
 
 
-async def test_what_comes_of_it_or_what_it_raises() -> None:
+async def test_results_and_exceptions() -> None:
     threads = Threads(2, "t")
     assert await threads.run(lambda: threading.current_thread().name) == "t"
     with pytest.raises(ZeroDivisionError):
@@ -19,7 +19,7 @@ async def test_what_comes_of_it_or_what_it_raises() -> None:
     assert threads.under_way == 0
 
 
-async def test_so_many_at_a_time_and_the_others_in_order() -> None:
+async def test_bounded_concurrency_in_order() -> None:
     threads = Threads(1, "t")
     go, begun = threading.Event(), list[int]()
 
@@ -38,7 +38,7 @@ async def test_so_many_at_a_time_and_the_others_in_order() -> None:
     assert [f for f in found if isinstance(f, int)] == begun == [0, 1, 3, 4]
 
 
-async def test_work_that_waits_for_other_work_lets_it_begin() -> None:
+async def test_waiting_work_makes_room_for_other_work() -> None:
     threads = Threads(1, "t")
     go, done = threading.Event(), list[str]()
 
@@ -61,7 +61,7 @@ async def test_work_that_waits_for_other_work_lets_it_begin() -> None:
     assert done == ["second", "waits", "third"]
 
 
-async def test_what_takes_too_long_is_left_behind() -> None:
+async def test_work_that_takes_too_long_is_abandoned() -> None:
     threads = Threads(1, "t")
     go, late = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ async def test_what_takes_too_long_is_left_behind() -> None:
     assert threads.under_way == 0
 
 
-async def test_nothing_is_begun_once_it_is_stopped() -> None:
+async def test_no_work_begins_once_stopped() -> None:
     threads = Threads(1, "t")
     go = threading.Event()
     first = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
@@ -99,7 +99,7 @@ async def test_nothing_is_begun_once_it_is_stopped() -> None:
 
 
 def test_the_event_loop_does_not_wait_for_threads_to_begin() -> None:
-    """Python has whoever starts a thread wait until that has the interpreter for the first time."""
+    """Python blocks the starter of a thread until that thread has the interpreter."""
     starts = 0
 
     def on_call(frame: FrameType, event: str, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Which requests are traced, and what is recorded of them however they end."""
+"""Tracing: which requests are traced, and the recorded events of every outcome."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ PARENT = f"00-{7:032x}-{9:016x}-"
 
 @dataclass
 class Version:
-    """A version that is given requests and does nothing with them."""
+    """A version that ignores its requests."""
 
     model: str = "m"
     name: str = "3"
@@ -48,7 +48,7 @@ class Version:
 
 
 class Door(Call):
-    """A door's call, whose client has sent headers."""
+    """A door's call with headers."""
 
     door = "HTTP"
 
@@ -72,22 +72,21 @@ class Door(Call):
 
 
 class Inner(Door):
-    """What no client asks for."""
+    """A call of a model."""
 
     door = ""
 
 
 @dataclass
 class Kept:
-    """What becomes of traces: they are kept."""
+    """Stores traces."""
 
     items: list[Item] = field(default_factory=list)
 
     def write(self, items: Any) -> None:
         self.items += items
 
-    def close(self) -> None:
-        """Nothing to do."""
+    def close(self) -> None: ...
 
 
 class World:
@@ -102,7 +101,7 @@ class World:
 
     @property
     def stage(self) -> Submit:
-        """What stands before the version, if it is not the version itself."""
+        """The stage before the version, or the version itself."""
         return self.tracing.traced("m", "3", self.version.submit)
 
     def traced(self) -> bool:
@@ -114,13 +113,13 @@ class World:
         return door
 
     def accepted(self, door: Door | None = None) -> Call:
-        """The one request that the version is given."""
+        """The one request given to the version."""
         self.submit(door)
         [call] = self.version.got
         return call
 
     def traces(self) -> list[Trace]:
-        """The finished ones; nothing more may come."""
+        """The finished traces; no more may follow."""
         self._thread.close(30)
         return [item for item in self.kept.items if isinstance(item, Trace)]
 
@@ -133,7 +132,7 @@ def names(trace: Trace) -> list[str]:
     return [name for name, _ in trace.times]
 
 
-def test_what_is_not_traced_has_no_stage() -> None:
+def test_untraced_models_have_no_stage() -> None:
     for settings in (TraceSettings(), TraceSettings(True, rate=0), TraceSettings(True, count=0)):
         assert not World(settings).traced()
     world, call = World(), Inner()  # what no client asks for
@@ -143,7 +142,7 @@ def test_what_is_not_traced_has_no_stage() -> None:
     assert world.traces() == []
 
 
-def test_a_change_is_told_and_seen_by_the_next_request() -> None:
+def test_a_change_is_logged_and_applies_to_the_next_request() -> None:
     world, told = World(TraceSettings(rate=1, count=1)), list[int]()
     world.tracing.changed = lambda: told.append(1)
     assert not world.traced()
@@ -157,7 +156,7 @@ def test_a_change_is_told_and_seen_by_the_next_request() -> None:
     assert len(told) == 3
 
 
-def test_a_count_that_is_reached_ends_it() -> None:
+def test_tracing_ends_at_its_count() -> None:
     world = World(TraceSettings(timestamps=True, rate=2, count=1))
     for _ in range(2):
         world.submit()
@@ -230,7 +229,7 @@ def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
     assert world.kept.items == [trace, trace.sampler]
 
 
-def test_what_a_model_asks_for_has_a_parent() -> None:
+def test_calls_of_models_have_a_parent() -> None:
     world = World()
     call = world.accepted()
     link = call.parameters[TRACE_PARAMETER]
@@ -243,7 +242,7 @@ def test_what_a_model_asks_for_has_a_parent() -> None:
 
 
 @pytest.mark.parametrize("link", ["", "99", "0 00-x", "what"])
-def test_a_trace_that_there_is_not_is_none(link: str) -> None:
+def test_an_unknown_trace_is_none(link: str) -> None:
     world, door = World(), Door(link=link)
     world.tracing.submit_child(world.version.submit, door)
     assert world.version.got == [door]
@@ -270,7 +269,7 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
     assert links[3].trace_id not in (0, 7)
 
 
-def test_contexts_that_are_none_or_for_no_collector_are_ignored() -> None:
+def test_invalid_contexts_and_those_without_a_collector_are_ignored() -> None:
     world = World(ON, Mode.OPENTELEMETRY)
     call = world.accepted(Door({"traceparent": "00-0-0-0"}))
     call.pass_response(a_response(), True)
@@ -284,7 +283,7 @@ def test_contexts_that_are_none_or_for_no_collector_are_ignored() -> None:
     assert len(world.traces()) == 1
 
 
-def test_settings_of_models_that_there_are_not() -> None:
+def test_settings_of_unknown_models() -> None:
     tracing = World().tracing
     for ask in (tracing.document, lambda name: tracing.change(name, {})):
         with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
@@ -292,7 +291,7 @@ def test_settings_of_models_that_there_are_not() -> None:
 
 
 async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -> None:
-    """Plain calls pass by all stages only while there are none."""
+    """Plain calls bypass all stages only while there are none."""
     kept = Kept()
     thread = TraceThread(kept)
     tracing = Tracing(TraceConfig(Mode.TRITON, TraceSettings(rate=1), "file", "url"), thread)

@@ -1,4 +1,4 @@
-"""Work apart from the event loop: in order, charged by the loop, dropped when cancelled."""
+"""Work off the event loop: in order, charged by the loop, dropped when cancelled."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ LONG = 64 << 20
 
 
 class Outcomes:
-    """What jobs have told, and an event for the last of so many."""
+    """Results of jobs, and an event after the last one."""
 
     def __init__(self, count: int) -> None:
         self.found: list[tuple[Any, Exception | None]] = []
@@ -29,7 +29,7 @@ class Outcomes:
             self.all.set()
 
 
-async def test_work_is_done_on_another_thread_in_order() -> None:
+async def test_work_runs_on_another_thread_in_order() -> None:
     bench, outcomes = Workbench(), Outcomes(20)
     loop_thread = threading.get_ident()
 
@@ -79,7 +79,7 @@ async def test_the_loop_charges_and_may_refuse() -> None:
     assert isinstance(problem, Overloaded)
 
 
-async def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> None:
+async def test_cancelled_work_does_not_begin_and_ends_at_its_next_charge() -> None:
     bench, outcomes, last = Workbench(), Outcomes(1), Outcomes(1)
     begun, gate = threading.Event(), threading.Event()
     charged: list[int] = []
@@ -103,7 +103,7 @@ async def test_what_is_cancelled_is_not_begun_and_ends_at_its_next_charge() -> N
 
 
 class KeptCall(Call):
-    """Keeps why it is refused, and takes nothing else."""
+    """Records its refusal."""
 
     def __init__(self) -> None:
         super().__init__("m", "", "", {})
@@ -113,7 +113,7 @@ class KeptCall(Call):
         self.refused.append(error)
 
 
-async def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() -> None:
+async def test_a_deferred_request_is_submitted_with_later_changes() -> None:
     call, after = KeptCall(), asyncio.Event()
     given: list[tuple[str, bool | None]] = []
 
@@ -128,7 +128,7 @@ async def test_a_deferred_request_is_submitted_with_what_was_said_meanwhile() ->
 
 @pytest.mark.parametrize("where", ["decode", "submit"])
 @pytest.mark.parametrize("error", [InvalidRequest("wrong"), ValueError("bug")])
-async def test_what_is_wrong_is_said_to_the_call(where: str, error: Exception) -> None:
+async def test_errors_are_delivered_to_the_call(where: str, error: Exception) -> None:
     call, after = KeptCall(), asyncio.Event()
 
     def fail(_: object) -> Any:

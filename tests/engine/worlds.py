@@ -1,4 +1,4 @@
-"""An engine with a backend that obeys the test: models whose files hold the number they answer."""
+"""An engine with a controlled backend: models whose files hold the number they answer."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ INLINE = CONFIG.format("inline")
 
 
 class Constant(LoadedModel):
-    """A model that answers every row with one number, as soon as `go` is set."""
+    """A model that answers every row with one number once `go` is set."""
 
     inputs: Sequence[TensorInfo] = (TensorInfo("X", Datatype.FP32, (-1, 1)),)
     outputs: Sequence[TensorInfo] = (TensorInfo("Y", Datatype.FP32, (-1, 1)),)
@@ -97,7 +97,7 @@ class World:
         )
 
     def write(self, name: str, text: str, version: int = 1, config: str = "") -> ModelSource:
-        """Change a version's file, and the configuration if one is given or there is none."""
+        """Change a version's file, and the configuration if given or missing."""
         folder = self.root / name / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.constant").write_text(text)
@@ -116,12 +116,12 @@ def question(model: str = "m", **more: Any) -> Call:
 
 
 def number(response: InferResponse) -> float:
-    """What a `Constant` has answered."""
+    """The answer of a `Constant`."""
     return float(np.asarray(response.outputs[0].array)[0, 0])
 
 
 async def ask(version: ModelVersion) -> float:
-    """What a version answers."""
+    """The answer of a version."""
     response = await version.infer(question())
     await asyncio.sleep(0)  # the counters follow a turn later
     return number(response)

@@ -1,4 +1,4 @@
-"""Backends at the end of a server."""
+"""Shutdown of backends."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from headrace.placement.backend import Backend, close_backends, stop_backends
 
 
 class Broken(Backend):
-    """Fails at its end, as a plugin of somebody else's may."""
+    """Fails at shutdown, as a third-party plugin may."""
 
     def stop(self) -> None:
         raise RuntimeError("no stop")
@@ -19,7 +19,7 @@ class Broken(Backend):
 
 
 class Recorded(Backend):
-    """Notes how it ends."""
+    """Records its shutdown."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -31,7 +31,7 @@ class Recorded(Backend):
         self.calls.append("close")
 
 
-def test_a_backend_that_fails_at_the_end_is_named_and_the_others_end(
+def test_a_backend_that_fails_to_close_is_named_and_the_others_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorded = Recorded()

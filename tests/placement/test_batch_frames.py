@@ -1,4 +1,4 @@
-"""BYTES through the frames of a worker: as they came, and not an object for any."""
+"""BYTES in worker frames: unchanged, and without an object per element."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def http_body() -> tuple[bytes, int]:
     return head + RAW, len(head)
 
 
-def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None:
+def test_bytes_of_both_doors_pass_without_objects() -> None:
     message, (body, json_size) = grpc_message(), http_body()
     told: list[bytes] = []
     frames = BatchFrames(TEXTS, told.append)
@@ -78,13 +78,13 @@ def test_requests_of_both_doors_and_their_answers_pass_without_objects() -> None
         (RAW[:-1], [COUNT]), (RAW + b"\0", [COUNT]), (b"\xff" * 8, [1]),
     ],
 )  # fmt: skip
-def test_what_a_worker_has_garbled_is_refused(raw: Buffer, shape: list[int]) -> None:
+def test_garbled_results_are_refused(raw: Buffer, shape: list[int]) -> None:
     told = {"outputs": [["Y", "BYTES", shape]], "parameters": {}}
     with pytest.raises(ValueError, match="bytes for BYTES of shape"):
         one_answer({"response": told, "sizes": [len(raw)]}, raw, len(raw))
 
 
-def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
+def test_garbled_parts_of_a_large_result_fail_where_used() -> None:
     raw = join([b"abc"] * 400_000)[:-1]
     frames = BatchFrames(TEXTS, lambda told: None)
     frames.learn({"number": 1, "outputs": [["Y", "BYTES", [200_000]]]})
@@ -104,7 +104,7 @@ def test_what_is_garbled_in_a_large_answer_fails_where_it_matters() -> None:
         )
 
 
-def test_an_answer_by_itself() -> None:
+def test_a_single_answer() -> None:
     told = {"outputs": [["Y", "BYTES", [COUNT]]], "parameters": {}}
     part = one_answer({"response": told, "sizes": [len(RAW)]}, RAW, len(RAW))
     assert isinstance(part, Part)
@@ -115,7 +115,7 @@ def test_an_answer_by_itself() -> None:
     assert InferWriter().pieces(response)[-1] == RAW
 
 
-def test_a_result_laid_out_as_one_before_is_held_against_its_own_data() -> None:
+def test_a_result_of_a_known_layout_is_checked_against_its_own_data() -> None:
     signature = Signature("m", 8, (), (TensorSpec("Y", Datatype.FP32, (2,)),))
     frames = BatchFrames(signature, lambda told: None)
     frames.learn({"number": 1, "outputs": [["Y", "FP32", [2]]]})

@@ -1,4 +1,4 @@
-"""Processes that the server starts: their output, their ends, and when they are started again."""
+"""Child processes: output, end and restart."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ async def ended(child: ChildProcess) -> None:
 
 
 def until_gone(file: Path) -> None:
-    """Wait until the process whose number is in a file has ended."""
+    """Wait until the process whose id is in a file has ended."""
 
     def gone() -> bool:
         try:
@@ -56,7 +56,7 @@ def until_gone(file: Path) -> None:
         ("exit 0", "ended with status 0"),
     ],
 )
-def test_how_it_ends(script: str, end: str, reaping: Reaping | None) -> None:
+def test_exit_status_of_a_process(script: str, end: str, reaping: Reaping | None) -> None:
     child = start(script, reaping=reaping)
     asyncio.run(ended(child))
     assert child.ended
@@ -64,7 +64,7 @@ def test_how_it_ends(script: str, end: str, reaping: Reaping | None) -> None:
 
 
 @REAPED
-def test_its_output_is_logged_to_the_last_line(
+def test_output_is_logged_to_the_last_line(
     caplog: pytest.LogCaptureFixture, reaping: Reaping | None
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -75,14 +75,14 @@ def test_its_output_is_logged_to_the_last_line(
 
 
 @REAPED
-def test_those_that_it_has_started_end_with_it(tmp_path: Path, reaping: Reaping | None) -> None:
+def test_descendants_end_with_their_process(tmp_path: Path, reaping: Reaping | None) -> None:
     script = "sleep 600 & echo $! > other; exit 1"
     asyncio.run(ended(start(script, reaping=reaping, folder=tmp_path)))
     until_gone(tmp_path / "other")
 
 
 @REAPED
-async def test_it_is_killed_with_those_that_it_has_started(
+async def test_a_process_is_killed_with_its_descendants(
     tmp_path: Path, reaping: Reaping | None
 ) -> None:
     script = "trap '' TERM; sleep 600 & echo $! > new; mv new other; wait"
@@ -97,7 +97,7 @@ async def test_it_is_killed_with_those_that_it_has_started(
 
 
 @REAPED
-def test_without_a_loop_it_is_killed_at_once(reaping: Reaping | None) -> None:
+def test_without_an_event_loop_a_process_is_killed_at_once(reaping: Reaping | None) -> None:
     child = start("sleep 600", reaping=reaping)
     child.kill()
     assert child.ended
@@ -105,7 +105,7 @@ def test_without_a_loop_it_is_killed_at_once(reaping: Reaping | None) -> None:
     child.kill()  # which changes nothing
 
 
-def test_one_under_a_reaper_can_be_asked_to_end(tmp_path: Path) -> None:
+def test_a_reaped_process_can_be_terminated(tmp_path: Path) -> None:
     child = start(
         "trap 'echo bye > told; exit 5' TERM; touch ready; while :; do sleep 0.01; done",
         reaping=Reaping(), folder=tmp_path,
@@ -121,7 +121,7 @@ def test_one_under_a_reaper_can_be_asked_to_end(tmp_path: Path) -> None:
     ("early_ends", "seconds"),
     [(0, 0), (1, 0), (2, 0.1), (3, 0.2), (4, 0.4), (5, 30), (6, 30), (10**3, 30)],
 )
-def test_when_it_is_started_again(early_ends: int, seconds: float) -> None:
+def test_times_of_restarts(early_ends: int, seconds: float) -> None:
     policy = RestartPolicy()
     for _ in range(early_ends):
         policy.ended()
@@ -132,7 +132,7 @@ def test_when_it_is_started_again(early_ends: int, seconds: float) -> None:
     assert policy.delay == 0
 
 
-def test_ends_that_it_is_not_to_blame_for_make_no_loop() -> None:
+def test_blameless_exits_do_not_count_as_a_crash_loop() -> None:
     policy = RestartPolicy()
     for _ in range(100):
         policy.ended(to_blame=False)
@@ -144,9 +144,7 @@ def test_ends_that_it_is_not_to_blame_for_make_no_loop() -> None:
     ("first", "longest", "delays"),
     [(5, 60, [5, 10, 20, 40, 60, 60]), (0.1, 0.3, [0.1, 0.2, 0.3, 0.3])],
 )
-def test_delays_between_attempts_grow(
-    first: float, longest: float, delays: Sequence[float]
-) -> None:
+def test_restart_delays_grow(first: float, longest: float, delays: Sequence[float]) -> None:
     backoff = Backoff(first, longest)
     assert backoff.delay == 0
     assert [backoff.failed() for _ in delays] == pytest.approx(delays)

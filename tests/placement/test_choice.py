@@ -1,4 +1,4 @@
-"""Inline or on a thread: a decision over measured costs, and what is run to measure them."""
+"""The choice between inline and thread by measured cost, and the runs that measure it."""
 
 from collections.abc import Mapping, Sequence
 from time import sleep
@@ -24,7 +24,7 @@ BUDGET = 1_000
         (float("inf"), THREAD),  # it could not be measured
     ],
 )
-def test_warm_up_decides_first(measured: float, kind: InstanceKind) -> None:
+def test_the_warm_up_makes_the_first_choice(measured: float, kind: InstanceKind) -> None:
     assert AutoChoice(measured, BUDGET).kind is kind
 
 
@@ -46,14 +46,16 @@ def test_warm_up_decides_first(measured: float, kind: InstanceKind) -> None:
         (500, [900, 600] * 50, INLINE),
     ],
 )
-def test_runs_move_it(measured: float, costs: list[int], kind: InstanceKind) -> None:
+def test_later_runs_change_the_choice(
+    measured: float, costs: list[int], kind: InstanceKind
+) -> None:
     choice = AutoChoice(measured, BUDGET)
     changes = sum(choice.observe(cost) for cost in costs)
     assert choice.kind is kind
     assert changes == (kind is not AutoChoice(measured, BUDGET).kind)
 
 
-def test_it_does_not_flap_around_the_budget() -> None:
+def test_the_choice_does_not_flap_around_the_budget() -> None:
     choice = AutoChoice(BUDGET, BUDGET)
     assert sum(choice.observe(cost) for cost in [1_300, 700] * 100) <= 1
     assert AutoChoice(BUDGET_NS).kind is INLINE
@@ -65,15 +67,15 @@ FP32, TEXT = Datatype.FP32, Datatype.BYTES
 
 
 def signature(max_batch_size: int, *dims: int, datatype: Datatype = FP32) -> Signature:
-    """One input of these dims, and one output of a number a row."""
+    """One input of these dims, and one output with a number per row."""
     inputs = (TensorSpec("x", datatype, dims),)
     return Signature("m", max_batch_size, inputs, (TensorSpec("y", FP32, (1,)),))
 
 
 class Recorder(LoadedModel):
-    """A model that notes the shapes that it was run with, and fails from `limit` rows on.
+    """A model that records the shapes of its runs and fails from `limit` rows on.
 
-    Its first run takes so many seconds.
+    Its first run takes `first` seconds.
     """
 
     def __init__(self, limit: float = float("inf"), first: float = 0) -> None:
@@ -114,7 +116,7 @@ def test_one_row_and_the_largest_batch_are_run() -> None:
     model = Recorder()
     assert measure(model.infer, signature(8, -1, 2)) < float("inf")
     assert set(model.shapes) == {(1, 1, 2), (8, 1, 2)}
-    # A slow first run says nothing yet.
+    # A slow first run is not conclusive.
     slow = Recorder(first=0.1)
     assert measure(slow.infer, signature(8, 2)) < 100_000_000
     assert (8, 2) in slow.shapes

@@ -1,4 +1,4 @@
-"""Work on threads of their own."""
+"""Daemon threads."""
 
 import asyncio
 from threading import Event
@@ -19,7 +19,7 @@ def test_without_a_thread_there_is_no_result() -> None:
     asyncio.run(work())
 
 
-def test_a_result_that_nobody_waits_for_is_given_away() -> None:
+def test_an_unawaited_result_is_disposed_of() -> None:
     begun, go_on = Event(), Event()
 
     def compute() -> int:
@@ -38,7 +38,7 @@ def test_a_result_that_nobody_waits_for_is_given_away() -> None:
     assert asyncio.run(work()) == 7
 
 
-def test_a_result_for_a_loop_that_is_closed_is_given_away() -> None:
+def test_a_result_for_a_closed_loop_is_disposed_of() -> None:
     go_on, given = Event(), list[int]()
     told = Event()
 

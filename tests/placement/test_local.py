@@ -1,4 +1,4 @@
-"""Instances on the event-loop thread and on threads of their own, and the cores that they have."""
+"""Local instances, inline and on threads, and their cores."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
 
 
 class Doubling(LoadedModel):
-    """y = 2x on whatever thread it is called; `before` is called first."""
+    """y = 2x on the calling thread, after `before`."""
 
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.INT64, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
@@ -65,7 +65,7 @@ def batch_of(*values: int) -> Batch:
 
 
 async def execute(instance: LocalInstance, batch: Batch) -> Outcome:
-    """One batch through `instance`; its report comes on the loop's thread, with the same batch."""
+    """Run one batch through `instance`; asserts a report of the same batch on the loop's thread."""
     reported: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     loop_thread = get_ident()
 
@@ -84,7 +84,7 @@ def on_loop(
     kind: InstanceKind | AutoChoice,
     scenario: Callable[[LocalInstance], Awaitable[None]],
 ) -> LocalInstance:
-    """Run a coroutine function over a fresh instance of `model`, then close the instance."""
+    """Run a coroutine function over a new instance of `model`, then close the instance."""
 
     async def body() -> LocalInstance:
         instance = LocalInstance("double_0", model, kind, asyncio.get_running_loop())
@@ -96,7 +96,7 @@ def on_loop(
 
 
 @pytest.mark.parametrize("kind", [INLINE, THREAD])
-def test_a_batch_comes_back_with_outputs_and_times(kind: InstanceKind) -> None:
+def test_a_batch_is_reported_with_outputs_and_times(kind: InstanceKind) -> None:
     model = Doubling()
 
     async def scenario(instance: LocalInstance) -> None:
@@ -111,7 +111,7 @@ def test_a_batch_comes_back_with_outputs_and_times(kind: InstanceKind) -> None:
 
 
 @pytest.mark.parametrize("kind", [INLINE, THREAD])
-def test_a_model_rests_once_after_its_batches(kind: InstanceKind) -> None:
+def test_a_model_releases_memory_once_after_its_batches(kind: InstanceKind) -> None:
     model = Doubling()
 
     async def work() -> None:
@@ -199,7 +199,7 @@ def test_a_thread_that_never_ran_is_closed_on_the_loop() -> None:
 
 @pytest.mark.parametrize("kind", [INLINE, THREAD])
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), RecursionError()])
-def test_what_a_model_raises_is_an_outcome(kind: InstanceKind, error: Exception) -> None:
+def test_an_exception_of_the_model_is_an_outcome(kind: InstanceKind, error: Exception) -> None:
     def fail() -> None:
         raise error
 
@@ -224,7 +224,7 @@ def test_inputs_that_cannot_be_gathered_are_an_outcome_too() -> None:
 
 
 def test_moving_between_the_kinds() -> None:
-    """With a budget of one nanosecond every run is too costly, with an endless one none is."""
+    """With a budget of one nanosecond every run is too long, with an infinite one none is."""
     model = Doubling()
 
     async def leaves(instance: LocalInstance) -> None:
@@ -264,7 +264,7 @@ def test_failures_do_not_bring_a_model_back_onto_the_loop() -> None:
     on_loop(Doubling(fail), AutoChoice(float("inf"), budget_ns=10**12), scenario)
 
 
-def test_an_idle_thread_keeps_nothing_of_its_last_batch() -> None:
+def test_an_idle_thread_releases_its_last_batch() -> None:
     async def scenario(instance: LocalInstance) -> None:
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         batch = batch_of(1)
@@ -276,7 +276,7 @@ def test_an_idle_thread_keeps_nothing_of_its_last_batch() -> None:
     on_loop(Doubling(), THREAD, scenario)
 
 
-def test_a_thread_whose_loop_is_gone_ends() -> None:
+def test_a_thread_ends_after_its_loop() -> None:
     release = Event()
 
     def compute() -> None:
@@ -295,7 +295,7 @@ def test_a_thread_whose_loop_is_gone_ends() -> None:
 
 
 class Counting(LoadedModel):
-    """The number of BYTES elements, on whatever thread it is called."""
+    """Number of BYTES elements, on the calling thread."""
 
     inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.BYTES, (-1, -1))]
     outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1,))]
@@ -307,11 +307,9 @@ class Counting(LoadedModel):
         self.threads.append(get_ident())
         return [np.array([len(row) for row in np.asarray(inputs["x"])])]
 
-    def rest(self) -> None:
-        """It keeps nothing."""
+    def rest(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -321,7 +319,7 @@ class Counting(LoadedModel):
         ([1], bytes(1 << 20), False),
     ],
 )  # fmt: skip
-def test_many_texts_become_objects_on_a_thread(
+def test_many_strings_become_objects_on_a_thread(
     rows: list[int], element: bytes, inline: bool
 ) -> None:
     model, specs = Counting(), (TensorSpec("x", Datatype.BYTES, (-1,)),)
@@ -341,7 +339,7 @@ def test_many_texts_become_objects_on_a_thread(
 
 
 class Endless(Doubling):
-    """y = 2x once it is let go on, or, if it can be ended, an error once it is ended."""
+    """y = 2x once released, or an error once ended, if it can be ended."""
 
     def __init__(self, can_be_ended: bool = True, heeds: bool = True) -> None:
         super().__init__(lambda: None)
@@ -367,7 +365,7 @@ class Endless(Doubling):
 SOON = 0.01
 
 
-async def test_a_thread_that_has_its_batch_for_too_long_is_stalled_until_it_is_done() -> None:
+async def test_a_thread_that_runs_too_long_is_stalled_until_done() -> None:
     model = Endless(can_be_ended=False)
     changes: asyncio.Queue[bool] = asyncio.Queue()
     instance = LocalInstance(
@@ -384,7 +382,7 @@ async def test_a_thread_that_has_its_batch_for_too_long_is_stalled_until_it_is_d
 
 
 @pytest.mark.parametrize("heeds", [True, False])
-async def test_a_run_beyond_its_limit_is_ended(heeds: bool) -> None:
+async def test_a_run_beyond_its_time_limit_is_terminated(heeds: bool) -> None:
     model, ended = Endless(heeds=heeds), Counter[str]()
     instance = LocalInstance(
         "double_0", model, THREAD, asyncio.get_running_loop(),
@@ -404,7 +402,7 @@ async def test_a_run_beyond_its_limit_is_ended(heeds: bool) -> None:
     instance.close()
 
 
-async def test_a_run_that_nobody_waits_for_is_ended() -> None:
+async def test_a_run_without_clients_is_terminated() -> None:
     model, ended = Endless(), Counter[str]()
     loop = asyncio.get_running_loop()
     instance = LocalInstance("double_0", model, THREAD, loop, ended=ended)
@@ -418,7 +416,7 @@ async def test_a_run_that_nobody_waits_for_is_ended() -> None:
     instance.close()
 
 
-def test_a_batch_for_which_there_is_no_thread_is_refused() -> None:
+def test_a_batch_without_a_thread_is_refused() -> None:
     async def scenario(instance: LocalInstance) -> None:
         with no_threads():
             outcome = await execute(instance, batch_of(1))
@@ -487,7 +485,7 @@ def test_cores_are_divided_over_instances(instances: int, cores: int, threads: i
     assert threads_for(instances, cores) == threads
 
 
-def test_the_narrowest_limit_on_the_way_to_the_own_cgroup_counts(tmp_path: Path) -> None:
+def test_the_narrowest_limit_of_all_parent_cgroups_counts(tmp_path: Path) -> None:
     service = tmp_path / "system.slice" / "some.service"
     service.mkdir(parents=True)
     v2(tmp_path, "max 100000")

@@ -1,4 +1,4 @@
-"""A model's calls: who is asked to pause, and who may go on."""
+"""Calls of a model to other models: pausing and continuing."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -12,7 +12,7 @@ from headrace.workers.triton_requests import TritonError
 
 
 class FakeLink:
-    """A worker's socket that takes nothing in while `unsent` says so."""
+    """A worker's socket that accepts nothing while `unsent`."""
 
     def __init__(self) -> None:
         self.unsent = 0
@@ -61,12 +61,11 @@ class FakeHost:
     ) -> None:
         answer(document["op"], None)
 
-    def metric(self, document: Mapping[str, Any]) -> None:
-        """None is told here."""
+    def metric(self, document: Mapping[str, Any]) -> None: ...
 
 
 class Bench:
-    """The calls of one worker, and everything around them."""
+    """The calls of one worker, and their surroundings."""
 
     def __init__(self) -> None:
         self.process = FakeProcess()
@@ -75,7 +74,7 @@ class Bench:
         self.calls = ModelCalls(cast("WorkerProcess", self.process), self.host)
 
     def begin(self, number: int, batch: Batch | None = None) -> FakeOwner:
-        """Take a call to a decoupled model."""
+        """Start a call to a decoupled model."""
         document = {
             "call": number, "op": "infer", "model": "m", "version": -1, "id": "", "inputs": [],
             "outputs": [], "parameters": {}, "timeout": 0, "correlation_id": 0, "flags": 0,
@@ -85,17 +84,17 @@ class Bench:
         return self.host.owners[-1]
 
     def fill(self) -> None:
-        """The worker takes nothing in while a reply comes."""
+        """Block the worker's socket while a reply arrives."""
         self.link.unsent = 1000
         self.calls.reply(99, False, {"response": None})
 
     def empty(self) -> None:
-        """It has taken everything in."""
+        """Unblock the worker's socket."""
         self.link.unsent = 0
         self.link.on_empty()
 
 
-def test_a_worker_that_takes_nothing_in_has_all_models_pause() -> None:
+def test_a_blocked_worker_pauses_every_model() -> None:
     bench = Bench()
     first = bench.begin(1)
     bench.fill()
@@ -105,7 +104,7 @@ def test_a_worker_that_takes_nothing_in_has_all_models_pause() -> None:
     assert (first.held, second.held) == (False, False)
 
 
-def test_what_holds_a_model_apart_from_the_other() -> None:
+def test_two_reasons_for_a_pause_are_independent() -> None:
     bench = Bench()
     slow, quick = bench.begin(1), bench.begin(2)
     bench.calls.hold(1, True)
@@ -114,7 +113,7 @@ def test_what_holds_a_model_apart_from_the_other() -> None:
     assert (slow.held, quick.held) == (True, False)
     bench.calls.hold(1, False)
     assert not slow.held
-    # Nor does the model let go of what the server holds.
+    # Nor does the model release what the server holds.
     held_by_server = Bench()
     ticket = held_by_server.begin(1)
     held_by_server.calls.hold(1, True)
@@ -134,7 +133,7 @@ def test_a_call_that_is_dropped_is_cancelled_and_still_replied_to() -> None:
     assert bench.link.sent == [{"call": 1, "final": True, "response": {"error": gone}}]
 
 
-def test_calls_end_with_the_batch_that_nobody_waits_for() -> None:
+def test_calls_of_a_batch_without_clients_are_cancelled() -> None:
     bench = Bench()
     batch, other = cast("Batch", object()), cast("Batch", object())
     inside, beside = bench.begin(1, batch), bench.begin(2, other)

@@ -1,4 +1,4 @@
-"""A worker from its start to its end, on a thread as at load."""
+"""A worker from start to end, on a thread as during a load."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ GOOD = """
 def spec(
     root: Path, source: str, config: dict[str, object] | None = None, **given: str
 ) -> LoadSpec:
-    """A model on disk."""
+    """Specification of a model on disk."""
     folder = root / "m" / "1"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(dedent(source))
@@ -69,13 +69,13 @@ def test_a_model_is_completed_and_started(tmp_path: Path, caplog: pytest.LogCapt
     assert lines == [f"m worker {pid}: started m" for pid in (worker.process.pid, another.pid)]
 
 
-def test_a_configuration_that_says_otherwise(tmp_path: Path) -> None:
+def test_a_contradicting_configuration(tmp_path: Path) -> None:
     config: dict[str, object] = {"max_batch_size": 16}
     with pytest.raises(LoadFailed, match="specified max_batch_size 16, but in the model"):
         PythonBackend().load_apart(spec(tmp_path, GOOD, config))
 
 
-def test_a_completion_that_is_no_configuration(tmp_path: Path) -> None:
+def test_a_completion_that_is_not_a_configuration(tmp_path: Path) -> None:
     worker = PythonBackend().load_apart(spec(tmp_path, GOOD.replace("TYPE_FP32", "TYPE_FLOAT")))
     with pytest.raises(InvalidConfig, match=r"auto_complete_config: .*TYPE_FLOAT"):
         worker.completed(ModelConfig(name="m"))
@@ -83,12 +83,12 @@ def test_a_completion_that_is_no_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["fast", "-1", "nan", "1e9"])
-def test_a_limit_that_is_none(tmp_path: Path, text: str) -> None:
+def test_an_invalid_limit(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidOption, match="expected a number of seconds"):
         PythonBackend().load_apart(spec(tmp_path, GOOD, execution_limit_secs=text))
 
 
-def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_interpreter(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="cannot start /no/python: No such file"):
         PythonBackend().load_apart(spec(tmp_path, GOOD, python="/no/python"))
 
@@ -126,9 +126,9 @@ def test_a_failure_leaves_no_process(tmp_path: Path) -> None:
     assert set(psutil.Process().children()) == children
 
 
-# What asyncio leaves of a loop that it could not make.
+# What asyncio leaves of an event loop that it could not create.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_worker_cannot_be_asked_without_free_descriptors(tmp_path: Path) -> None:
+def test_asking_a_worker_needs_free_descriptors(tmp_path: Path) -> None:
     process = PythonBackend().load_apart(spec(tmp_path, GOOD)).process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(free := os.dup(0))

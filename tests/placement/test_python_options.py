@@ -1,4 +1,4 @@
-"""What a configuration's parameters say of workers, and what these are started with."""
+"""Workers' parameters in a configuration, and the resulting start-up options."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def test_without_parameters_the_servers_limits_hold() -> None:
     assert limited.execution == ExecutionLimits(600, 0)
 
 
-def test_all_of_them() -> None:
+def test_every_parameter() -> None:
     options = WorkerOptions.of(
         {
             "execution_limit_secs": "2.5", "stall_secs": "1.5", "heartbeat_secs": "0",
@@ -73,7 +73,7 @@ def test_sizes(text: str, size: int | None) -> None:
         ("max_open_files", "3", "0 or a number from 32 to "),
     ],
 )
-def test_what_is_none(name: str, text: str, expected: str) -> None:
+def test_invalid_values(name: str, text: str, expected: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         WorkerOptions.of({name: text})
     assert raised.value.path == f"parameters['{name}']"
@@ -108,7 +108,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen(*variables: str) -> set[str]:
-    """The server's variables that a worker sees, by name."""
+    """Environment variables visible to a worker, by name."""
     found = WorkerSpec("m", "1", "m_0", variables=variables).environment()
     return {name for name, value in found.items() if value == "here"}
 
@@ -127,7 +127,7 @@ def test_a_worker_sees_no_secrets() -> None:
         (["HEADRACE_GRPC_SERVER_KEY"], set()),
     ],
 )
-def test_a_worker_sees_what_it_is_to_see(variables: list[str], names: set[str]) -> None:
+def test_a_worker_sees_configured_variables(variables: list[str], names: set[str]) -> None:
     assert seen(*variables) == names
 
 

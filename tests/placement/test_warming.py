@@ -1,4 +1,4 @@
-"""Warm-up runs: in this process, and in workers with all their ways to answer."""
+"""Warm-up runs, in process and in workers with all kinds of answers."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,7 @@ def sample(name: str = "s", batch_size: int = 1, count: int = 1, fill: float = 0
 
 
 class Model:
-    """A model in this process: gives back what it gets."""
+    """A model in process that returns its input."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -79,7 +79,7 @@ def test_a_sample_that_does_not_fit_into_memory() -> None:
 
 
 def worker(root: Path, body: str, decoupled: bool = False) -> LoadedWorker:
-    """A worker whose model does this with `requests` and has `self.seen`, started."""
+    """A started worker whose model runs this on `requests` and has `self.seen`."""
     source = (
         "import os, threading, sys\n"
         "import numpy as np\n"
@@ -109,7 +109,7 @@ def execute(self, requests):
 """
 
 
-def test_a_worker_runs_them_and_so_does_its_successor(
+def test_a_worker_runs_samples_and_so_does_its_successor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

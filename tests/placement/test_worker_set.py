@@ -1,4 +1,4 @@
-"""When a worker is to be replaced."""
+"""Replacement of workers."""
 
 import asyncio
 from typing import Any
@@ -21,15 +21,15 @@ from tests.scheduling.fakes import signature
         (0, 5, 0, 5, RecycleReason.MAX_REQUESTS), (100, 5, 101, 5, RecycleReason.MAX_RSS),
     ],
 )  # fmt: skip
-def test_when_a_worker_is_replaced(
+def test_times_of_replacement(
     max_rss: int, max_requests: int, resident: int, requests: int, reason: RecycleReason | None
 ) -> None:
     options = WorkerOptions(max_rss=max_rss, max_requests=max_requests)
     assert recycle_reason(options, resident, requests) is reason
 
 
-def test_further_requests_are_refused_before_those_that_wait_fail() -> None:
-    """A client may have its next request ready when it is told: that would wait for ever."""
+def test_new_requests_are_refused_before_queued_ones_fail() -> None:
+    """A client may send its next request from within its answer; it would wait for ever."""
     told: list[str] = []
 
     class Failing:

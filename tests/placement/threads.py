@@ -1,4 +1,4 @@
-"""A process that can start no threads."""
+"""A process that cannot start threads."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _STACK = 1 << 46  # bytes that no machine has
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Starting a thread fails meanwhile, as it does where the system allows no more."""
+    """Make starting threads fail, as where the system allows no more."""
     before = threading.stack_size(_STACK)
     try:
         yield

@@ -8,7 +8,7 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 
 def write(path: Path, text: str = "one") -> None:
-    """Write a file, and make the directories that it lies in."""
+    """Write a file and its parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 

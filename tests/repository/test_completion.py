@@ -1,4 +1,4 @@
-"""Fields that a configuration leaves out: from files, from the loaded model, from the GPUs."""
+"""Completion of a configuration from files, the loaded model and GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,11 +85,11 @@ MANY = BACKENDS | {
     ("", ["model.old"], "many", "model.old"), ("", ["model.old", "model.new"], "many", "model.new"),
     ("", ["inner", "notes.txt"], "many", "inner/MODEL"),
     ("", ["mine.new", "notes.txt"], "many", "mine.new"),
-    # A suffix that others use as well speaks for a backend only where it is alone.
+    # An ambiguous suffix selects a backend only without competition.
     ("", ["mine.old"], "many", "mine.old"),
     ('backend: "many"', ["mine.old", "notes.txt"], "many", "model.new"),
     ('default_model_filename: "mine.old"', ["mine.old", "notes.txt"], "many", "mine.old"),
-    # A name that is known comes before any suffix.
+    # A known name comes before any suffix.
     ("", ["model.old", "prepare.py"], "many", "model.old"),
     ("", ["model.old", "model.py"], "python", "model.py"),
 ])  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_backend_with_several_file_names(
     assert (config.backend, config.default_model_filename) == (backend, filename)
 
 
-def test_a_suffix_that_others_use_says_nothing() -> None:
+def test_a_shared_suffix_selects_no_backend() -> None:
     with pytest.raises(InvalidConfig, match="no file tells"):
         complete_backend(file_of(""), "m", ["mine.old", "notes.txt"], MANY)
 
@@ -112,7 +112,7 @@ def test_the_platform_is_filled_in_from_the_backend() -> None:
     assert own.platform == "mine"
 
 
-def test_what_was_read_is_not_changed() -> None:
+def test_completion_does_not_modify_its_input() -> None:
     file = file_of("")
     complete_backend(file, "m", ["model.onnx"], BACKENDS)
     complete_tensors(file, file.config, [TensorInfo("x", FP32, (-1,))], [], 4)
@@ -161,7 +161,7 @@ def test_a_bare_model_with_variable_rows_batches() -> None:
     assert not config.output[0].HasField("reshape")
 
 
-def test_a_model_with_a_fixed_first_dimension_does_not() -> None:
+def test_a_bare_model_with_a_fixed_first_dimension_does_not_batch() -> None:
     for output in (TensorInfo("y", INT64, (2, 3)), TensorInfo("y", INT64, ())):
         config = completed("", [X], [output])
         assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 3])
@@ -180,7 +180,7 @@ def test_the_largest_batch(text: str, default: int, max_batch_size: int) -> None
     assert completed(text, [X], [Y], default).max_batch_size == max_batch_size
 
 
-def test_what_is_declared_stays_and_is_only_completed() -> None:
+def test_declared_fields_are_kept_and_completed() -> None:
     text = 'input { name: "x" dims: 3 } output { name: "y" data_type: TYPE_STRING }'
     config = completed(text, [X, TensorInfo("x2", FP32, (-1,))], [Y, TensorInfo("z", FP32, (-1,))])
     assert [(t.name, t.data_type) for t in config.input] == [("x", CONFIG_NUMBERS[FP32])]
@@ -188,7 +188,7 @@ def test_what_is_declared_stays_and_is_only_completed() -> None:
     assert list(config.output[0].dims) == [1]
 
 
-def test_tensors_that_do_not_fit_are_left_alone() -> None:
+def test_mismatched_tensors_are_not_completed() -> None:
     config = completed('input { name: "other" }', [X], [Y])  # the model does not have it
     assert not config.input[0].data_type
     assert not config.input[0].dims
@@ -196,7 +196,7 @@ def test_tensors_that_do_not_fit_are_left_alone() -> None:
     assert [t.name for t in completed("", [X], [sequence, Y]).output] == ["y"]
 
 
-def test_an_input_with_a_value_of_its_own_is_only_offered_if_declared() -> None:
+def test_an_input_with_a_default_value_is_only_offered_if_declared() -> None:
     weights = TensorInfo("w", FP32, (64, 3), optional=True)
     config = completed("", [X, weights], [Y])
     assert (config.max_batch_size, [t.name for t in config.input]) == (4, ["x"])
@@ -220,7 +220,7 @@ def test_defaults() -> None:
     assert normalise(config_of('name: "m" max_batch_size: 8')) == config_of(defaults + batching)
 
 
-def test_what_is_set_stays() -> None:
+def test_explicit_settings_are_kept() -> None:
     config = config_of("""
         name: "m" max_batch_size: 8 version_policy { all { } }
         dynamic_batching { preferred_batch_size: 4 }
@@ -250,7 +250,7 @@ def test_instance_groups_get_names_counts_and_kinds() -> None:
      ' parameters { key: "forward" value { string_value: "transparent" } }', True),
     ("dynamic_batching { }", False),
 ])  # fmt: skip
-def test_which_models_batch(text: str, answer: bool) -> None:
+def test_models_that_batch(text: str, answer: bool) -> None:
     config = config_of(text)
     assert batches(config) is answer
     assert len(config.parameters) == ("parameters" in text)  # asking adds nothing
@@ -265,9 +265,7 @@ def test_which_models_batch(text: str, answer: bool) -> None:
     ('max_batch_size: 4 parameters { key: "split_requests" value { string_value: "off" } }',
      False, False),
 ])  # fmt: skip
-def test_which_models_have_large_requests_divided(
-    text: str, of_this_server: bool, of_others: bool
-) -> None:
+def test_models_with_divided_requests(text: str, of_this_server: bool, of_others: bool) -> None:
     config = config_of(text)
     assert divides(config, completed=True) is of_this_server
     assert divides(config, completed=False) is of_others
@@ -284,7 +282,7 @@ GPU, CPU, MODEL = "kind: KIND_GPU", "kind: KIND_CPU", "kind: KIND_MODEL"
 
 @dataclass(frozen=True)
 class Machine:
-    """So many GPUs, or a reason for none."""
+    """A number of GPUs, or the reason for none."""
 
     count: int
     problem: str = ""
@@ -310,21 +308,21 @@ def described(config: ModelConfig) -> list[str]:
     ("instance_group { count: 3 }", 2, NO, ["KIND_CPU 3 []"]),
     ("instance_group { count: 3 }", 2, OBSTACLE, ["KIND_CPU 3 []"]),
     ("instance_group { count: 3 }", 2, BY_DEFAULT, ["KIND_GPU 3 [0, 1]"]),
-    # One that also lists GPUs: all of them have to be there.
+    # A group that also lists GPUs: all of them have to exist.
     ("instance_group { gpus: 1 }", 2, BY_DEFAULT, ["KIND_GPU 0 [1]"]),
     ("instance_group { gpus: 1 }", 2, NO, ["KIND_GPU 0 [1]"]),
     ("instance_group { gpus: 1 }", 2, OBSTACLE, ["KIND_CPU 0 []"]),
     ("instance_group { gpus: [ 1, 2 ] }", 2, BY_DEFAULT, ["KIND_CPU 0 []"]),
     ("instance_group { gpus: -1 }", 2, BY_DEFAULT, ["KIND_CPU 0 []"]),
     ("instance_group { gpus: 0 }", 0, NO, ["KIND_CPU 0 []"]),
-    # One on GPUs, and those that are not.
+    # A group on GPUs, and the others.
     (f"instance_group {{ {GPU} }}", 3, NO, ["KIND_GPU 0 [0, 1, 2]"]),
     (f"instance_group {{ {GPU} gpus: [ 2, 0 ] }}", 3, NO, ["KIND_GPU 0 [2, 0]"]),
     (f"instance_group {{ {GPU} }}", 0, NO, ["KIND_GPU 0 []"]),
     (f"instance_group [ {{ {CPU} }}, {{ {MODEL} }} ]", 2, BY_DEFAULT, ["KIND_CPU 0 []",
      "KIND_MODEL 0 []"]),
 ])  # fmt: skip
-def test_placed(groups: str, count: int, use: GpuUse, placed: list[str]) -> None:
+def test_instance_placement(groups: str, count: int, use: GpuUse, placed: list[str]) -> None:
     config = grouped(groups)
     result = on_devices(config, count, use)
     assert described(result) == placed
@@ -338,9 +336,7 @@ def test_placed(groups: str, count: int, use: GpuUse, placed: list[str]) -> None
     (f"instance_group {{ {GPU} }}", False, True),
     (f"instance_group [ {{ {CPU} }}, {{ {MODEL} }} ]", True, False),
 ])  # fmt: skip
-def test_gpus_are_looked_for_only_where_it_matters(
-    groups: str, preferred: bool, answer: bool
-) -> None:
+def test_gpus_are_counted_only_if_needed(groups: str, preferred: bool, answer: bool) -> None:
     assert may_use_gpus(grouped(groups), preferred) is answer
 
 

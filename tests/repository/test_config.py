@@ -1,4 +1,4 @@
-"""Reading `config.pbtxt`, the lines of its fields, and messages about what is wrong with it."""
+"""Parsing of `config.pbtxt`: fields, their lines, and error messages."""
 
 from pathlib import Path
 
@@ -42,14 +42,14 @@ def test_a_file_becomes_a_message_with_lines(tmp_path: Path) -> None:
     assert not file.sets("output")
 
 
-def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_bytes(b'\xef\xbb\xbfname: "m"\r\nmax_batch_size: 8\r\n')
     file = read_config(path, "m")
     assert (file.config.name, file.lines["max_batch_size"]) == ("m", 2)
 
 
-def test_no_file_is_an_empty_configuration() -> None:
+def test_a_missing_file_is_an_empty_configuration() -> None:
     file = read_config(None, "m")
     assert file.config == ModelConfig()
     assert not file.sets("max_batch_size")
@@ -120,7 +120,7 @@ def test_any_text_is_a_configuration_or_an_error(text: str) -> None:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """The lines of a text that protobuf's own parser takes."""
+    """Lines of the fields of a text that protobuf's own parser accepts."""
     text_format.Parse(text, ModelConfig())
     return field_lines(text)
 
@@ -153,7 +153,7 @@ def test_lines(text: str, path: str, line: int) -> None:
     assert lines_of(text)[path] == line
 
 
-def test_what_is_not_there_has_no_line() -> None:
+def test_absent_fields_have_no_line() -> None:
     lines = lines_of('# dims\ninput { name: "dims: 3" }')
     assert "input[0].dims" not in lines
     assert "dims" not in lines

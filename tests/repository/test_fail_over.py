@@ -58,7 +58,7 @@ def test_entries(backend: str, text: str, entries: list[Entry]) -> None:
     assert needs_files(config(fail_over=text)) == any(not entry.endpoints for entry in entries)
 
 
-def test_most_models_have_none() -> None:
+def test_models_without_fail_over() -> None:
     assert read_order(config(), BACKENDS, ["triton"]) == []
     assert not needs_files(config())
     assert queue_size(config()) == 0
@@ -72,7 +72,7 @@ def test_most_models_have_none() -> None:
     ("onnxruntime;onnxruntime", "'onnxruntime' is there twice"),
     (";".join(["grpc://a"] * 8), "expected between 1 and 7 entries"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_explained(text: str, told: str) -> None:
+def test_invalid_entries_are_explained(text: str, told: str) -> None:
     with pytest.raises(InvalidOrder, match=re.escape(told)):
         order(text)
 
@@ -95,7 +95,7 @@ def test_any_text_is_entries_or_an_error(text: str) -> None:
     (config(fail_over="python", fail_over_queue_size="000000001" + "0" * 5000),
      "got '000000001000"),
 ])  # fmt: skip
-def test_what_cannot_be_combined(given: ModelConfig, told: str) -> None:
+def test_entries_that_cannot_be_combined(given: ModelConfig, told: str) -> None:
     [problem] = problems(given)
     assert told in problem.text
 

@@ -1,4 +1,4 @@
-"""Models and versions in the model repositories."""
+"""Models and versions in repositories."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_versions_are_numbers_without_leading_zeros(
     assert (source.versions, source.ignored) == (versions, ignored)
 
 
-def test_what_is_a_version(tmp_path: Path) -> None:
+def test_directories_that_are_versions(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("")
     assert read_model_directory(tmp_path).versions == ()
     root = directories(tmp_path, "m", "elsewhere")
@@ -42,7 +42,7 @@ def test_what_is_a_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "configs/mine.pbtxt"])
-def test_a_configuration_that_cannot_be_looked_at(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_configuration(tmp_path: Path, name: str) -> None:
     directories(tmp_path, "m/1", "m/configs", "n/1")
     (tmp_path / "m" / name).symlink_to("x" * 300)
     bad, good = scan([tmp_path], "mine")
@@ -50,7 +50,7 @@ def test_a_configuration_that_cannot_be_looked_at(tmp_path: Path, name: str) -> 
     assert (good.name, good.problem) == ("n", "")
 
 
-def test_which_configuration_is_read(tmp_path: Path) -> None:
+def test_choice_of_the_configuration_file(tmp_path: Path) -> None:
     assert read_model_directory(tmp_path).config_path is None
     write(tmp_path / "config.pbtxt")
     assert read_model_directory(tmp_path).config_path == tmp_path / "config.pbtxt"
@@ -79,7 +79,7 @@ def test_a_model_in_several_repositories_is_marked(tmp_path: Path) -> None:
     assert marked == {"a": False, "b": True, "c": False}
 
 
-def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_repository_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"nowhere cannot be read: No such file"):
         scan([tmp_path / "nowhere"])
     (tmp_path / "file").write_text("")
@@ -91,7 +91,7 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
     ("s3://bucket/models", "aws s3 sync"), ("s3://https://minio:9000/bucket", "aws s3 sync"),
     ("gs://bucket", "gcloud storage rsync"), ("as://account/container/models", "azcopy sync"),
 ])  # fmt: skip
-def test_a_url_of_an_object_store_is_to_be_made_a_directory(url: str, copies: str) -> None:
+def test_an_object_store_url_is_refused_with_advice(url: str, copies: str) -> None:
     for look in (lambda path: scan([path]), single_file):
         with pytest.raises(LoadFailed) as raised:
             look(Path(url))
@@ -104,7 +104,7 @@ def test_a_url_of_an_object_store_is_to_be_made_a_directory(url: str, copies: st
     (["config.pbtxt", "later.txt"], True), (["a/1/model.py", "config.pbtxt"], False),
     (["1/1/model.py", "2/config.pbtxt"], False), (["a/model.py"], False),
 ])  # fmt: skip
-def test_a_model_in_place_of_a_repository_is_told(
+def test_a_model_in_place_of_a_repository_is_reported(
     tmp_path: Path, paths: list[str], is_model: bool
 ) -> None:
     for path in paths:
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (tmp_path / "a").chmod(0o700)
 
 
-def test_a_model_that_is_nothing_but_a_file(tmp_path: Path) -> None:
+def test_a_model_of_a_single_file(tmp_path: Path) -> None:
     path = tmp_path / "resnet.v2.onnx"
     path.write_bytes(onnx_graphs.identity())
     source = single_file(path)
@@ -138,14 +138,14 @@ def test_a_model_that_is_nothing_but_a_file(tmp_path: Path) -> None:
         single_file(tmp_path / "nothing.onnx")
 
 
-# --- models by name, in repositories that change
+# --- models by name, in changing repositories
 
 
 def models(root: Path, *names: str) -> Path:
     return directories(root, *[f"{name}/1" for name in names])
 
 
-def test_what_lies_in_the_repositories_now(tmp_path: Path) -> None:
+def test_current_models_of_the_repositories(tmp_path: Path) -> None:
     one, two = models(tmp_path / "one", "a", "b"), models(tmp_path / "two", "b")
     file = tmp_path / "c.onnx"
     file.write_bytes(b"")
@@ -162,7 +162,7 @@ def test_what_lies_in_the_repositories_now(tmp_path: Path) -> None:
         catalogue.read("b")
 
 
-def test_only_a_name_that_a_directory_has_leads_anywhere(tmp_path: Path) -> None:
+def test_only_names_of_directories_are_found(tmp_path: Path) -> None:
     catalogue = Catalogue((models(tmp_path / "one", "a"),))
     for name in ("nobody", "", ".", "..", "../one/a", "a/1", "/", "a\0", "A"):
         assert catalogue.read(name) is None
@@ -187,7 +187,7 @@ def test_a_name_of_several_repositories_with_namespaces(tmp_path: Path) -> None:
         catalogue.read("a")
 
 
-def test_models_to_begin_with(tmp_path: Path) -> None:
+def test_models_loaded_at_start(tmp_path: Path) -> None:
     sources = scan([models(tmp_path, "a", "b")])
     assert at_start(sources, ["*"]) == sources
     assert at_start(sources, []) == []

@@ -1,4 +1,4 @@
-"""Files of models: which belong together, whether they have changed, and what a manifest says."""
+"""Files of models: ownership, changes and manifests."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from tests.repository.files import write
 
 
 def project(root: Path, **files: str) -> Path:
-    """Files by their paths with __ for a slash, all Python; `model.py` among them."""
+    """Files by path with __ for a slash, all Python; `model.py` among them."""
     for name, text in files.items():
         path = root / (name.replace("__", "/") + ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,11 +32,11 @@ def project(root: Path, **files: str) -> Path:
 
 
 def found(file: Path) -> list[str]:
-    """What belongs to a file."""
+    """Files that belong to a file."""
     return sorted(str(path.relative_to(file.parent)) for path in parts(file))
 
 
-def test_requirements_are_not_read_for_a_file_by_itself(tmp_path: Path) -> None:
+def test_requirements_are_not_read_for_a_single_file(tmp_path: Path) -> None:
     assert tmp_path / "requirements.txt" not in parts(tmp_path / "model.py")
 
 
@@ -51,9 +51,7 @@ def test_requirements_are_not_read_for_a_file_by_itself(tmp_path: Path) -> None:
     ("from plain import far", ["plain/far.py"]), ("from .. import one", []),
     ("import one.more", ["one.py"]),
 ])  # fmt: skip
-def test_what_a_python_file_imports_from_its_directory(
-    tmp_path: Path, text: str, others: list[str]
-) -> None:
+def test_local_imports_of_a_python_file(tmp_path: Path, text: str, others: list[str]) -> None:
     file = project(
         tmp_path, model=text, one="", two="import one\nimport two", plain__far="", unused="",
         package__inner="from . import side", package__side="", package__unused="",
@@ -65,17 +63,17 @@ def test_what_a_python_file_imports_from_its_directory(
 
 
 @pytest.mark.parametrize("text", ["def f(:", "\0", "(" * 10_000, "x = 1 +"])
-def test_a_file_that_cannot_be_parsed_is_itself(tmp_path: Path, text: str) -> None:
+def test_an_unparsable_file_stands_alone(tmp_path: Path, text: str) -> None:
     assert found(project(tmp_path, model=text)) == ["model.py"]
 
 
-def test_a_file_that_is_not_there_is_itself(tmp_path: Path) -> None:
+def test_a_missing_file_stands_alone(tmp_path: Path) -> None:
     assert found(tmp_path / "model.py") == ["model.py"]
     assert found(tmp_path / "model.onnx") == ["model.onnx"]
     assert found(tmp_path / "model.other") == ["model.other"]
 
 
-def test_the_weights_of_an_onnx_model(tmp_path: Path) -> None:
+def test_external_weights_of_an_onnx_model(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(onnx_graphs.external_weight("weights.bin"))
     assert found(file) == ["model.onnx", "weights.bin"]
@@ -86,12 +84,12 @@ def test_the_weights_of_an_onnx_model(tmp_path: Path) -> None:
     assert found(file) == ["model.onnx"]
 
 
-# --- what has changed
+# --- changes
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of two versions with a label file."""
+    """A model with two versions and a label file."""
     root = tmp_path / "m"
     for name in ("1/model.py", "1/weights/a.bin", "2/model.py", "labels.txt", "config.pbtxt"):
         write(root / name)
@@ -103,7 +101,7 @@ def state(model: Path, config_name: str = "") -> Fingerprint:
 
 
 def changed(before: Fingerprint, after: Fingerprint) -> set[str]:
-    """What is not the same: "config", "shared", or a version."""
+    """Changed parts: "config", "shared", or a version."""
     numbers = {*before.versions, *after.versions}
     found = {str(n) for n in numbers if before.versions.get(n) != after.versions.get(n)}
     if before.config != after.config:
@@ -111,7 +109,7 @@ def changed(before: Fingerprint, after: Fingerprint) -> set[str]:
     return found | ({"shared"} if before.shared != after.shared else set())
 
 
-def test_what_a_model_consists_of(model: Path) -> None:
+def test_files_of_a_model(model: Path) -> None:
     found = state(model)
     assert set(found.versions[1]) == {"1/model.py", "1/weights/a.bin"}
     assert set(found.versions[2]) == {"2/model.py"}
@@ -127,7 +125,7 @@ def test_what_a_model_consists_of(model: Path) -> None:
     ("configs/small.pbtxt", set()),  # it is not the chosen one
     (".hidden/file", set()), ("1/.model.py.swp", set()), ("1/__pycache__/model.pyc", set()),
 ])  # fmt: skip
-def test_what_a_change_concerns(model: Path, name: str, expected: set[str]) -> None:
+def test_parts_concerned_by_a_change(model: Path, name: str, expected: set[str]) -> None:
     before = state(model)
     write(model / name, "another")
     assert changed(before, state(model)) == expected
@@ -142,8 +140,8 @@ def test_the_chosen_configuration_counts(model: Path) -> None:
     assert changed(before, state(model, "small")) == {"config"}
 
 
-def test_another_file_that_pretends_to_be_the_same(model: Path) -> None:
-    """As of archives in which all files have one time; another time alone is a change, too."""
+def test_a_replaced_file_of_equal_size_and_time(model: Path) -> None:
+    """As in archives in which all files have one time; a changed time alone is a change, too."""
     before = state(model)
     os.utime(model / "1/model.py", (5, 5))
     touched = state(model)
@@ -154,7 +152,7 @@ def test_another_file_that_pretends_to_be_the_same(model: Path) -> None:
 
 
 def test_links_are_followed(model: Path, tmp_path: Path) -> None:
-    """As of a volume that Kubernetes makes: a link is turned to another directory."""
+    """As in a volume of Kubernetes: a link is turned to another directory."""
     for name in ("old", "new"):
         write(tmp_path / name / "model.py", name)
     (model / "..data").symlink_to(tmp_path / "old")
@@ -166,7 +164,7 @@ def test_links_are_followed(model: Path, tmp_path: Path) -> None:
     assert changed(before, state(model)) == {"3"}
 
 
-def test_links_that_lead_nowhere_or_in_a_circle(model: Path) -> None:
+def test_broken_and_circular_links(model: Path) -> None:
     for name, target in (("gone", "nowhere"), ("self", "self"), ("up", "..")):
         (model / "1" / name).symlink_to(target)
     found = state(model).versions[1]
@@ -175,7 +173,7 @@ def test_links_that_lead_nowhere_or_in_a_circle(model: Path) -> None:
     assert not any(name.startswith("1/up/1/up") for name in found)
 
 
-def test_a_model_that_is_gone_is_no_error(model: Path) -> None:
+def test_a_removed_model_is_no_error(model: Path) -> None:
     source = read_model_directory(model)
     before = fingerprint(source)
     model.rename(model.with_name("away"))
@@ -205,14 +203,14 @@ def digest(text: str) -> str:
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
-    """A model of two versions, with a manifest."""
+    """A model with two versions and a manifest."""
     for name in ("1/model.py", "2/model.py", "config.pbtxt", ".hidden", "1/__pycache__/x.pyc"):
         write(tmp_path / name)
     write_manifest(tmp_path)
     return tmp_path
 
 
-def test_what_is_written(sealed: Path) -> None:
+def test_contents_of_a_manifest(sealed: Path) -> None:
     names = ["1/model.py", "2/model.py", "config.pbtxt"]
     document = json.loads((sealed / MANIFEST).read_text())
     assert document == {"files": dict.fromkeys(names, digest("one"))}
@@ -222,7 +220,7 @@ def test_what_is_written(sealed: Path) -> None:
     assert Digests().verified(sealed / "1", [1, 7]) == {}  # where there is none
 
 
-def test_what_is_not_complete_is_refused(sealed: Path) -> None:
+def test_incomplete_models_are_refused(sealed: Path) -> None:
     write(sealed / "1/model.py", "half")
     (sealed / "config.pbtxt").unlink()
     with pytest.raises(LoadFailed) as refused:
@@ -248,7 +246,7 @@ def test_versions_that_are_not_served_do_not_matter(sealed: Path) -> None:
         Digests().verified(sealed, [2])
 
 
-def test_of_many_problems_some_are_told(tmp_path: Path) -> None:
+def test_problems_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     names = [f"1/{number}" for number in range(9)]
     write(tmp_path / MANIFEST, json.dumps({"files": dict.fromkeys(names, digest(""))}))
     with pytest.raises(LoadFailed, match=r"and 6 more$"):
@@ -278,7 +276,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(sealed: Path) -> None:
     ('{"files": {"a\\u0000b": "sha256:' + ZEROS, "no path within"),
     ('{"files": {"a\\ud800b": "sha256:' + ZEROS, "no path within"),
 ])  # fmt: skip
-def test_a_manifest_that_makes_no_sense(tmp_path: Path, text: str, told: str) -> None:
+def test_an_invalid_manifest(tmp_path: Path, text: str, told: str) -> None:
     write(tmp_path / MANIFEST, text)
     with pytest.raises(LoadFailed, match=told):
         Digests().verified(tmp_path, [1])

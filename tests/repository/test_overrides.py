@@ -1,4 +1,4 @@
-"""Configurations and files of load requests: what they may say, where they may lie."""
+"""Configurations and files of load requests: allowed fields and paths."""
 
 import fcntl
 import json
@@ -45,7 +45,7 @@ def over(document: dict[str, Any]) -> ConfigFile:
     return overridden(BASE, WHOLE, parse_json_config(json.dumps(document), "config of m"))
 
 
-def test_how_a_model_is_served_is_free() -> None:
+def test_scheduling_settings_may_be_overridden() -> None:
     file = over({
         "max_batch_size": 0, "instanceGroup": [{"count": 3}],
         "dynamic_batching": {"max_queue_delay_microseconds": "100"},
@@ -58,7 +58,7 @@ def test_how_a_model_is_served_is_free() -> None:
     assert (config.backend, config.max_batch_size) == ("python", 0)
     assert config.instance_group[0].count == 3
     assert not config.input  # as in Triton, what is not said is not there ...
-    # ... but for what a request cannot decide.
+    # ... except for fields that a request cannot set.
     assert {n: p.string_value for n, p in config.parameters.items()} == {
         "EXECUTION_ENV_PATH": "/opt/env",
         "max_concurrency": "7",
@@ -67,13 +67,13 @@ def test_how_a_model_is_served_is_free() -> None:
     assert len(config.optimization.execution_accelerators.cpu_execution_accelerator) == 1
 
 
-def test_how_a_model_uses_its_gpu_may_be_said() -> None:
+def test_gpu_settings_may_be_overridden() -> None:
     limit = {"gpu_mem_limit": {"string_value": "1073741824"}}
     config = over({"instance_group": [{"kind": "KIND_GPU"}], "parameters": limit}).config
     assert config.parameters["gpu_mem_limit"].string_value == "1073741824"
 
 
-def test_what_clients_were_told_they_may_send_back() -> None:
+def test_the_served_configuration_may_be_sent_back() -> None:
     document = to_json(WHOLE) | {"max_batch_size": 4}
     assert over(document).config.max_batch_size == 4
     assert dict(over(document).config.parameters) == dict(WHOLE.parameters)
@@ -95,7 +95,9 @@ def test_what_clients_were_told_they_may_send_back() -> None:
     ({"optimization": {"execution_accelerators": {}}}, "optimization.execution_accelerators"),
     ({"output": [{"name": "B", "label_filename": "1/model.py"}]}, "output[0].label_filename"),
 ])  # fmt: skip
-def test_what_decides_on_code_and_files_stays(document: dict[str, Any], field: str) -> None:
+def test_settings_of_code_and_files_cannot_be_overridden(
+    document: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InvalidConfig) as caught:
         over(document)
     assert f"config of m: {field}: a request cannot change this" in str(caught.value)
@@ -109,7 +111,7 @@ def test_the_number_of_instances_is_bounded() -> None:
             over({"instance_group": groups})
 
 
-def test_files_of_a_request_have_a_model_file_and_nothing_dangerous() -> None:
+def test_files_of_a_request_are_validated() -> None:
     text = '{"backend": "onnxruntime", "default_model_filename": "m.onnx", "max_batch_size": 2}'
     assert of_own_files(parse_json_config(text, "c")).config.max_batch_size == 2
     text = '{"parameters": {"session.use_env_allocators": {"string_value": "1"}}}'
@@ -127,7 +129,7 @@ def test_files_of_a_request_have_a_model_file_and_nothing_dangerous() -> None:
     ('{"a":' * 2_000, "is not JSON"),
     (f'{{"name": "{"x" * (1 << 20)}"}}', "at most 1048576 are taken"),
 ])  # fmt: skip
-def test_texts_that_are_no_configuration(text: str, says: str) -> None:
+def test_texts_that_are_not_a_configuration(text: str, says: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         parse_json_config(text, "config of m")
     message = str(caught.value)
@@ -147,7 +149,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(FIELDS, JSON, max_size=3) | JSON)
-def test_any_json_is_a_configuration_or_told_what_is_wrong(document: object) -> None:
+def test_any_json_is_a_configuration_or_refused(document: object) -> None:
     file = parsed(json.dumps(document))
     if file is not None:
         assert file.config.backend == "python"
@@ -160,7 +162,7 @@ def test_any_text(text: str) -> None:
 
 
 def parsed(text: str) -> ConfigFile | None:
-    """What becomes of a text; None if it is refused."""
+    """The parsed text; None if it is refused."""
     problem = ""
     try:
         return overridden(BASE, WHOLE, parse_json_config(text, "c"))
@@ -180,7 +182,7 @@ PATH = st.lists(PART, max_size=5).map("/".join) | st.text(max_size=20)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens on another thread."""
+    """Wait for a condition that another thread changes."""
     deadline = monotonic() + 30
     while not condition():
         assert monotonic() < deadline
@@ -188,13 +190,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files lie."""
+    """Directory of temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_files_lie_in_a_directory_of_their_own_as_long_as_they_are_used(temporary: Path) -> None:
+def test_files_have_their_own_directory_while_in_use(temporary: Path) -> None:
     uploads = Uploads(10)
     files = checked_paths({"1/model.onnx": b"abc", "labels.txt": memoryview(b"de"), "1/w/x": b""})
     one, two = uploads.write(files), uploads.write(files)
@@ -216,7 +218,7 @@ def test_files_lie_in_a_directory_of_their_own_as_long_as_they_are_used(temporar
     uploads.close()
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(temporary: Path) -> None:
+def test_failed_writes_leave_nothing_behind(temporary: Path) -> None:
     uploads = Uploads(10)
     with pytest.raises(LoadFailed, match="its files cannot be kept: "):
         uploads.write({("a" * 300,): b"abc"})
@@ -226,7 +228,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(temporary: Path) -> None:
     uploads.close()
 
 
-def test_what_a_killed_process_has_left_behind_goes(temporary: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(temporary: Path) -> None:
     for name in ("headrace-models-dead", "headrace-models-alive", "headrace-models-link"):
         if name.endswith("link"):
             (temporary / name).symlink_to(temporary)
@@ -267,7 +269,7 @@ def test_paths_that_cannot_be_together() -> None:
 
 
 @given(st.dictionaries(PATH, st.binary(max_size=4), max_size=4))
-def test_nothing_is_ever_written_elsewhere(files: dict[str, bytes]) -> None:
+def test_no_file_is_written_outside(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         before = tempfile.tempdir
         tempfile.tempdir = folder

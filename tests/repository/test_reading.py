@@ -1,4 +1,4 @@
-"""Values that other packages take from a completed configuration."""
+"""Values of a completed configuration for other packages."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def test_a_model_that_batches_by_default() -> None:
     assert policy == SchedulingPolicy(BatchPolicy(8, 0, frozenset({8}), keeps_deadlines=True))
 
 
-def test_everything_that_dynamic_batching_can_say() -> None:
+def test_every_field_of_dynamic_batching() -> None:
     text = """max_batch_size: 8 dynamic_batching {
         preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100
         priority_levels: 2 default_priority_level: 1
@@ -140,7 +140,7 @@ def test_versions(policy: str, available: tuple[int, ...], chosen: tuple[int, ..
     assert reading.chosen_versions(config_of(policy), available) == chosen
 
 
-# --- samples to warm up with
+# --- warm-up samples
 
 
 X = TensorSpec("x", Datatype.FP32, (2,))
@@ -150,7 +150,7 @@ T = TensorSpec("t", Datatype.BYTES, (-1,))
 def read(
     root: Path, config: str, *inputs: TensorSpec, max_batch_size: int = 4
 ) -> tuple[Sample, ...]:
-    """The samples of a configuration with these inputs."""
+    """Samples of a configuration with these inputs."""
     signature = Signature("m", max_batch_size, inputs or (X,), ())
     file = parse_config(config, "m/config.pbtxt")
     return read_samples(file, file.config, signature, root)
@@ -162,14 +162,14 @@ def value(data: str, kind: str = "FP32", dims: str = "dims: 2", name: str = "x")
 
 
 def write(root: Path, name: str, content: bytes) -> None:
-    """A file in the directory of warm-up data."""
+    """Write a file of warm-up data."""
     path = root / "warmup" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
 
 
 def arrays(sample: Sample, name: str = "x") -> list[list[object]]:
-    """The input of each request."""
+    """Input arrays of each request."""
     return [request.inputs[name].array.tolist() for request in sample.requests("m", "1")]
 
 
@@ -227,7 +227,7 @@ def test_a_file_is_for_each_request_or_for_all_of_them(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=9), min_size=4, max_size=4))
-def test_texts_have_their_lengths_before_them(
+def test_strings_are_length_prefixed(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes]
 ) -> None:
     root = tmp_path_factory.mktemp("texts")
@@ -279,7 +279,7 @@ def test_an_optional_input_may_be_left_out(tmp_path: Path) -> None:
      "m/config.pbtxt:2: model_warmup[0].inputs['x'].value.input_data_file: 'none' cannot be"
      " read: No such file or directory"),
 ])  # fmt: skip
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, config: str, told: str) -> None:
+def test_errors_name_their_line(tmp_path: Path, config: str, told: str) -> None:
     write(tmp_path, "short", b"123")
     with pytest.raises(InvalidConfig) as caught:
         read(tmp_path, config)
@@ -299,7 +299,7 @@ def test_nothing_outside_of_the_directory_is_read(tmp_path: Path, name: str) -> 
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_texts_that_are_cut_off(tmp_path: Path) -> None:
+def test_truncated_strings(tmp_path: Path) -> None:
     write(tmp_path, "texts", b"\x05\x00\x00\x00ab")
     told = value("input_data_file: 'texts'", "STRING", "dims: 1", "t")
     with pytest.raises(InvalidConfig, match="'texts': incomplete string data: element 0 claims 5"):

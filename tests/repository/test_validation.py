@@ -1,4 +1,4 @@
-"""Problems of a configuration, by itself and beside the loaded model, and fields without effect."""
+"""Problems of a configuration, alone and beside the loaded model, and ineffective fields."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -106,13 +106,13 @@ def test_good_configurations(text: str) -> None:
     ('default_model_filename: "../2/m.onnx"', "default_model_filename", "must lie within"),
     ('default_model_filename: "a/../../x"', "default_model_filename", "must lie within"),
 ])  # fmt: skip
-def test_a_wrong_configuration_is_told_with_its_field(text: str, path: str, says: str) -> None:
+def test_errors_name_their_field(text: str, path: str, says: str) -> None:
     (problem,) = problems(config_of(text), "m")
     assert problem.path == path
     assert re.search(says, problem.text), problem.text
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     text = 'name: "n" max_batch_size: -1 input { } instance_group { count: -1 }'
     paths = [problem.path for problem in problems(config_of(text), "m")]
     assert paths == ["name", "max_batch_size", "input[0].name", "instance_group[0].count"]
@@ -205,7 +205,7 @@ def test_a_configuration_that_contradicts_the_model(
     assert re.search(says, problem.text), problem.text
 
 
-# --- fields without effect
+# --- ineffective fields
 
 
 def nothing(name: str) -> bool:
@@ -214,7 +214,7 @@ def nothing(name: str) -> bool:
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """The paths of all fields that have none of their own; also maps and empty messages."""
+    """Paths of all leaf fields; also maps and empty messages."""
     for field in descriptor.fields:
         path = prefix + field.name
         nested = field.message_type
@@ -225,7 +225,7 @@ def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
 
 
 def put(message: Message, path: str) -> None:
-    """Set the field `path` to something that is not its default."""
+    """Set the field `path` to a value that is not its default."""
     name, _, rest = path.partition(".")
     field = message.DESCRIPTOR.fields_by_name[name]
     nested = field.message_type
@@ -261,7 +261,7 @@ LEAVES = sorted(leaves(ModelConfig.DESCRIPTOR))
 
 
 def effective(path: str) -> bool:
-    """Whether the table lists `path` or something that it lies in as having an effect."""
+    """Whether the table lists `path` or a parent of it as effective."""
     parts = path.split(".")
     return any(
         ".".join(parts[:n]) in EFFECTIVE
@@ -304,7 +304,7 @@ def test_fields_are_named_once_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_parameters_are_named_unless_somebody_reads_them() -> None:
+def test_unread_parameters_are_named() -> None:
     config = ModelConfig()
     for name in ("zzz", "session.x", "aaa", *OWN_PARAMETERS):
         config.parameters[name].string_value = "1"

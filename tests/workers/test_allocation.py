@@ -1,4 +1,4 @@
-"""How much memory a process may have and keeps, shown by processes of their own."""
+"""Memory limits and reuse, in fresh processes."""
 
 import json
 import os
@@ -58,14 +58,14 @@ def told(**environment: str) -> tuple[bool, int]:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
-def test_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     kept, faults = told()
     assert kept
     assert faults < _PAGES // 20
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
-def test_memory_behind_which_an_array_lives_on_is_given_back() -> None:
+def test_memory_below_a_live_array_is_released() -> None:
     found = subprocess.run(
         [sys.executable, "-c", _HELD_BACK], capture_output=True, check=True, text=True
     )
@@ -79,14 +79,14 @@ def test_memory_behind_which_an_array_lives_on_is_given_back() -> None:
 @pytest.mark.parametrize(
     ("memory", "kept"), [(64 << 30, 128 << 20), (2 << 30, 128 << 20), (400 << 20, 25 << 20)]
 )
-def test_less_is_kept_where_there_is_less(memory: int, kept: int) -> None:
+def test_smaller_machines_keep_less(memory: int, kept: int) -> None:
     assert kept_bytes(memory) == kept
 
 
 @pytest.mark.parametrize(
     "said", [{"MALLOC_TRIM_THRESHOLD_": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=0"}]
 )
-def test_what_an_operator_has_said_stands(said: dict[str, str]) -> None:
+def test_settings_of_the_operator_are_kept(said: dict[str, str]) -> None:
     kept, _ = told(**said)
     assert not kept
 
@@ -121,7 +121,7 @@ def test_version_1(tmp_path: Path, text: str, limit: int) -> None:
     assert memory_limit(tmp_path, NOWHERE) == limit
 
 
-def test_the_narrowest_limit_on_the_way_to_the_own_cgroup_counts(tmp_path: Path) -> None:
+def test_the_narrowest_limit_of_all_parent_cgroups_counts(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, NOWHERE) == MACHINE
     limited(tmp_path, "max")
     limited(tmp_path / "pods", f"{300 * MIB}")

@@ -1,4 +1,4 @@
-"""Arrays and tensor data in a worker, beside the server's own conversion."""
+"""Conversion of BYTES in a worker, compared with the server's."""
 
 import sys
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def test_strings(elements: list[bytes]) -> None:
     assert decode_bytes(memoryview(data), (len(elements),)).tolist() == elements
 
 
-def test_what_models_give_for_strings() -> None:
+def test_accepted_string_arrays() -> None:
     for array in (
         np.array(["ä", "b"]),
         np.array(["ä".encode(), b"b"]),
@@ -58,7 +58,7 @@ def test_what_models_give_for_strings() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_what_are_no_strings(data: bytes) -> None:
+def test_arrays_that_are_not_strings(data: bytes) -> None:
     with suppress(ValueError):
         decode_bytes(memoryview(data), (3,))
 
@@ -98,9 +98,7 @@ def plain_walk(data: bytes, count: int) -> tuple[int, int]:
 
 
 @given(runs, st.sampled_from([bytes, memoryview]))
-def test_elements_are_found_where_they_are(
-    elements: list[bytes], kind: type[bytes | memoryview]
-) -> None:
+def test_elements_are_read_in_place(elements: list[bytes], kind: type[bytes | memoryview]) -> None:
     data = join(elements)
     assert data == plain_join(elements)
     given, count = kind(data), len(elements)
@@ -112,9 +110,7 @@ def test_elements_are_found_where_they_are(
 
 @settings(max_examples=50)
 @given(runs, st.data())
-def test_what_is_damaged_is_walked_as_far_as_it_goes(
-    elements: list[bytes], data: st.DataObject
-) -> None:
+def test_damaged_data_is_read_up_to_the_damage(elements: list[bytes], data: st.DataObject) -> None:
     raw = bytearray(join(elements))
     for _ in range(data.draw(st.integers(0, 2))):
         if raw:
@@ -131,7 +127,7 @@ def test_what_is_damaged_is_walked_as_far_as_it_goes(
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, 70_000])
-def test_a_length_beyond_the_end_of_many_alike(length: int) -> None:
+def test_a_length_beyond_the_end_after_equal_lengths(length: int) -> None:
     count = FEW + 40
     good = join([bytes(length)] * count)
     assert split(good, count) == [bytes(length)] * count
@@ -155,9 +151,9 @@ def test_a_walk_makes_no_object_per_element(lengths: tuple[int, int]) -> None:
     assert starts.nbytes == 8 * (count + 1)
 
 
-def test_numpy_follows_the_elements_by_itself() -> None:
-    # Nothing promises that `take` reads what it has just written. Where it does not, the walk is
-    # right as well, but ten times as slow: then this test says why.
+def test_numpys_take_reads_what_it_has_written() -> None:
+    # Nothing guarantees that `take` reads what it has just written. Otherwise the walk is
+    # still correct, but ten times as slow: then this test says why.
     after = np.arange(1, 101)
     places = np.zeros(101, np.int64)
     after.take(places[:-1], out=places[1:], mode="clip")

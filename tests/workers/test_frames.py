@@ -1,4 +1,4 @@
-"""Frames between the server and a worker: there and back, and what is no frame."""
+"""Frames between server and worker: round trip, and invalid frames."""
 
 from contextlib import suppress
 
@@ -42,7 +42,7 @@ def test_a_batch(form: int, given: list[tuple[int, str]], extras: bytes, sizes: 
     assert (found_form, list(found_rows), list(found_sizes)) == (form, rows, sizes)
 
 
-def test_the_layout_repeats_whatever_else_is_said() -> None:
+def test_a_layout_is_reused_with_other_metadata() -> None:
     plain = unpack_batch(pack_batch(1, 5, [1, 2], [12]))
     special = unpack_batch(pack_batch(2, 5, [1, 2], [12], ["", "id"], b"{}"))
     assert plain.layout == special.layout
@@ -51,7 +51,7 @@ def test_the_layout_repeats_whatever_else_is_said() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_batch(data: bytes) -> None:
+def test_invalid_batches(data: bytes) -> None:
     with suppress(BrokenFrame):
         unpack_batch(data)
     with suppress(BrokenFrame):
@@ -66,7 +66,7 @@ def test_a_result(form: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 15, b"x" * 19, b"x" * 27])
-def test_what_is_no_result(data: bytes) -> None:
+def test_invalid_results(data: bytes) -> None:
     with pytest.raises(BrokenFrame):
         unpack_sizes(data)
 
@@ -83,7 +83,7 @@ def test_blocks(blocks: list[list[bytes]]) -> None:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1), st.lists(st.integers(1, 50)))
-def test_frames_that_come_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
+def test_frames_in_pieces(metas: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(frame(Kind.LOG, meta, slot % 2) for slot, meta in enumerate(metas))
     reader = FrameReader(Kind)
     found = []
@@ -96,7 +96,7 @@ def test_frames_that_come_in_pieces(metas: list[bytes], cuts: list[int]) -> None
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_frame(data: bytes) -> None:
+def test_invalid_frames(data: bytes) -> None:
     with suppress(BrokenFrame):
         FrameReader(Kind).feed(data)
 

@@ -1,4 +1,4 @@
-"""A count that two ends share."""
+"""A counter shared by two processes."""
 
 import os
 import select
@@ -23,7 +23,7 @@ def test_the_other_end_counts() -> None:
 
 
 def test_a_worker_ends_with_its_server() -> None:
-    """Also while it is in the middle of something."""
+    """Also during a computation."""
     worker = (
         "import time; from headrace.workers.heartbeat import Heartbeat, beat;"
         "beat(Heartbeat().descriptor, 0.1); print('begun', flush=True); time.sleep(600)"
@@ -42,7 +42,7 @@ def test_a_worker_ends_with_its_server() -> None:
         assert select.select([process], [], [], 60)[0]
 
 
-def test_its_size_is_fixed() -> None:
+def test_the_size_of_the_counter_file_is_fixed() -> None:
     heartbeat = Heartbeat()
     for size in (0, 1 << 20):
         with pytest.raises(PermissionError):

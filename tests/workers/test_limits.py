@@ -1,4 +1,4 @@
-"""What a process may take after `apply_limits`, in a process of its own."""
+"""Resource limits of a process after `apply_limits`."""
 
 import json
 import subprocess

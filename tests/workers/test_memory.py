@@ -1,4 +1,4 @@
-"""Files that are written and mapped again and again, but never under somebody's hands."""
+"""Reuse of memory-mapped files: never while in use."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from headrace.workers.memory import InFile, OutFile, SlotFiles, map_file, write_
 
 
 def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:
-    """Write, and map if the file is a new one; whether it is."""
+    """Write, and map a new file; whether the file is new."""
     descriptor = out.write(pieces, sum(map(len, pieces)))
     if descriptor >= 0:
         file.map(os.dup(descriptor))
@@ -26,7 +26,7 @@ def content(file: InFile, size: int) -> bytes:
     return file.bytes[:size].tobytes()
 
 
-def test_a_file_is_used_again() -> None:
+def test_a_file_is_reused() -> None:
     out, file = OutFile(), InFile()
     assert sent(out, file, b"first", b"", b" one")
     assert content(file, 9) == b"first one"
@@ -35,7 +35,7 @@ def test_a_file_is_used_again() -> None:
     assert sent(out, file, bytes(3 << 20), b"end")  # it was too small
     assert content(file, (3 << 20) + 3).endswith(b"\0end")
     out.close()
-    # It is written further than before.
+    # It is extended.
     out, file = OutFile(), InFile()
     for size in (10, 10, 100_000, 20, 100_001):
         sent(out, file, bytes(size), b"end")
@@ -52,7 +52,7 @@ def test_many_pieces() -> None:
     out.close()
 
 
-def test_a_file_that_was_freed_by_either_end_is_written_again() -> None:
+def test_a_file_freed_by_either_end_is_reused() -> None:
     out, file = OutFile(), InFile()
     sent(out, file, bytes(5000), b"end")
     for free in (out.free, file.free):
@@ -63,7 +63,7 @@ def test_a_file_that_was_freed_by_either_end_is_written_again() -> None:
     out.close()
 
 
-def test_a_file_that_is_referred_to_is_not_freed() -> None:
+def test_a_referenced_file_is_not_freed() -> None:
     out, file = OutFile(), InFile()
     sent(out, file, b"12345678")
     assert file.bytes is not None
@@ -73,7 +73,7 @@ def test_a_file_that_is_referred_to_is_not_freed() -> None:
     assert not out.free()
     assert array.tobytes() == b"12345678"
     out.close()
-    # A retired one stays as it is.
+    # A retired one stays unchanged.
     out, file = OutFile(), InFile()
     sent(out, file, b"kept")
     assert file.bytes is not None
@@ -85,7 +85,7 @@ def test_a_file_that_is_referred_to_is_not_freed() -> None:
     out.close()
 
 
-def test_what_is_referred_to_is_seen() -> None:
+def test_references_are_detected() -> None:
     out, file = OutFile(), InFile()
     sent(out, file, b"12345678" * 100)
     assert file.bytes is not None
@@ -120,7 +120,7 @@ def test_after_a_failed_write_the_other_end_gets_a_new_file() -> None:
     out.close()
 
 
-def test_a_large_file_is_given_back() -> None:
+def test_a_large_file_is_released() -> None:
     out, file = OutFile(), InFile()
     sent(out, file, bytes(65 << 20))
     assert sent(out, file, b"small")
@@ -155,7 +155,7 @@ def test_the_file_of_a_frame(size: int) -> None:
 
 
 class Pair:
-    """What one end writes, as the other end sees it."""
+    """Two ends of shared memory files."""
 
     def __init__(self) -> None:
         self.here, self.there = SlotFiles(), SlotFiles()
@@ -163,7 +163,7 @@ class Pair:
         self.flags = 0
 
     def send(self, value: int, size: int = 8) -> Array:
-        """The array that arrives, after the other end has told what it still refers to."""
+        """The received array, after the other end has reported its references."""
         self.here.heed(self.there.used())
         self.flags, descriptor = self.here.put([bytes([value]) * size], size)
         assert self.flags & IN_FILE
@@ -174,7 +174,7 @@ class Pair:
         return np.ndarray((size,), np.uint8, self.there.data(self.flags, size))
 
 
-def test_one_file_is_enough_if_nothing_is_kept() -> None:
+def test_one_file_is_enough_without_references() -> None:
     pair = Pair()
     for value in range(10):
         assert set(pair.send(value).tolist()) == {value}
@@ -182,7 +182,7 @@ def test_one_file_is_enough_if_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, FILES, FILES + 3])
-def test_what_is_kept_stays_as_it_is(kept: int) -> None:
+def test_referenced_data_stays_unchanged(kept: int) -> None:
     pair = Pair()
     arrays: list[Array] = []
     for value in range(30):
@@ -192,7 +192,7 @@ def test_what_is_kept_stays_as_it_is(kept: int) -> None:
     assert pair.new == kept + 1 if kept < FILES else pair.new > FILES
 
 
-def test_files_that_are_not_needed_for_long_are_given_back() -> None:
+def test_unused_files_are_released() -> None:
     pair = Pair()
     kept = pair.send(1)
     pair.send(2)
@@ -209,7 +209,7 @@ def test_files_that_are_not_needed_for_long_are_given_back() -> None:
     assert kept[0] == 4
 
 
-def test_data_that_are_not_there() -> None:
+def test_missing_data() -> None:
     pair = Pair()
     with pytest.raises(BrokenFrame, match="beyond its file"):
         pair.there.data(IN_FILE, 1)
@@ -218,7 +218,7 @@ def test_data_that_are_not_there() -> None:
         pair.there.data(pair.flags, 2 << 20)
 
 
-def test_what_cannot_be_sent_is_not_counted_on() -> None:
+def test_an_unsent_file_is_not_reused() -> None:
     pair = Pair()
     last = os.dup(0)
     os.close(last)
@@ -233,7 +233,7 @@ def test_what_cannot_be_sent_is_not_counted_on() -> None:
     assert pair.new == 1
 
 
-def test_files_that_nobody_uses_give_back_their_memory() -> None:
+def test_unused_files_release_their_memory() -> None:
     pair = Pair()
     pair.send(1, 100_000)
     assert pair.here.rest()  # it was used a moment ago
@@ -241,7 +241,7 @@ def test_files_that_nobody_uses_give_back_their_memory() -> None:
     assert pair.there.data(pair.flags, 100_000)[:3] == bytes(3)
     assert set(pair.send(2, 100_000).tolist()) == {2}
     assert pair.new == 1
-    # They stay while a batch is under way or something is kept.
+    # They stay while a batch is running or something is referenced.
     pair = Pair()
     kept = pair.send(1, 100_000)
     pair.here.lend()

@@ -1,4 +1,4 @@
-"""A model's own code is what its files say, and what is said of what it does wrong."""
+"""Loading of a model's code, and errors in it."""
 
 import importlib
 import os
@@ -18,7 +18,7 @@ from headrace.workers.triton_tensors import TritonModelException
 
 @pytest.fixture
 def add_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Have Python import from a directory, during the test."""
+    """Add a directory to the import path during the test."""
     monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = set(sys.modules)
@@ -34,7 +34,7 @@ def add_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]
 
 
 def write_stale(file: Path, before: str, now: str) -> None:
-    """A file whose compiled form is of another text, and passes for current."""
+    """Write a module whose compiled file is of another text, and passes for current."""
     file.parent.mkdir(parents=True, exist_ok=True)
     assert len(before) == len(now)
     file.write_text(before)
@@ -44,9 +44,7 @@ def write_stale(file: Path, before: str, now: str) -> None:
     os.utime(file, (1_000_000, 1_000_000))
 
 
-def test_what_lies_beneath_a_models_directory(
-    tmp_path: Path, add_path: Callable[[Path], None]
-) -> None:
+def test_modules_of_a_models_directory(tmp_path: Path, add_path: Callable[[Path], None]) -> None:
     write_stale(tmp_path / "stale_a.py", "K = 1", "K = 2")
     write_stale(tmp_path / "stale_package" / "__init__.py", "", "")
     write_stale(tmp_path / "stale_package" / "b.py", "K = 1", "K = 2")
@@ -56,7 +54,7 @@ def test_what_lies_beneath_a_models_directory(
     assert importlib.import_module("stale_package.b").K == 2
 
 
-def test_nothing_is_written(tmp_path: Path, add_path: Callable[[Path], None]) -> None:
+def test_no_compiled_files_are_written(tmp_path: Path, add_path: Callable[[Path], None]) -> None:
     (tmp_path / "fresh_c.py").write_text("K = 1")
     import_freshly([str(tmp_path)])
     add_path(tmp_path)
@@ -64,9 +62,7 @@ def test_nothing_is_written(tmp_path: Path, add_path: Callable[[Path], None]) ->
     assert [path.name for path in tmp_path.iterdir()] == ["fresh_c.py"]
 
 
-def test_libraries_are_left_to_pythons_cache(
-    tmp_path: Path, add_path: Callable[[Path], None]
-) -> None:
+def test_libraries_use_pythons_cache(tmp_path: Path, add_path: Callable[[Path], None]) -> None:
     for folder in (tmp_path / "elsewhere", tmp_path / "model" / "env" / "site-packages"):
         write_stale(folder / f"stale_{folder.name[0]}.py", "K = 1", "K = 2")
         import_freshly([str(tmp_path / "model")])
@@ -81,13 +77,13 @@ def test_the_models_own_file(tmp_path: Path, add_path: Callable[[Path], None]) -
 
 
 def error_of(source: str, file: str = "model.py") -> Exception:
-    """What running a file raises."""
+    """Exception raised by running a file."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         exec(compile(source, file, "exec"), {"InferenceResponse": InferenceResponse})
     return caught.value
 
 
-def test_a_traceback_is_the_models() -> None:
+def test_a_traceback_shows_the_models_code() -> None:
     trace = its_traceback(error_of("def f():\n    1 / 0\nf()"))
     lines = trace.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -99,7 +95,7 @@ def test_a_traceback_is_the_models() -> None:
     assert its_traceback(LookupError("neither this nor that")) == ""
 
 
-def test_a_bug_of_ours_is_shown() -> None:
+def test_a_traceback_shows_our_code_if_it_raises() -> None:
     path = Path(InferenceResponse.__module__.replace(".", "/")).with_name("x.py")
     ours = str(Path(__file__).parents[2] / "server" / path.parent / "x.py")
     code = compile("raise RuntimeError('ours')", ours, "exec")

@@ -1,4 +1,4 @@
-"""Workers run with the oldest interpreter that a model's environment may have."""
+"""Workers on the oldest supported interpreter."""
 
 import ast
 from importlib import import_module
@@ -19,7 +19,7 @@ NAMES = sorted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_module_of_workers_is_known_to_it(name: str) -> None:
+def test_a_worker_module_compiles(name: str) -> None:
     module = import_module(name)
     assert module.__file__ is not None
     ast.parse(Path(module.__file__).read_bytes(), feature_version=OLDEST)

@@ -1,4 +1,4 @@
-"""Frames for several threads over one socket: whoever waits gets what it waits for."""
+"""A session shared by several threads: each waiting thread gets its own frame."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class Server:
         return header.kind, json.loads(meta)
 
     def reply(self, number: int, final: bool = True, **told: object) -> None:
-        """Answer a call."""
+        """Reply to a call."""
         document = {"call": number, "final": final, "sizes": [], **told}
         self.send(Kind.REPLY, json.dumps(document).encode())
 
@@ -79,7 +79,7 @@ def request(model: str = "m") -> InferenceRequest:
     return InferenceRequest(model_name=model, inputs=inputs, requested_output_names=["y"])
 
 
-def test_a_batch_is_waited_for() -> None:
+def test_waiting_for_a_batch() -> None:
     with connected() as (session, server):
         meta = pack_batch(1, 0, [1], [])
         server.send(Kind.EXECUTE, meta)
@@ -87,7 +87,7 @@ def test_a_batch_is_waited_for() -> None:
         assert session.batches[0][0].kind is Kind.EXECUTE
 
 
-def test_threads_get_their_own_replies_while_another_waits_for_a_batch() -> None:
+def test_threads_get_their_replies_while_another_waits_for_a_batch() -> None:
     with connected() as (session, server), ThreadPoolExecutor(4) as pool:
         main = pool.submit(session.wait, lambda: session.batches)
         calls = [pool.submit(session.exec, request(str(n)), False) for n in range(3)]
@@ -105,7 +105,7 @@ def test_threads_get_their_own_replies_while_another_waits_for_a_batch() -> None
         main.result(30)
 
 
-def test_who_waits_learns_that_the_server_has_gone() -> None:
+def test_waiting_threads_learn_of_the_servers_end() -> None:
     with connected() as (session, server), ThreadPoolExecutor(2) as pool:
         call = pool.submit(session.exec, request(), False)
         main = pool.submit(session.wait, lambda: session.batches)
@@ -148,7 +148,7 @@ def test_replies_to_a_coroutine() -> None:
         assert last.output_tensors() == []
 
 
-def test_responses_that_nobody_iterates_are_called_off() -> None:
+def test_unread_responses_are_cancelled() -> None:
     with connected() as (session, server):
         responses = session.exec(request(), True)
         _, told = server.receive()
@@ -195,7 +195,7 @@ def test_responses_can_be_iterated_again() -> None:
 
 
 def test_coroutines_call_before_one_of_them_waits_for_its_responses() -> None:
-    """A `for` over responses holds the event loop: none may get there before all have called."""
+    """A `for` over responses blocks the event loop: all have to call before."""
 
     async def count(session: Session) -> int:
         return sum(1 for _ in await session.async_exec(request(), True))
@@ -282,7 +282,7 @@ def test_a_sender_waits_on_an_event_loop() -> None:
         assert server.receive()[1]["request"] == 5
 
 
-def test_what_nobody_waits_for_is_not_sent() -> None:
+def test_responses_without_a_client_are_not_sent() -> None:
     with connected() as (session, server):
         sender = sender_of(session)
         assert not sender.is_cancelled()
@@ -299,7 +299,7 @@ def test_what_nobody_waits_for_is_not_sent() -> None:
         assert "dropped the request" in told["response"]["error"][1]
 
 
-def test_large_data_come_in_a_file_of_their_own() -> None:
+def test_large_data_have_their_own_file() -> None:
     with connected() as (session, server):
         sender = sender_of(session)
         sender.send(InferenceResponse([Tensor("y", np.zeros(1 << 20, np.uint8))]), 1)

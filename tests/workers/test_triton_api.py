@@ -1,4 +1,4 @@
-"""What models import as `triton_python_backend_utils`, by itself."""
+"""The module `triton_python_backend_utils` by itself."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ def test_a_response() -> None:
 
 
 def request(**arguments: Any) -> pb.InferenceRequest:
-    """A request for another model, in which some arguments are others."""
+    """A request to another model, with some arguments changed."""
     given = {"model_name": "m", "inputs": [], "requested_output_names": []} | arguments
     return pb.InferenceRequest(**given)
 
@@ -134,7 +134,7 @@ def test_arguments_of_wrong_types(call: Callable[..., object], arguments: tuple[
         (lambda: pb.load_model("m", "{}", []), "must be a dict"),  # type: ignore[arg-type]
     ],
 )
-def test_values_that_cannot_be(call: Callable[[], object], says: str) -> None:
+def test_invalid_argument_values(call: Callable[[], object], says: str) -> None:
     with pytest.raises(pb.TritonModelException, match=says):
         call()
 

@@ -1,4 +1,4 @@
-"""A server and its versions as the metrics look at them."""
+"""Fakes of an engine and its versions for the metrics."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from headrace.plugins.traffic.control import TrafficControl
 
 @dataclass
 class FakeVersion:
-    """A version that serves."""
+    """A serving version."""
 
     model: str
     name: str
@@ -41,7 +41,7 @@ class FakeVersion:
 
 @dataclass
 class FakeEngine:
-    """An engine with these versions, and models that were loaded so often, and failed to be."""
+    """An engine with these versions, load counts and load failures."""
 
     serving: Sequence[FakeVersion] = ()
     known: Sequence[tuple[str, int, int]] = ()
@@ -72,7 +72,7 @@ def collector(
     options: MetricsOptions | None = None,
     gpus: GpuSeries | None = None,
 ) -> ServerCollector:
-    """What turns the state of an engine into families."""
+    """The collector that turns an engine's state into metric families."""
     found = gpus or GpuSeries()
     return ServerCollector(cast(Engine, engine), machine, options, lambda: found)
 

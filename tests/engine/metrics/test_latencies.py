@@ -1,4 +1,4 @@
-"""Summaries and histograms of latencies under Triton's names."""
+"""Latency summaries and histograms under Triton's names."""
 
 import math
 from time import monotonic_ns
@@ -22,7 +22,7 @@ MINUTE = 60 * 10**9
 
 
 def samples(family: Metric) -> dict[tuple[str, str], float]:
-    """Values by the end of the sample's name, and its quantile or bound."""
+    """Values by the end of the sample's name and its quantile or bucket."""
     return {
         (s.name.removeprefix(family.name), s.labels.get("quantile") or s.labels.get("le", "")): (
             s.value
@@ -31,7 +31,7 @@ def samples(family: Metric) -> dict[tuple[str, str], float]:
     }
 
 
-def test_quantiles_are_those_of_durations_that_were_there() -> None:
+def test_quantiles_are_observed_durations() -> None:
     window = Window()
     for n in range(1, 101):
         window.add(0, n, 2 * n, 3, 4, 5)
@@ -41,7 +41,7 @@ def test_quantiles_are_those_of_durations_that_were_there() -> None:
     assert found[2:] == [[3] * 3, [4] * 3, [5] * 3]
 
 
-def test_what_is_old_is_left_out() -> None:
+def test_old_durations_are_left_out() -> None:
     window = Window()
     window.add(0, 1, 1, 1, 1, 1)
     window.add(9, 7, 7, 7, 7, 7)
@@ -51,7 +51,7 @@ def test_what_is_old_is_left_out() -> None:
     assert math.isnan(Window().quantiles("request", [0.5], 0)[0])
 
 
-def test_as_many_are_kept_as_there_is_room_for() -> None:
+def test_the_number_of_durations_is_bounded() -> None:
     window = Window()
     for n in range(10_000):
         window.add(n, n, 0, 0, 0, 0)
@@ -60,7 +60,7 @@ def test_as_many_are_kept_as_there_is_room_for() -> None:
 
 
 def families(statistics: VersionStatistics, options: MetricsOptions) -> dict[str, Metric]:
-    """The families of a version by name that are there only by these options."""
+    """Families of a version that only these options add, by name."""
     version = a_version(statistics)
     plain = {family.name for family in version_families(MetricsOptions())}
     asked = [family for family in version_families(options) if family.name not in plain]
@@ -93,7 +93,7 @@ def test_summaries_of_a_version() -> None:
     assert len(found) == 5
 
 
-def test_versions_that_keep_nothing_have_none() -> None:
+def test_versions_without_latencies_have_no_summaries() -> None:
     found = summaries(VersionStatistics(), 0.5)
     assert len(found) == 5
     assert not any(family.samples for family in found.values())

@@ -1,4 +1,4 @@
-"""Prometheus series from the counters, in text that Prometheus' own parser reads."""
+"""Prometheus series of the counters, read by Prometheus' own parser."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ ONE = {"model": "m", "version": "1"}
 
 
 def worked() -> VersionStatistics:
-    """Two batches and a failure of each of two reasons."""
+    """Two batches, and one failure for each of two reasons."""
     counted = VersionStatistics()
     counted.batch_succeeded([0, 1_000], 3, 3, 100_900, 101_900, 151_900, 152_900)
     late = 20_000_000_000
@@ -84,9 +84,9 @@ def families(text: str) -> dict[str, Metric]:
 
 
 def values(text: str, labels: dict[str, str] | None = None) -> dict[str, float]:
-    """Every sample with exactly these labels, by name.
+    """Samples with exactly these labels, by name.
 
-    The parser ends the names of counters with _total, whatever stands in the text.
+    The parser ends the names of counters with _total, whatever the text has.
     """
     return {
         sample.name.removesuffix("_total") if family.name in COUNTERS else sample.name: sample.value
@@ -112,7 +112,7 @@ def test_counters_under_the_names_that_dashboards_read() -> None:
     assert found["nv_model_load_duration_secs"] == 0.25
 
 
-def test_why_batches_closed_is_told_once_any_has() -> None:
+def test_batch_close_reasons_appear_with_the_first_batch() -> None:
     counted = VersionStatistics()
     assert "headrace_batch_closed_total{" not in scrape(series(counted))
     counted.batches_closed[Closed.SHAPE] += 2
@@ -124,7 +124,7 @@ def test_why_batches_closed_is_told_once_any_has() -> None:
     assert found == dict.fromkeys(Closed, 0) | {Closed.SHAPE: 2}
 
 
-def test_what_hangs_is_told() -> None:
+def test_hung_executions_are_reported() -> None:
     counted = worked()
     counted.ended_runs["limit"] += 2
     found = scrape(FakeVersion("m", "1", counted, stalled=[1, 2, 3]))
@@ -197,7 +197,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         (worked(), {"REJECTED": 0, "CANCELED": 1, "BACKEND": 1, "OTHER": 0}),
     ],
 )
-def test_every_reason_of_failure_is_there_from_the_start(
+def test_every_failure_reason_is_exported_from_the_start(
     statistics: VersionStatistics, counts: dict[str, int]
 ) -> None:
     family = families(scrape(series(statistics)))["nv_inference_request_failure"]
@@ -253,7 +253,7 @@ def test_latency_histograms_are_cumulative() -> None:
     assert values(text, ONE)["headrace_batch_rows_count"] == 2
 
 
-def test_the_server_tells_its_load_and_limits() -> None:
+def test_the_servers_load_and_limits() -> None:
     engine = FakeEngine(admission=Admission(100, 10**9))
     admission = engine.admission
     admission.requests, admission.bytes, admission.refused = 3, 4_096, 7
@@ -296,7 +296,7 @@ def test_loads_are_counted_by_model_and_outcome() -> None:
         assert values(text, labels) == {"headrace_model_loads_total": count}
 
 
-def test_the_machine_and_the_process_tell_theirs(tmp_path: Path) -> None:
+def test_machine_and_process_metrics(tmp_path: Path) -> None:
     found = values(scrape())
     assert 0 <= found["nv_cpu_utilization"] <= 1
     assert 0 < found["nv_cpu_memory_used_bytes"] <= found["nv_cpu_memory_total_bytes"]
@@ -304,7 +304,7 @@ def test_the_machine_and_the_process_tell_theirs(tmp_path: Path) -> None:
     assert "nv_cpu" not in text(collector(FakeEngine(), Machine(tmp_path)))
 
 
-def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
+def test_a_scrape_reads_the_current_counters() -> None:
     statistics = VersionStatistics()
     found = collector(FakeEngine([series(statistics)]), Machine())
     before = text(found)
@@ -315,7 +315,7 @@ def test_a_scrape_sees_the_counters_as_they_are_then() -> None:
     assert values(after, labels) == {"nv_inference_request_failure": 1}
 
 
-def test_many_versions_leave_turns_to_others() -> None:
+def test_a_scrape_of_many_versions_yields_to_the_event_loop() -> None:
     looked = list[int]()
 
     class Version(FakeVersion):
@@ -357,14 +357,14 @@ def test_many_versions_leave_turns_to_others() -> None:
 
 
 def gpu_families(gpus: GpuSeries) -> Iterator[Metric]:
-    """The families of GPUs, and of memory for them, in a scrape of a server without models."""
+    """GPU families in a scrape of a server without models."""
     names = ("nv_gpu", "nv_energy", "nv_pinned")
     return (
         part for part in collector(FakeEngine(), gpus=gpus).parts() if part.name.startswith(names)
     )
 
 
-def test_a_gpu_has_what_it_tells() -> None:
+def test_gpu_metrics() -> None:
     readings = (
         GpuReading("GPU-a", 1000, 100, 0.25, 70.5, 300.0, 12.5),
         GpuReading("MIG-b", 2000, 200),
@@ -386,7 +386,7 @@ def test_a_gpu_has_what_it_tells() -> None:
 
 
 def samples(families: list[Metric]) -> dict[str, dict[str, float]]:
-    """By name, the value of each sample by the label that it has beside those of its version."""
+    """Values of the samples of each family by the label beside those of the version."""
     found: dict[str, dict[str, float]] = {}
     for family in families:
         found[family.name] = {}
@@ -396,7 +396,7 @@ def samples(families: list[Metric]) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_what_has_become_of_workers() -> None:
+def test_worker_metrics() -> None:
     counters = WorkerCounters()
     counters.ends[EndKind.HANG] += 2
     counters.recycled[RecycleReason.MAX_RSS] += 1

@@ -1,4 +1,4 @@
-"""What a machine has of GPUs, with libraries of the real ones' interface in their place."""
+"""Discovery of GPUs, with fakes of the libraries' interfaces."""
 
 import ctypes
 import gc
@@ -37,7 +37,7 @@ def test_memory_of_two_gpus(tmp_path: Path) -> None:
         cuda.close(1, second)
 
 
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
+def test_libraries_that_cannot_be_opened(tmp_path: Path) -> None:
     cuda = CudaDriver(cuda_library(tmp_path, devices=1))
     with pytest.raises(CudaError, match="cuIpcOpenMemHandle_v2 gave the error 1"):
         cuda.open(0, handle(0, b"a"), 8)
@@ -54,7 +54,7 @@ def test_a_driver_that_does_not_start(tmp_path: Path) -> None:
         CudaDriver(cuda_library(tmp_path, devices=1, init=803))
     with pytest.raises(OSError, match="libnothing"):
         CudaDriver("libnothing.so")
-    # One that does gives page-locked memory for all GPUs.
+    # A working one gives page-locked memory for all GPUs.
     address = CudaDriver(cuda_library(tmp_path, devices=2)).pin(16)
     ctypes.memset(address, 1, 16)  # it can be written
 
@@ -105,7 +105,9 @@ def test_a_driver_alone_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ]  # fmt: skip
 
 
-def test_gpus_may_be_hidden_or_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_gpus_and_gpus_that_do_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gpus = Gpus(0, partial(CudaDriver, cuda_library(tmp_path, devices=0)))
     assert gpus.problem == "there is no GPU; CUDA_VISIBLE_DEVICES is ''"
@@ -115,7 +117,7 @@ def test_gpus_may_be_hidden_or_not_start(tmp_path: Path, monkeypatch: pytest.Mon
     assert gpus.problem == "cuInit gave the error 803 (the driver is too old)"
 
 
-def test_no_driver_is_looked_for_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_driver_is_searched_once_and_silently(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     looked = []
 
@@ -133,7 +135,7 @@ def test_no_driver_is_looked_for_once_and_quietly(caplog: pytest.LogCaptureFixtu
 
 
 class Memory:
-    """Gives memory, and never takes it back."""
+    """Gives memory and never takes it back."""
 
     def __init__(self) -> None:
         self.blocks: list[ctypes.Array[ctypes.c_ubyte]] = []
@@ -150,7 +152,7 @@ class Memory:
         return [len(block) for block in self.blocks]
 
 
-def test_an_array_has_the_size_that_was_asked_for() -> None:
+def test_an_array_has_the_requested_size() -> None:
     memory = Memory()
     array = PinnedPool(memory.pin, 1 << 20).take(LEAST + 5)
     assert array is not None
@@ -160,7 +162,7 @@ def test_an_array_has_the_size_that_was_asked_for() -> None:
     assert memory.sizes == [2 * LEAST]
 
 
-def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
+def test_a_block_is_reused_after_its_last_view() -> None:
     memory = Memory()
     pool = PinnedPool(memory.pin, 1 << 20)
     array = pool.take(LEAST)
@@ -181,7 +183,7 @@ def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
     assert again.ctypes.data != other.ctypes.data
 
 
-def test_what_gets_no_block() -> None:
+def test_arrays_without_a_block() -> None:
     memory = Memory()
     pool = PinnedPool(memory.pin, 4 * LEAST)
     assert pool.take(0) is None

@@ -1,6 +1,4 @@
-"""The ONNX Runtime backend on tiny models: what it tells about them, what it computes, and what it
-says of files that it cannot load.
-"""
+"""The ONNX Runtime backend on tiny models: signatures, results, options and errors."""
 
 import contextlib
 import gc
@@ -44,7 +42,7 @@ def spec_of(
     accelerators: tuple[tuple[str, Mapping[str, str]], ...] = (),
     device: int | None = None,
 ) -> LoadSpec:
-    """Write `model` to the version directory of a model and say how to load it."""
+    """Write `model` to a version directory; its specification."""
     root = onnx_graphs.write_model(directory, "m", model)
     path = root / "1" / "model.onnx"
     return LoadSpec("m", path, root, parameters, graph_level, accelerators, device)
@@ -83,7 +81,7 @@ def test_identity_in_every_datatype(tmp_path: Path, datatype: Datatype) -> None:
 
 @pytest.mark.parametrize("datatype", [d for d in Datatype if d is not Datatype.BYTES])
 @pytest.mark.parametrize("rows", [0, 2])
-def test_views_into_received_bytes_are_taken_as_they_are(
+def test_views_into_received_bytes_are_not_copied(
     tmp_path: Path, datatype: Datatype, rows: int
 ) -> None:
     model = load(tmp_path, onnx_graphs.identity(datatype))
@@ -96,7 +94,7 @@ def test_views_into_received_bytes_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BF16, Datatype.BYTES])
-def test_parts_of_larger_arrays_are_taken_too(tmp_path: Path, datatype: Datatype) -> None:
+def test_parts_of_larger_arrays_are_accepted(tmp_path: Path, datatype: Datatype) -> None:
     model = load(tmp_path, onnx_graphs.identity(datatype))
     whole: Array = np.arange(12).reshape(4, 3).astype(NUMPY[datatype])
     if datatype is Datatype.BYTES:
@@ -152,7 +150,7 @@ def test_an_output_without_dimensions(tmp_path: Path) -> None:
     assert (result.shape, result.tolist()) == ((), 3.0)
 
 
-def test_an_input_that_the_model_has_a_value_for_is_optional(tmp_path: Path) -> None:
+def test_an_input_with_a_default_value_is_optional(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.with_default())
     assert [(info.name, info.optional) for info in model.inputs] == [
         ("INPUT0", False),
@@ -165,7 +163,7 @@ def test_an_input_that_the_model_has_a_value_for_is_optional(tmp_path: Path) -> 
     assert result.tolist() == [[5, 5]]
 
 
-def test_what_is_told_of_tensors(tmp_path: Path) -> None:
+def test_metadata_of_tensors(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.sequence_output())
     sequence, tensor = model.outputs
     assert (sequence.datatype, sequence.type_name) == (None, "seq(tensor(float))")
@@ -174,7 +172,7 @@ def test_what_is_told_of_tensors(tmp_path: Path) -> None:
     assert model.inputs[0].shape == (3, 2)
 
 
-def test_texts_that_cannot_be_run(tmp_path: Path) -> None:
+def test_strings_that_are_not_utf8(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
     with pytest.raises(InvalidRequest, match="'INPUT0' holds an element that is not UTF-8"):
         model.infer({"INPUT0": text(b"ok", b"\xff", shape=(1, 2))}, ["OUTPUT0"])
@@ -258,7 +256,7 @@ SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 @pytest.mark.parametrize(
     ("value", "devices"), [("cpu:0", "cpu:0"), ("cpu", "cpu:0"), ("gpu:1;cpu:0", "gpu:1;cpu:0")]
 )
-def test_memory_is_given_back_after_each_run_if_asked_for(
+def test_memory_is_released_after_each_run_if_configured(
     tmp_path: Path, value: str, devices: str
 ) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters={SHRINKAGE: value}, device=1)
@@ -279,7 +277,7 @@ def test_options_of_runs_reach_every_run(datatype: Datatype) -> None:
         model.infer({"INPUT0": array}, ["OUTPUT0"])
 
 
-def test_no_memory_can_be_given_back_without_an_arena(tmp_path: Path) -> None:
+def test_releasing_memory_needs_an_arena(tmp_path: Path) -> None:
     shrinking = {SHRINKAGE: "cpu:0", "enable_mem_arena": "0"}
     spec = spec_of(tmp_path, onnx_graphs.identity(), parameters=shrinking)
     with pytest.raises(InvalidOption, match="none, as enable_mem_arena is 0"):
@@ -309,7 +307,7 @@ assert model.infer(small, ["OUTPUT0"])[0].tolist() == [[1, 1]]
 
 
 @pytest.mark.slow
-def test_an_arena_gives_back_what_a_large_batch_has_used(tmp_path: Path) -> None:
+def test_an_arena_releases_the_memory_of_a_large_batch(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(onnx_graphs.identity())
     command = [sys.executable, "-c", _RESTING, str(tmp_path / "model.onnx")]
     told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
@@ -319,7 +317,7 @@ def test_an_arena_gives_back_what_a_large_batch_has_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES, Datatype.BF16])
-def test_a_model_of_any_datatype_may_rest(datatype: Datatype) -> None:
+def test_a_model_of_any_datatype_can_release_memory(datatype: Datatype) -> None:
     model = OnnxModel(ort.InferenceSession(onnx_graphs.identity(datatype)))
     model.rest()
     model.close()
@@ -390,7 +388,7 @@ def test_a_directory_that_holds_the_model(tmp_path: Path) -> None:
     assert result.tolist() == [[11, 22]]
 
 
-def test_a_file_that_is_not_there_or_says_nothing_to_clients(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_named_to_clients(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"there is no model file 1/model\.onnx"):
         OnnxBackend().load(LoadSpec("m", tmp_path / "1" / "model.onnx", tmp_path))
     with pytest.raises(LoadFailed, match="ONNXRuntimeError") as caught:
@@ -414,7 +412,7 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, onnx_graphs.identity())
     spec.path.chmod(0)
     with pytest.raises(LoadFailed, match=r"^m/1/model\.onnx cannot be read: Permission denied$"):
@@ -457,7 +455,7 @@ def test_a_file_with_one_wrong_byte_loads_or_fails_to(
         OnnxBackend().load(spec).close()
 
 
-def test_a_run_under_way_can_be_ended_and_the_next_one_is_not() -> None:
+def test_a_run_can_be_terminated_without_affecting_the_next() -> None:
     model = OnnxModel(ort.InferenceSession(spin()))
 
     def run(rounds: int) -> Array:

@@ -1,4 +1,4 @@
-"""Bound runs, on the CPU as the device: they give what plain runs give."""
+"""Bound runs, with the CPU as the device: the results of plain runs."""
 
 import ctypes
 import gc
@@ -18,7 +18,7 @@ from tests.models import onnx_graphs
 
 
 class Device:
-    """The host's memory in the place of a GPU's."""
+    """Host memory in place of a GPU's."""
 
     def __init__(self, allocate: Allocate = lambda _: None) -> None:
         self.copied: list[int] = []
@@ -46,7 +46,7 @@ def load(folder: Path, model: bytes, device: Device | None = None) -> OnnxModel:
 def agree(
     folder: Path, model: bytes, inputs: Mapping[str, Array], outputs: Sequence[str], device: Device
 ) -> None:
-    """Twice, since what is bound goes after a run."""
+    """Compare a bound run with a plain one, twice since bindings are cleared after a run."""
     plain, bound = load(folder, model), load(folder, model, device)
     for _ in range(2):
         expected, found = plain.infer(inputs, outputs), bound.infer(inputs, outputs)
@@ -81,7 +81,7 @@ def test_outputs_come_in_the_order_asked_for(tmp_path: Path, outputs: list[str])
     agree(tmp_path, onnx_graphs.add_sub(), inputs, outputs, Device())
 
 
-def test_an_input_with_a_value_of_its_own_may_be_left_out(tmp_path: Path) -> None:
+def test_an_input_with_a_default_value_may_be_left_out(tmp_path: Path) -> None:
     model = onnx_graphs.with_default()
     plain = load(tmp_path, model)
     required = {i.name: np.ones((1, 2), np.float32) for i in plain.inputs if not i.optional}
@@ -96,7 +96,7 @@ def test_shapes_that_change_from_run_to_run(tmp_path: Path) -> None:
         assert result.tolist() == array.tolist()
 
 
-def test_outputs_lie_in_the_memory_that_is_given(tmp_path: Path) -> None:
+def test_outputs_are_in_the_given_memory(tmp_path: Path) -> None:
     given: list[Array] = []
 
     def allocate(nbytes: int) -> Array | None:
@@ -122,7 +122,7 @@ def test_inputs_are_not_held_after_a_run(tmp_path: Path) -> None:
     assert gone() is None
 
 
-def test_a_run_that_fails_leaves_nothing_bound(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_nothing_bound(tmp_path: Path) -> None:
     bound = load(tmp_path, onnx_graphs.lookup(), Device())
     name, out = bound.inputs[0].name, bound.outputs[0].name
     with pytest.raises(Exception, match="out of"):

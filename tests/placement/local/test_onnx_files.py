@@ -1,4 +1,4 @@
-"""Tensors in files of their own: found wherever a model names them, read in its directory only."""
+"""External tensor data: found wherever a model names it, within its directory only."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Graph = Callable[[str], bytes]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A model's directory; beside it and in it lie files that must not be read."""
+    """A model's directory; in and beside it are files that must not be read."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     for file in (tmp_path / "secret.bin", tmp_path / "m" / "shared.bin"):
         file.write_bytes(np.array([10, 20], np.float32).tobytes())
@@ -39,7 +39,7 @@ def write(root: Path, model: bytes) -> Path:
 
 
 def refused(root: Path, model: bytes) -> bool:
-    """Whether the backend refuses `model` because of where its tensor lies."""
+    """Whether the backend refuses `model` because of its tensor's location."""
     path = write(root, model)
     with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
         check_external_files(path, root)
@@ -48,11 +48,11 @@ def refused(root: Path, model: bytes) -> bool:
     return True
 
 
-def test_a_model_without_files_names_none(root: Path) -> None:
+def test_a_model_without_external_files(root: Path) -> None:
     assert external_files(write(root, onnx_graphs.heavy(16, 2))) == set()
 
 
-def test_a_graph_with_a_loop_is_known(root: Path) -> None:
+def test_a_graph_with_a_loop_is_recognized(root: Path) -> None:
     write_busy_model(root)
     loops = root / NAME / "1" / "model.onnx"
     assert has_loops(loops)
@@ -85,7 +85,7 @@ def test_a_file_beside_the_model_is_read(root: Path, graph: Graph, location: str
 
 
 @every_place
-def test_a_file_that_is_not_there_fails_to_load(root: Path, graph: Graph) -> None:
+def test_a_missing_file_fails_to_load(root: Path, graph: Graph) -> None:
     path = write(root, graph("missing.bin"))
     check_external_files(path, root)
     with pytest.raises(LoadFailed, match=r"cannot load m/1/model\.onnx"):
@@ -142,7 +142,7 @@ def test_a_linked_directory_that_leads_outside_is_refused(root: Path) -> None:
     assert refused(root, onnx_graphs.external_weight("weights/secret.bin"))
 
 
-def test_a_link_in_a_circle_or_with_too_long_a_name_fails_to_load(root: Path) -> None:
+def test_a_circular_link_or_too_long_a_name_fails_to_load(root: Path) -> None:
     (root / "1" / "a").symlink_to("b")
     (root / "1" / "b").symlink_to("a")
     path = write(root, onnx_graphs.external_weight("a/weights.bin"))
@@ -153,7 +153,7 @@ def test_a_link_in_a_circle_or_with_too_long_a_name_fails_to_load(root: Path) ->
         OnnxBackend().load(LoadSpec("m", path, root))
 
 
-def test_a_linked_repository_is_no_way_outside(root: Path, tmp_path: Path) -> None:
+def test_a_linked_repository_stays_confined(root: Path, tmp_path: Path) -> None:
     path = write(root, onnx_graphs.external_weight("weights.bin"))
     (path.parent / "weights.bin").write_bytes(bytes(8))
     linked = tmp_path / "linked"
@@ -168,7 +168,7 @@ def test_a_name_that_is_not_utf_8_is_found(root: Path) -> None:
 
 
 def test_a_field_number_that_other_parsers_would_cut_is_refused(root: Path) -> None:
-    """A tag of 32 bits and more is cut to 32 by some parsers, which then see another field."""
+    """Some parsers cut a tag to 32 bits, and then see another field."""
     graph = onnx_graphs.external_weight("../../secret.bin")
     tag, size = graph.index(b"\x6a"), 1  # 13 << 3 | 2: TensorProto.external_data
     while graph[tag + 2 : tag + 12] != b"\x0a\x08location":
@@ -181,7 +181,7 @@ def test_a_field_number_that_other_parsers_would_cut_is_refused(root: Path) -> N
 
 
 def _grown(before: bytes, after: bytes) -> bytes:
-    """`after` as the only tensor of a graph, so that no length around it has to be mended."""
+    """`after` as the only tensor of a graph, so that no enclosing length changes."""
     start = before.index(b"\x08\x02\x10\x01")  # dims 2, FLOAT: where the tensor begins
     end = before.index(b"secret.bin") + len(b"secret.bin")
     tensor = after[start : end + len(after) - len(before)]
@@ -194,7 +194,7 @@ def _varint(value: int) -> bytes:
     return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
 
 
-def test_graphs_nested_without_end_are_refused(root: Path) -> None:
+def test_deeply_nested_graphs_are_refused(root: Path) -> None:
     message = b""
     for _ in range(30):  # graph → node → attribute → graph …
         for tag in (0x32, 0x2A, 0x0A):
@@ -204,7 +204,7 @@ def test_graphs_nested_without_end_are_refused(root: Path) -> None:
         external_files(path)
 
 
-def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(LoadFailed, match="pointer of Git LFS"):

@@ -1,4 +1,4 @@
-"""ONNX models on a real GPU: they give what they give on the CPU."""
+"""ONNX models on a real GPU: the results of the CPU."""
 
 import gc
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def gpus() -> Gpus:
-    """Those of this machine; skips where ONNX Runtime can use none."""
+    """GPUs of this machine; skips where ONNX Runtime can use none."""
     found = Gpus(64 << 20)
     if reason := found.problem or OnnxBackend(found).gpu_obstacle(found.count):
         pytest.skip(reason)
@@ -86,7 +86,7 @@ def test_a_batch_in_page_locked_memory(tmp_path: Path, gpus: Gpus) -> None:
     assert pool.used == before
 
 
-def test_what_a_gpu_does_not_take_runs_on_the_cpu(tmp_path: Path, gpus: Gpus) -> None:
+def test_operators_unsupported_on_the_gpu_run_on_the_cpu(tmp_path: Path, gpus: Gpus) -> None:
     inputs: dict[str, Array] = {
         "NUMBERS": np.ones((2, 5), np.float32),
         "TEXT": np.array([[b"x"], [b"y"]], object),
@@ -120,7 +120,7 @@ def test_tensorrt(tmp_path: Path, gpus: Gpus) -> None:
     assert total.tolist() == [[2, 2, 2, 2]]
 
 
-def test_memory_of_a_gpu_is_told(gpus: Gpus) -> None:
+def test_gpu_memory_is_reported(gpus: Gpus) -> None:
     (first, *_) = gpus.readings()
     assert first.uuid == gpus.uuid(0)
     assert 0 < first.memory_used < first.memory_total

@@ -1,4 +1,4 @@
-"""Execution providers and their options, as a configuration means them."""
+"""Execution providers and their options in a configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,12 +46,12 @@ DEVICE = {"device_id": "1"}
         ((), [(CUDA, DEVICE)]),
         ((("cuda", {"use_tf32": "0"}),), [(CUDA, {"use_tf32": "0"} | DEVICE)]),
         ((("tensorrt", {}),), [(TENSORRT, DEVICE), (CUDA, DEVICE)]),
-        # CUDA has what TensorRT leaves, whichever comes first.
+        # CUDA runs what TensorRT leaves, in either order.
         (
             (("cuda", {"use_tf32": "0"}), ("TensorRT", {"precision_mode": "FP16"})),
             [(TENSORRT, {"trt_fp16_enable": "1"} | DEVICE), (CUDA, {"use_tf32": "0"} | DEVICE)],
         ),
-        # The instance's own device, whatever is written.
+        # The instance's own device, whatever is configured.
         ((("cuda", {"device_id": "5"}),), [(CUDA, DEVICE)]),
     ],
 )
@@ -113,7 +113,7 @@ def test_cuda_options_may_lie_among_the_parameters(
     assert wanted(spec_of(parameters=parameters)) == [(CUDA, meant | DEVICE), (CPU, {})]
     if meant:
         assert all(OnnxBackend().reads_parameter(name) for name in parameters)
-        # They hold also where the accelerator says something else, as with Triton.
+        # They hold also where the accelerator says something else, as in Triton.
         other: Accelerators = (("cuda", {next(iter(meant)): "1", "use_tf32": "1"}),)
         (_, options), *_ = wanted(spec_of(other, parameters=parameters))
         assert options == meant | DEVICE | {"use_tf32": "1"}
@@ -164,7 +164,7 @@ def test_cuda_options_may_lie_among_the_parameters(
         ),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_named(
+def test_invalid_options_are_named(
     accelerators: Accelerators, parameters: dict[str, str], path: str, says: str
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
@@ -173,7 +173,7 @@ def test_what_makes_no_sense_is_named(
     assert caught.value.text.startswith(says)
 
 
-def test_what_is_tried_on_a_gpu_is_a_model() -> None:
+def test_the_probe_of_a_gpu_is_a_valid_model() -> None:
     session = ort.InferenceSession(LEAST_MODEL, providers=[CPU])
     (result,) = session.run(None, {"x": np.ones(1, np.float32)})
     assert result.tolist() == [1]
@@ -187,6 +187,6 @@ def test_a_build_for_gpus_works_or_says_why_not() -> None:
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="this ONNX Runtime is made for GPUs, too")
-def test_a_build_for_the_cpu_alone_says_what_to_install() -> None:
+def test_a_cpu_build_names_the_package_to_install() -> None:
     assert missing_build().endswith("; install onnxruntime-gpu in place of onnxruntime")
     assert OnnxBackend().gpu_obstacle(1) == OnnxBackend().gpu_obstacle(0) == missing_build()

@@ -1,4 +1,4 @@
-"""Requests on their way to servers, of which some cannot be written for one."""
+"""Attempts at upstreams, including requests that cannot be encoded for one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Set
@@ -26,7 +26,7 @@ REFUSED = CallFailed(Failure(Fate.REFUSED, Unavailable("full")), "full")
 
 
 class Connection:
-    """Takes nothing if it is `broken`, and refuses all else once it is told."""
+    """Accepts nothing if `broken`, and refuses everything later on request."""
 
     def __init__(self, broken: bool) -> None:
         self._broken = broken
@@ -43,11 +43,9 @@ class Connection:
     def stream(self, request: RemoteRequest, seconds: float, receiver: object) -> "Connection":
         raise AssertionError("no model here is decoupled")
 
-    def cancel(self) -> None:
-        """End the call."""
+    def cancel(self) -> None: ...
 
-    def hold(self, held: bool) -> None:
-        """There is nothing to pause."""
+    def hold(self, held: bool) -> None: ...
 
     async def describe(self, seconds: float) -> RemoteDescription:
         raise AssertionError("nothing is loaded here")
@@ -70,12 +68,11 @@ class Connection:
             raise ValueError("cannot be asked")
         return True
 
-    async def close(self) -> None:
-        """There is nothing to end."""
+    async def close(self) -> None: ...
 
 
 class Bench:
-    """Servers, and who waits."""
+    """Upstreams and waiting requests."""
 
     def __init__(self, root: Path, broken: list[bool]) -> None:
         loop = asyncio.get_running_loop()
@@ -96,7 +93,7 @@ class Bench:
         return next((one for one in self.upstreams if one not in tried), None)
 
     def attempt(self) -> Attempt:
-        """A request on its way to them."""
+        """An attempt at them."""
         return Attempt(Policy("m", self.next, asyncio.get_running_loop()), REQUEST, self)
 
     def answered(self, answer: RemoteAnswer | None) -> None:
@@ -120,14 +117,14 @@ async def serving(root: Path, *broken: bool) -> AsyncIterator[Bench]:
         await upstream.close()
 
 
-async def test_a_request_that_cannot_be_written_leaves_nothing_under_way(tmp_path: Path) -> None:
+async def test_a_request_that_cannot_be_encoded_leaves_nothing_in_flight(tmp_path: Path) -> None:
     async with serving(tmp_path, True) as bench:
         with pytest.raises(ValueError, match="written"):
             bench.attempt().begin()
         assert bench.outstanding == [0]
 
 
-async def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_path: Path) -> None:
+async def test_a_request_that_cannot_be_encoded_for_the_next_upstream_fails(tmp_path: Path) -> None:
     async with serving(tmp_path, False, True) as bench:
         assert bench.attempt().begin()
         bench.connections[0].refuse()
@@ -136,7 +133,7 @@ async def test_a_request_that_cannot_be_written_for_the_next_server_ends(tmp_pat
         assert bench.outstanding == [0, 0]
 
 
-async def test_a_bug_in_a_health_check_is_not_the_last_of_them(
+async def test_an_exception_in_a_health_check_does_not_end_the_checks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, True) as bench:

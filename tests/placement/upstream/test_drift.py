@@ -60,11 +60,11 @@ def test_differences(asked: str, version: str, expected: list[str]) -> None:
     assert [str(one).replace("[-1,", "[") for one in found] == expected
 
 
-def test_a_server_that_does_not_tell_all() -> None:
+def test_an_incomplete_configuration_of_a_server() -> None:
     asked = text_format.Parse("max_batch_size: 8 instance_group { count: 2 }", ModelConfig())
     found = differences(asked, RemoteDescription(METADATA, None))
     assert [one.field for one in found] == ["instance_group"]
     assert differences(ModelConfig(), RemoteDescription(METADATA, None)) == []
-    # As KServe's Python servers: what is declared here is neither confirmed nor denied.
+    # As KServe's Python servers: the declaration is neither confirmed nor denied.
     asked = text_format.Parse("max_batch_size: 8" + A, ModelConfig())
     assert not list(differences(asked, RemoteDescription(pb.ModelMetadataResponse(), None)))

@@ -1,4 +1,4 @@
-"""Calls to a server over TLS and with credentials, on a thread and on an event loop."""
+"""gRPC calls over TLS and with credentials, on a thread and on an event loop."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ TLS = Path(__file__).parents[2] / "support" / "tls"
 
 
 class Guarded(grpc.GenericRpcHandler):
-    """Has a model that is ready, for those who bring the token."""
+    """Has a ready model for clients with the token."""
 
     goes_on = Event()  # for a stream that is silent until then
 
@@ -82,7 +82,7 @@ class Guarded(grpc.GenericRpcHandler):
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Where a server with a certificate for `localhost` listens."""
+    """Port of a server with a certificate for `localhost`."""
     pair = (TLS / "server.key").read_bytes(), (TLS / "server.pem").read_bytes()
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads, [Guarded()])
@@ -94,7 +94,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def options(port: int, tmp_path: Path) -> RemoteOptions:
-    """The server by its name, and a token in a file."""
+    """Connection options: the server's name, and a token in a file."""
     (tmp_path / "token").write_text("Bearer abc\n")
     parameters = {
         "endpoints": f"grpcs://localhost:{port}",
@@ -130,9 +130,7 @@ async def test_on_a_loop(options: RemoteOptions) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "deflate"])
 @pytest.mark.parametrize("seconds", [0, 50])
-async def test_what_goes_with_a_call(
-    options: RemoteOptions, compression: str, seconds: float
-) -> None:
+async def test_metadata_of_a_call(options: RemoteOptions, compression: str, seconds: float) -> None:
     packed = replace(options, compression="" if compression == "none" else compression)
     client, endpoint = client_of(packed)
     array = np.zeros((3, 50_000), np.float32)
@@ -151,7 +149,7 @@ async def test_what_goes_with_a_call(
 
 
 class Busy(ThreadPoolExecutor):
-    """Threads that do nothing until they are let; `asked` once there is something."""
+    """Threads that are busy until released; `asked` is set by the first task."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -166,7 +164,7 @@ class Busy(ThreadPoolExecutor):
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
-    """It is unpacked on a thread, while other calls go on."""
+    """It is decompressed on a thread, while other calls go on."""
     client, endpoint = client_of(options)
     array = np.random.default_rng(0).random((1, 100_000), np.float32)
     large = RemoteRequest([RemoteInput("IN", Datatype.FP32, array.shape, [array])], ["OUT"], {})
@@ -190,7 +188,7 @@ async def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancell
 
 
 class Heard:
-    """What a stream has brought; its end is awaited."""
+    """Recorded messages of a stream; its end is awaited."""
 
     def __init__(self) -> None:
         self.answers: list[RemoteAnswer | ServerError] = []
@@ -229,7 +227,7 @@ async def test_a_stream(options: RemoteOptions, id: str) -> None:
 
 
 class Buggy(GrpcMessages):
-    """Has not thought of an answer like this."""
+    """Raises on an unexpected answer."""
 
     def answer(self, data: Buffer) -> RemoteAnswer:
         raise ZeroDivisionError
@@ -238,7 +236,9 @@ class Buggy(GrpcMessages):
         raise ZeroDivisionError
 
 
-async def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOptions) -> None:
+async def test_an_exception_in_reading_an_answer_fails_only_its_call(
+    options: RemoteOptions,
+) -> None:
     messages, endpoint = Buggy(options, "m"), client_of(options)[1]
     context = tls_context(options.credentials)
     context.set_alpn_protocols(["h2"])
@@ -261,7 +261,7 @@ async def test_a_bug_in_reading_an_answer_is_the_calls_alone(options: RemoteOpti
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_server_that_wants_a_certificate(own: bool, tmp_path: Path) -> None:
+def test_a_server_that_requires_a_client_certificate(own: bool, tmp_path: Path) -> None:
     root, key, certificate = [
         (TLS / name).read_bytes() for name in ("root.pem", "server.key", "server.pem")
     ]
@@ -292,7 +292,7 @@ def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
 
 
 async def test_a_stream_that_is_held_keeps_its_window() -> None:
-    """What it does not take, the server has to keep."""
+    """The server has to buffer the rest."""
     options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
     stream = GrpcStream(GrpcMessages(options, "m"), [], Heard(), HEAD, b"", 0, 0)
     seen = [stream.keeps_window]

@@ -1,4 +1,4 @@
-"""Calls over HTTP to servers that behave well and badly, on a thread and on an event loop."""
+"""HTTP calls to well-behaved and broken servers, on a thread and on an event loop."""
 
 import asyncio
 import gzip
@@ -40,9 +40,9 @@ ASKED = RemoteRequest(
 
 
 class Server:
-    """Answers paths with what `answers` says: a status and body, or bytes as they are.
+    """Answers paths by `answers`: a status and body, or raw bytes.
 
-    A connection is closed behind bytes; without any, it stays open without an answer.
+    A connection is closed after raw bytes; without any, it stays open without an answer.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Server:
         self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         self.connections += 1
         self.writers.append(writer)
         try:
@@ -99,7 +99,7 @@ class Thread:
         self.clients, self.endpoint = clients, endpoint
 
     async def infer(self, seconds: float = 10) -> list[int]:
-        """The output of an inference."""
+        """Output of an inference."""
         answer = await self._visit(lambda client: client.infer(ASKED, seconds))
         return answer.outputs["Y"].tolist()  # type: ignore[no-any-return]
 
@@ -114,7 +114,7 @@ class Thread:
 async def connected(
     server: Server, tls: ssl.SSLContext | None = None, root: Path = TLS, **parameters: str
 ) -> AsyncIterator[tuple[HttpClient, Thread]]:
-    """A connection to a server that listens."""
+    """A connection to a listening server."""
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls) as listening:
         port = listening.sockets[0].getsockname()[1]
         url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
@@ -131,7 +131,7 @@ async def connected(
                 writer.close()
 
 
-async def test_connections_are_used_again_one_for_each_call_at_a_time() -> None:
+async def test_connections_are_reused_one_call_at_a_time() -> None:
     server = Server()
     async with connected(server) as (connection, _):
         assert await connection.ready(10)
@@ -248,7 +248,7 @@ async def test_a_call_that_is_cancelled_ends_its_connection() -> None:
 
 
 def packed_answer(values: np.ndarray, data: bytes) -> bytes:
-    """What closes the connection, too."""
+    """A compressed answer that also closes the connection."""
     output = {"name": "Y", "datatype": "INT32", "shape": [values.size]}
     head = json.dumps({"outputs": [output | {"parameters": {"binary_data_size": len(data)}}]})
     body = gzip.compress(head.encode() + data, 6)
@@ -259,7 +259,7 @@ def packed_answer(values: np.ndarray, data: bytes) -> bytes:
 
 
 async def test_a_large_answer_that_is_compressed() -> None:
-    """Nobody has asked for that. First on a connection that is there, then on a new one."""
+    """Unrequested compression, first on an existing connection, then on a new one."""
     values = np.random.default_rng(0).integers(0, 99, 100_000, np.int32)
     server = Server()
     async with connected(server, http_tensors="binary") as (connection, _):
@@ -275,7 +275,7 @@ async def test_a_large_answer_that_is_compressed() -> None:
 
 
 def test_calls_that_are_cancelled_while_they_connect() -> None:
-    """On the loop that the server runs on, which does not tell of the end of all connections."""
+    """On the server's event loop, which does not report the end of every connection."""
 
     async def scenario() -> None:
         server = Server()
@@ -291,7 +291,7 @@ def test_calls_that_are_cancelled_while_they_connect() -> None:
     uvloop.run(asyncio.wait_for(scenario(), 30))
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_connection_refused(tmp_path: Path) -> None:
     async with connected(Server()) as (_, thread):
         pass
     connection = thread.clients.connect(thread.endpoint)
@@ -331,7 +331,7 @@ async def test_readiness(answer: tuple[int, bytes], ready: bool) -> None:
         assert await connection.ready(10) is ready
 
 
-async def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
+async def test_unsupported_extensions_are_not_requested() -> None:
     server = Server()
     server.answers["/v2"] = (200, b'{"extensions": []}')
     tensor = b'[{"name": "Y", "datatype": "FP16", "shape": [2]}]'
@@ -345,7 +345,7 @@ async def test_what_a_server_does_not_offer_is_not_asked_for() -> None:
     assert "inference-header-content-length" not in server.asked[-1][1]
 
 
-async def test_a_configuration_that_is_none() -> None:
+async def test_an_invalid_configuration() -> None:
     server = Server()
     server.answers["/v2/models/m"] = (200, b'{"name": "m"}')
     server.answers["/v2/models/m/config"] = (200, b"7")
@@ -363,7 +363,7 @@ async def test_a_connection_that_is_lost_before_anything_is_sent() -> None:
 
 
 class KeptConnection(HttpConnection):
-    """A connection whose answers come when told."""
+    """A connection whose answers arrive on request."""
 
     def __init__(self, pool: HttpPool) -> None:
         super().__init__(pool)
@@ -381,7 +381,7 @@ class KeptConnection(HttpConnection):
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> None:
-    """The connection is another call's before the task knows that it was cancelled."""
+    """The connection belongs to another call before the task learns of the cancellation."""
     pool = HttpPool(Endpoint("s", "http", "127.0.0.1", 1, "localhost"), None)
     connection = KeptConnection(pool)
 
@@ -399,7 +399,7 @@ async def test_an_answer_that_comes_as_its_call_is_cancelled(answered: bool) -> 
 
 
 def secure() -> ssl.SSLContext:
-    """A server with a certificate for `localhost`, whose clients need one, too."""
+    """A server with a certificate for `localhost` that requires one of its clients."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS / "server.pem", TLS / "server.key")
     context.load_verify_locations(TLS / "root.pem")
@@ -433,7 +433,7 @@ async def test_a_server_that_is_not_trusted(parameters: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["tls_root_cert", "tls_cert"])
-def test_files_that_hold_no_certificates(tmp_path: Path, name: str) -> None:
+def test_files_without_certificates(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("nothing")
     given = {name: "file"} if name == "tls_root_cert" else {name: "file", "tls_key": "file"}
     with pytest.raises(InvalidOption, match=f"{name}.*in the form of PEM"):

@@ -1,4 +1,4 @@
-"""What servers say of how a model takes requests, and what a configuration says."""
+"""Upstreams' properties of a model, beside its configuration."""
 
 import pytest
 from google.protobuf import text_format
@@ -18,7 +18,7 @@ def config(text: str) -> ModelConfig:
 
 
 def completed(ours: str, theirs: str) -> tuple[ModelConfig, list[str]]:
-    """The completed configuration, and the fields that are wrong with it."""
+    """The completed configuration, and its invalid fields."""
     result, remote = config(ours), config(theirs)
     model.complete(result, remote)
     return result, [path for path, _ in model.problems(result, remote, 0)]
@@ -31,13 +31,13 @@ def completed(ours: str, theirs: str) -> tuple[ModelConfig, list[str]]:
         "sequence_batching { oldest { max_candidate_sequences: 40 } }",
     ],
 )  # fmt: skip
-def test_sequences_are_those_of_the_servers(ours: str) -> None:
+def test_sequence_settings_of_the_upstreams(ours: str) -> None:
     result, problems = completed(ours, OLDEST)
     assert not problems
     assert result.sequence_batching == config(OLDEST).sequence_batching
 
 
-def test_sequences_are_known_as_long_as_said_here() -> None:
+def test_sequence_idle_time_of_the_configuration() -> None:
     result, problems = completed("sequence_batching { max_sequence_idle_microseconds: 9 }", OLDEST)
     assert not problems
     assert result.sequence_batching.max_sequence_idle_microseconds == 9
@@ -75,14 +75,14 @@ def test_contradictions(ours: str, theirs: str, path: str) -> None:
     assert path in completed(ours, theirs)[1]
 
 
-def test_what_is_not_completed_is_told() -> None:
+def test_incomplete_fields_are_reported() -> None:
     found = [path for path, _ in model.problems(ModelConfig(), config(OLDEST), 0)]
     assert found == ["sequence_batching"]
     decoupled = config("model_transaction_policy { decoupled: true }")
     found = [path for path, _ in model.problems(ModelConfig(), decoupled, 0)]
     assert found == ["model_transaction_policy.decoupled"]
     assert completed("", "model_transaction_policy { decoupled: true }")[0] == decoupled
-    # A single call is too little for sequences.
+    # A single call is too few for sequences.
     problems = list(model.problems(config(OLDEST), config(OLDEST), 1))
     assert [path for path, _ in problems] == ["parameters['max_in_flight']"]
     assert not list(model.problems(config("sequence_batching { }"), None, 0))

@@ -1,4 +1,4 @@
-"""What a configuration says about the servers of a model."""
+"""A model's upstreams in its configuration."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def options(root: Path, version: int = 0, **parameters: str) -> RemoteOptions:
     return RemoteOptions.of({"endpoints": "grpc://127.0.0.1", **parameters}, "m", version, root)
 
 
-def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
+def test_endpoints_and_addresses_are_unique(tmp_path: Path) -> None:
     found = options(tmp_path)
     assert (found.model, found.version, found.max_in_flight) == ("m", "", 0)
     assert [(e.address, e.port) for e in found.resolve()] == [("127.0.0.1", 8001)]
@@ -30,7 +30,7 @@ def test_all_endpoints_and_addresses_are_known_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_name_without_addresses_is_left_out_while_others_have_some(tmp_path: Path) -> None:
+def test_a_name_without_addresses_is_skipped_if_others_resolve(tmp_path: Path) -> None:
     nowhere = "grpc://nowhere.invalid:1"
     assert len(options(tmp_path, endpoints=f"{nowhere},grpc://127.0.0.1:1").resolve()) == 1
     with pytest.raises(LoadFailed, match=r"nowhere\.invalid"):
@@ -137,7 +137,7 @@ def test_a_version_directory_is_the_remote_version(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_there_is_a_version_in_any_case(text: str) -> None:
+def test_a_version_is_always_named(text: str) -> None:
     assert version_without_directory({"remote_version": text}) >= 1
 
 
@@ -178,8 +178,8 @@ def test_where_memory_cannot_be_shared(tmp_path: Path, given: dict[str, str], te
     assert error.value.path == "parameters['shared_memory']"
 
 
-def test_untouched_bytes_may_be_asked_for_anywhere(tmp_path: Path) -> None:
-    """Since that has the requests sent one by one, and no more."""
+def test_forward_transparent_is_accepted_anywhere(tmp_path: Path) -> None:
+    """It only has the requests sent one by one."""
     both = "grpc://127.0.0.1,http://127.0.0.1"
     for asked in (
         {"endpoints": both}, {"endpoints": both, "protocol": "tfserving"}, {"shared_memory": "true"}
@@ -202,7 +202,5 @@ def test_untouched_bytes_may_be_asked_for_anywhere(tmp_path: Path) -> None:
         ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
     ],
 )
-def test_parameters_that_mean_nothing_beside_the_others(
-    given: dict[str, str], idle: list[str]
-) -> None:
+def test_conflicting_parameters(given: dict[str, str], idle: list[str]) -> None:
     assert [name for name, _ in idle_parameters(given)] == idle

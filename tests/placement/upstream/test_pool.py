@@ -1,4 +1,4 @@
-"""A pool whose servers want other credentials than before, or have other addresses."""
+"""Pools of upstreams with changing credentials and addresses."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ from tests.scheduling.fakes import signature
 
 
 class Guarded(grpc.GenericRpcHandler):
-    """A server whose model is there for those who bring the token of the day."""
+    """A server whose model is ready for clients with the current token."""
 
     token = "Bearer one"
     loaded = True
@@ -50,7 +50,7 @@ class Guarded(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def guarded() -> Iterator[tuple[Guarded, str]]:
-    """The server, and where it listens."""
+    """The server and its port."""
     handler = Guarded()
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads, [handler])
@@ -62,7 +62,7 @@ def guarded() -> Iterator[tuple[Guarded, str]]:
 
 
 class Idle:
-    """A scheduler with nothing to do; `told` are its failures and refusals, in order."""
+    """An idle scheduler; `told` are its failures and refusals, in order."""
 
     def __init__(self, alone: bool = True) -> None:
         self.alone = alone
@@ -89,7 +89,7 @@ class Idle:
 
 
 class World:
-    """A pool of a model's servers, which is given a token in a file."""
+    """A pool of a model's upstreams, with a token in a file."""
 
     def __init__(self, root: Path, endpoint: str) -> None:
         self.token = root / "token"
@@ -159,7 +159,7 @@ async def test_credentials_are_read_again(
     assert any("token cannot be read" in text for text in warnings)
 
 
-async def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
+async def test_a_model_is_loaded_again_with_the_current_credentials(
     guarded: tuple[Guarded, str], world: World
 ) -> None:
     handler = guarded[0]
@@ -176,10 +176,10 @@ async def test_a_model_is_loaded_again_with_the_credentials_of_the_day(
         await world.until(lambda: pool.healthy)
 
 
-async def test_names_are_looked_up_beside_other_work(
+async def test_names_are_resolved_in_the_background(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that takes for ever, and whatever the system may refuse."""
+    """A look-up may take for ever, and the system may refuse anything."""
 
     def refused() -> Any:
         raise OSError(24, "Too many open files")
@@ -198,7 +198,7 @@ async def test_names_are_looked_up_beside_other_work(
     assert "Too many open files" in caplog.text
 
 
-async def test_a_name_with_several_addresses_is_looked_up_again(
+async def test_a_name_with_several_addresses_is_resolved_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = int(world.endpoint.rpartition(":")[2])
@@ -236,13 +236,13 @@ async def test_counters_go_on_with_the_next_pool(world: World) -> None:
 
 
 @pytest.mark.parametrize(("alone", "level"), [(True, "ERROR"), (False, "WARNING")])
-async def test_when_none_can_be_reached_requests_are_refused_before_those_that_wait_fail(
+async def test_without_reachable_upstreams_new_requests_are_refused_before_queued_ones_fail(
     guarded: tuple[Guarded, str], world: World, caplog: pytest.LogCaptureFixture, alone: bool,
     level: str,
 ) -> None:  # fmt: skip
-    """A client may have its next request ready when it is told: that would wait for ever.
+    """A client may send its next request from within its answer; it would wait for ever.
 
-    Nothing is lost, and no error, where something else serves.
+    No request or error is lost where another backend serves.
     """
     world.scheduler.alone = alone
     async with world.pool(await world.load(**OFTEN, wait_secs="0")):

@@ -1,4 +1,4 @@
-"""Models that servers load because this one wants them to."""
+"""Models that this server loads on upstreams."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ENDPOINT = Endpoint("s", "grpc", "127.0.0.1", 1, "localhost")
 
 
 class Server:
-    """A connection to a server; something may happen while it loads a model."""
+    """A connection to a server; `meanwhile` runs while it loads a model."""
 
     def __init__(self) -> None:
         self.loaded = False
@@ -58,7 +58,7 @@ def made(server: Server, uses: LoadCounts, **parameters: str) -> Reconciler:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["nobody else", "somebody else"])
-async def test_a_model_that_is_given_back_while_it_loads(used: bool) -> None:
+async def test_a_model_released_while_it_loads(used: bool) -> None:
     server, uses = Server(), LoadCounts()
     reconciler = made(server, uses, remote_unload="true")
     if used:

@@ -1,4 +1,4 @@
-"""What of requests goes out with a call: parameters, headers, a deadline."""
+"""Forwarded properties of requests: parameters, headers and deadline."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ def of(rules: Forwarding, calls: list[Call], now: int) -> RemoteRequest:
     return rules.request(Batch(signature(), calls), [], {}, now)
 
 
-def test_headers_and_parameters_go_their_ways() -> None:
+def test_forwarded_headers_and_parameters() -> None:
     assert forwarding().alike(request(priority=1)) is None
     found = of(forwarding(), [call(request(priority=1))], 0)
     assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
@@ -56,32 +56,32 @@ def test_headers_and_parameters_go_their_ways() -> None:
         ({FORWARD_PARAMETER + "x": "1"}, {FORWARD_PARAMETER + "x": "2"}, False),
     ],
 )
-def test_who_shares_a_call(one: Any, other: Any, alike: bool) -> None:
+def test_requests_that_share_a_call(one: Any, other: Any, alike: bool) -> None:
     key = forwarding().alike
     assert (key(request(one)) == key(request(other))) is alike
 
 
-def test_a_queue_timeout_is_what_is_left_of_it() -> None:
+def test_the_remaining_timeout_is_forwarded() -> None:
     rules = forwarding()
     assert rules.alike(request(timeout=5)) == rules.alike(request(timeout=6))
     assert rules.alike(request(timeout=5)) != rules.alike(request())
     both = [call(request(timeout=5_000)), call(request(timeout=4_500), 2 * MS)]
     assert of(rules, both, 3 * MS).parameters == {"timeout": 3_500}
     assert of(rules, both, 60 * MS).parameters == {"timeout": 1}
-    # Priorities are forwarded where that is asked for.
+    # Priorities are forwarded if configured.
     forwarding_all = forwarding(forward_priority="true")
     assert of(forwarding_all, [call(request(priority=2))], 0).parameters == {"priority": 2}
     assert forwarding_all.alike(request(priority=2)) != forwarding_all.alike(request(priority=1))
 
 
-def test_a_call_lasts_as_long_as_anybody_waits() -> None:
+def test_a_call_lasts_until_its_last_deadline() -> None:
     first, last = (call(request({DEADLINE_PARAMETER: 5})), call(request({DEADLINE_PARAMETER: 9})))
     assert of(forwarding(), [first, last], 0).deadline == 9
     assert of(forwarding(), [last, call(request())], 0).deadline == 0
 
 
 class Traces:
-    """Knows what requests are part of: those with an even number are traced."""
+    """Trace contexts: requests with an even number are traced."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

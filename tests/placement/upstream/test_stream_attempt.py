@@ -1,4 +1,4 @@
-"""A request with any number of responses on its way: where it goes, and when it is given up."""
+"""Attempts of streaming requests: choice of an upstream, retries and cancellation."""
 
 import asyncio
 from collections.abc import Callable, Set
@@ -30,7 +30,7 @@ REQUEST = RemoteRequest([], [], {})
 
 
 class Loop:
-    """As much of an event loop as is needed, in a time that stands still until told."""
+    """The necessary part of an event loop, with a manual clock."""
 
     def __init__(self) -> None:
         self._clock = FakeClock()
@@ -46,12 +46,12 @@ class Loop:
 
     @property
     def armed(self) -> int:
-        """How many timers are to come."""
+        """Number of pending timers."""
         return len(self._clock.armed)
 
 
 class Server:
-    """An upstream, and what it was asked for; `call` is its one call."""
+    """An upstream and its requests; `call` is its one call."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -76,7 +76,7 @@ class Server:
 
 
 class Stream:
-    """A stream to a server."""
+    """A stream to an upstream."""
 
     waiting = 0
 
@@ -92,17 +92,17 @@ class Stream:
         self.cancelled = True
 
     def give(self, value: int | None, final: bool = False) -> None:
-        """A response, without outputs for None."""
+        """Send a response, without outputs for None."""
         outputs = {} if value is None else {"OUT": np.array([value])}
         answer = RemoteAnswer(outputs, {"triton_final_response": final, "more": 1})
         self.receiver.received(answer)
 
     def refuse(self, text: str) -> None:
-        """A response that is an error."""
+        """Send an error."""
         self.receiver.received(ExecutionFailed(text))
 
     def end(self, failure: Failure | None = None) -> None:
-        """Its end."""
+        """End the stream."""
         if failure is None:
             self.receiver.ended()
         else:
@@ -110,7 +110,7 @@ class Stream:
 
 
 class World:
-    """Two servers, and a request to one of them."""
+    """Two upstreams and a request to one of them."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class World:
         self.attempt = StreamAttempt(self.policy, request, self)
 
     def begin(self) -> Stream:
-        """The stream to the first server."""
+        """Start the stream to the first upstream."""
         assert self.attempt.begin()
         return self.first.streams[0]
 
@@ -148,12 +148,12 @@ class World:
 
     @property
     def error(self) -> object:
-        """The error that came last, and alone of its kind."""
+        """The last error, the only one of its kind."""
         return self.told[-1]
 
 
 def begun() -> tuple[World, Stream]:
-    """A request, and its stream to the first server."""
+    """A request and its stream to the first upstream."""
     world = World()
     return world, world.begin()
 
@@ -189,7 +189,7 @@ def test_responses_after_the_last_one_do_not_matter() -> None:
     assert world.first.notes == ["succeeded"]
 
 
-def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
+def test_an_unfinished_stream_is_cancelled_at_the_end() -> None:
     world, stream = begun()
     world.attempt.hold(True)
     stream.give(None, final=True)
@@ -205,7 +205,7 @@ def test_a_stream_that_is_not_ended_is_cancelled_in_the_end() -> None:
     assert world.first.notes == ["succeeded"]
 
 
-def test_what_no_server_has_begun_goes_to_another_one() -> None:
+def test_an_unbegun_request_goes_to_another_upstream() -> None:
     world = World()
     world.begin().end(unsent("m"))
     [stream] = world.second.streams
@@ -215,7 +215,7 @@ def test_what_no_server_has_begun_goes_to_another_one() -> None:
     assert (world.first.notes, world.second.notes) == (["UNSENT"], ["succeeded"])
 
 
-def test_a_refusal_is_no_response() -> None:
+def test_a_refusal_is_not_a_response() -> None:
     world, stream = begun()
     world.attempt.hold(True)
     stream.refuse("Request for unknown model: 'm' is not at ready state")
@@ -228,7 +228,7 @@ def test_a_refusal_is_no_response() -> None:
     assert not world.loop.armed
 
 
-def test_no_server_can_be_reached() -> None:
+def test_no_reachable_upstream() -> None:
     world = World()
     world.begin().end(unsent("m"))
     world.second.streams[0].end(unsent("m"))
@@ -239,7 +239,7 @@ def test_no_server_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("failure", [lost("m"), unsent("m"), None])
-def test_what_has_begun_is_not_sent_again(failure: Failure | None) -> None:
+def test_a_begun_request_is_not_sent_again(failure: Failure | None) -> None:
     world, stream = begun()
     stream.give(1)
     if failure is None:
@@ -254,7 +254,7 @@ def test_what_has_begun_is_not_sent_again(failure: Failure | None) -> None:
 
 
 @pytest.mark.parametrize(("failure", "error"), [(lost, RemoteLost), (late, RemoteTimeout)])
-def test_what_may_have_begun_is_not_sent_again(
+def test_a_possibly_begun_request_is_not_sent_again(
     failure: Callable[[str], Failure], error: type[Exception]
 ) -> None:
     world, stream = begun()
@@ -264,7 +264,7 @@ def test_what_may_have_begun_is_not_sent_again(
 
 
 @pytest.mark.parametrize("silence", [SILENCE, 0])
-def test_a_silent_server_is_given_up_if_there_is_a_limit(silence: float) -> None:
+def test_a_silent_upstream_is_abandoned_if_limited(silence: float) -> None:
     world = World(silence)
     stream = world.begin()
     for _ in range(3):
@@ -277,7 +277,7 @@ def test_a_silent_server_is_given_up_if_there_is_a_limit(silence: float) -> None
     assert not world.second.streams
 
 
-def test_a_server_that_must_not_send_is_not_silent() -> None:
+def test_a_paused_upstream_is_not_silent() -> None:
     world, stream = begun()
     world.attempt.hold(True)
     world.loop.advance(5 * SILENCE)
@@ -291,7 +291,7 @@ def test_a_server_that_must_not_send_is_not_silent() -> None:
 
 @pytest.mark.parametrize("by_response", [False, True])
 def test_cancelled(by_response: bool) -> None:
-    """Also by a response, as where it breaks the signature."""
+    """Also by a response that breaks the signature."""
     world, stream = begun()
 
     class Cancelling(list[object]):
@@ -311,7 +311,7 @@ def test_cancelled(by_response: bool) -> None:
 
 
 def sequence(*more: str) -> tuple[SequenceTable, RemoteRequest]:
-    """A table that knows the sequence `a`, and the first request of that."""
+    """A table that knows the sequence `a`, and the first request of it."""
     table = SequenceTable(10**9, lambda: 0)
     table.wake("a")
     parameters: dict[str, Parameter] = {"sequence_id": "a", "sequence_start": True}

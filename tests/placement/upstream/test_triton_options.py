@@ -49,7 +49,7 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
         places(TritonOptions(processes="per-gpu"), {}, 0)
 
 
-def test_the_environment_is_what_is_listed() -> None:
+def test_the_environment_has_the_listed_variables() -> None:
     own = {
         "PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "HEADRACE_HTTP_PORT": "1",
         "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0,1", "LICENCE": "y",
@@ -87,13 +87,13 @@ def test_the_command() -> None:
         ({"drift_interval_secs": "9" * 5000}, "expected whole seconds"),
     ],
 )
-def test_what_a_model_cannot_ask_for(given: dict[str, str], text: str) -> None:
+def test_invalid_settings_of_a_model(given: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOption, match=text) as error:
         ControlOptions.of(given)
     assert error.value.path == f"parameters['{next(iter(given))}']"
 
 
-def test_what_a_model_asks_for() -> None:
+def test_settings_of_a_model() -> None:
     assert ControlOptions.of({}) == ControlOptions(False, False, False, 60)
     given = {
         "remote_load": "true", "remote_unload": "true", "remote_drift": "refuse",

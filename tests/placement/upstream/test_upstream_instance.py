@@ -1,4 +1,4 @@
-"""An instance on other servers, as the scheduler and the counters of responses see it."""
+"""An instance on upstreams, as seen by the scheduler and the response counters."""
 
 import asyncio
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.scheduling.fakes import Bench, request, signature, submitted
 
 
 class Pool:
-    """A pool whose servers can be reached."""
+    """A pool of reachable upstreams."""
 
     def rest(self, instance: object) -> None:
         pass
