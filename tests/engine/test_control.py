@@ -181,7 +181,7 @@ async def test_a_load_goes_on_without_its_client(world: World) -> None:
     assert await world.ask("m") == 1
 
 
-async def test_a_load_is_cancelled_by_shutdown(world: World) -> None:
+async def test_shutdown_ends_the_wait_for_a_load(world: World) -> None:
     world.write("m", "1")
     world.backend.load_now.clear()
     asked = asyncio.ensure_future(world.control.load("m"))

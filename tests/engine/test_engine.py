@@ -34,8 +34,8 @@ TENANT = SimpleNamespace(forwarded_headers=("x-tenant",))
 PLAIN = SimpleNamespace(forwarded_headers=())
 
 
-def test_a_retried_submission_keeps_its_headers() -> None:
-    """The headers have the model loaded again."""
+def test_an_unloaded_model_keeps_its_forwarded_headers() -> None:
+    """A request with them loads the model again."""
     versions = [TENANT]
     model: Any = SimpleNamespace(name="m", ready_versions=lambda: versions)
     told: list[dict[str, object]] = []

@@ -300,7 +300,7 @@ def test_a_misspelt_parameter_is_reported(tmp_path: Path) -> None:
     )
 
 
-def test_settings_without_effect_in_process_name_their_line(tmp_path: Path) -> None:
+def test_worker_settings_of_an_in_process_model_name_their_line(tmp_path: Path) -> None:
     config = execution("inline") + 'parameters { key: "python" value { string_value: "/x" } }\n'
     write_python_model(tmp_path, "m", IDENTITY_MODEL, config)
     options = LoadOptions(cores=1, in_process_python=True)

@@ -19,7 +19,7 @@ NAMES = sorted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_worker_module_compiles(name: str) -> None:
+def test_a_worker_module_parses_on_the_oldest_python(name: str) -> None:
     module = import_module(name)
     assert module.__file__ is not None
     ast.parse(Path(module.__file__).read_bytes(), feature_version=OLDEST)

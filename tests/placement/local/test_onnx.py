@@ -172,7 +172,7 @@ def test_metadata_of_tensors(tmp_path: Path) -> None:
     assert model.inputs[0].shape == (3, 2)
 
 
-def test_strings_that_are_not_utf8(tmp_path: Path) -> None:
+def test_strings_that_cannot_be_run(tmp_path: Path) -> None:
     model = load(tmp_path, onnx_graphs.identity(Datatype.BYTES))
     with pytest.raises(InvalidRequest, match="'INPUT0' holds an element that is not UTF-8"):
         model.infer({"INPUT0": text(b"ok", b"\xff", shape=(1, 2))}, ["OUTPUT0"])

@@ -75,7 +75,7 @@ def test_contradictions(ours: str, theirs: str, path: str) -> None:
     assert path in completed(ours, theirs)[1]
 
 
-def test_incomplete_fields_are_reported() -> None:
+def test_differences_left_out_of_the_configuration_are_reported() -> None:
     found = [path for path, _ in model.problems(ModelConfig(), config(OLDEST), 0)]
     assert found == ["sequence_batching"]
     decoupled = config("model_transaction_policy { decoupled: true }")

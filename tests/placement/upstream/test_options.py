@@ -137,7 +137,7 @@ def test_a_version_directory_is_the_remote_version(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_a_version_is_always_named(text: str) -> None:
+def test_every_remote_version_has_a_number(text: str) -> None:
     assert version_without_directory({"remote_version": text}) >= 1
 
 
@@ -202,5 +202,5 @@ def test_forward_transparent_is_accepted_anywhere(tmp_path: Path) -> None:
         ({"endpoints": "grpc://a", "hedge_percent": "5", "hedge_after": "p95"}, ["hedge_after"]),
     ],
 )
-def test_conflicting_parameters(given: dict[str, str], idle: list[str]) -> None:
+def test_parameters_without_effect(given: dict[str, str], idle: list[str]) -> None:
     assert [name for name, _ in idle_parameters(given)] == idle
