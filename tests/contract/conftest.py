@@ -1,4 +1,4 @@
-"""One server process for the whole suite, and a client for each transport."""
+"""One server for the whole suite, and a client for each transport."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +27,13 @@ from tests.support.transports import grpc_transport
 
 
 class Addressed(Protocol):
-    """A running server: where gRPC and HTTP requests go."""
+    """Addresses of a running server."""
 
     grpc: str
 
     @property
     def url(self) -> str:
-        """With the scheme."""
+        """The address with its scheme."""
 
 
 CLIENTS: dict[str, Callable[[Addressed], Client]] = {
@@ -41,14 +41,14 @@ CLIENTS: dict[str, Callable[[Addressed], Client]] = {
     "http-binary": lambda server: HttpClient(server.url, binary=True),
     "grpc": lambda server: GrpcClient(server.grpc),
 }
-# The same answers are expected of what is fast and of what it was written after.
+# Fast paths must give the answers of the reference implementations.
 CARRIERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "reference": ("--http-fast-path=false", "--grpc-transport=grpcio"),
     "frontends": ("--frontends=2",),
 }
-# What was written first is compared with in the slow tests alone. Front ends carry everything in
-# them, and in the quick ones what `WITH_FRONT_ENDS` asks: how requests and answers pass through.
+# Reference implementations run in the slow tests alone. Front ends carry everything in
+# them, and in the quick ones the tests of `WITH_FRONT_ENDS`.
 EACH_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name == "reference" else name for name in CARRIERS
 ]
@@ -59,19 +59,20 @@ _TRIAL_ROUNDS = 20_000
 _NUMBERS = count(500_000)  # of gates
 
 
-# For extensions, which front ends have the engine answer, or pass on as they pass on everything.
+# For extensions, which front ends have the engine answer, or forward unchanged.
 FIRST_CARRIER = [
     pytest.param(name, marks=pytest.mark.slow) if name != "default" else name for name in CARRIERS
 ]
-# For models of a module's own: how they are asked through front ends is the same for all models.
+# For models of a module's own: front ends carry them like any other model.
 FRONT_ENDS = pytest.param("front ends", marks=pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip with a reason what cannot be told through a proxy, and leave the rest to slow tests.
+    """Skip tests that a proxy cannot pass, with the reason, and leave others to the slow suite.
 
-    The whole product of cases is asked of the default server. Of any other carrier a test asks its
-    first case, and of those that have doors of their own its first case by each client.
+    The default server runs every case. Other carriers run the first case of a test; those with
+    doors of
+    their own run its first case by each client.
     """
     asked: set[tuple[str, str, object]] = set()
     for item in items:
@@ -102,10 +103,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], ServerProcess]]:
-    """The suite's servers by their carriers, each started when it is first asked for.
+    """The suite's servers by carrier, each started at its first use.
 
-    They stay until the end: pytest would end one for the next, and start it again for the next
-    file. None of them must have met a bug in the end.
+    They live until the end of the session: pytest would otherwise restart them for each file.
+    At
+    the end none of them may have logged a bug.
     """
     with ExitStack() as stack:
         started: dict[str, ServerProcess] = {}
@@ -127,7 +129,7 @@ def servers(
             assert "bug " not in process.log
 
 
-# What a proxy says is expected to be what the server behind it says.
+# A proxy must answer like the server behind it.
 EACH_PROXY = [pytest.param(name, marks=pytest.mark.slow) for name in PROXIES if name not in TRITONS]
 EACH_TRITON = [pytest.param(name, marks=pytest.mark.slow) for name in TRITONS]
 
@@ -136,21 +138,21 @@ EACH_TRITON = [pytest.param(name, marks=pytest.mark.slow) for name in TRITONS]
 def server(
     request: pytest.FixtureRequest, servers: Callable[[str], ServerProcess]
 ) -> ServerProcess:
-    """The suite's server, by each way to carry requests."""
+    """The suite's server, for each carrier."""
     return servers(request.param)
 
 
 # Of the module's own server where it has one.
 @pytest.fixture(scope="module", params=CLIENTS)
 def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """The suite's server through each transport and form of tensors."""
+    """Clients of the suite's server for each transport and form of tensors."""
     with CLIENTS[request.param](server) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
-    """The suite's server through each transport, for what the form of tensors has no part in."""
+    """Clients of the suite's server for each transport, for tests without tensors."""
     with CLIENTS[request.param](server) as client:
         yield client
 
@@ -169,20 +171,20 @@ def metrics(server: ServerProcess) -> Iterator[Scraper]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for requests that are under way at the same time."""
+    """Threads for concurrent requests."""
     with ThreadPoolExecutor(64) as executor:
         yield executor
 
 
 @pytest.fixture(scope="session")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> Gates:
-    """The gates of the server with slow models."""
+    """Gates of the server with slow models."""
     return Gates(tmp_path_factory.mktemp("gates"))
 
 
 @pytest.fixture
 def number(gates: Gates) -> Iterator[int]:
-    """What a batch of a `held` model waits with until the gates are opened, or the test ends."""
+    """A gate number for a `held` model; its gate opens with the test's end at the latest."""
     number = next(_NUMBERS)
     gates.close(number)
     yield number
@@ -191,7 +193,7 @@ def number(gates: Gates) -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def busy_repository(tmp_path_factory: pytest.TempPathFactory, gates: Gates) -> Path:
-    """Models that take as long as a request says, or a test wants."""
+    """Models that take as long as a request or a test wants."""
     root = tmp_path_factory.mktemp("busy")
     write_busy_repository(root, gates.folder)
     return root
@@ -199,7 +201,7 @@ def busy_repository(tmp_path_factory: pytest.TempPathFactory, gates: Gates) -> P
 
 @pytest.fixture(scope="session")
 def busy_server(request: pytest.FixtureRequest, busy_repository: Path) -> Iterator[ServerProcess]:
-    """A server whose models take as long as a request says."""
+    """A server with models that take as long as a request wants."""
     options = ("--allow-in-process-python", *grpc_transport(request))
     with clean_server(busy_repository, options=options) as process:
         yield process
@@ -207,14 +209,14 @@ def busy_server(request: pytest.FixtureRequest, busy_repository: Path) -> Iterat
 
 @pytest.fixture(scope="session")
 def busy_metrics(busy_server: ServerProcess) -> Iterator[Scraper]:
-    """The metrics of the server with slow models."""
+    """Metrics of the server with slow models."""
     with Scraper(busy_server.metrics) as scraper:
         yield scraper
 
 
 @pytest.fixture(scope="session")
 def rounds(busy_server: ServerProcess) -> Rounds:
-    """The input that keeps a `spin` model busy for so many seconds on this machine."""
+    """The input that keeps a `spin` model busy for `seconds` on this machine."""
     with GrpcClient(busy_server.grpc) as client:
         trial = {"ROUNDS": np.array([[_TRIAL_ROUNDS]])}
         answers = [
@@ -235,7 +237,7 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def narrow(
     small_repository: Path, gates: Gates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server that takes little at once, and logs every request as JSON."""
+    """A server with low limits that logs every request as JSON."""
     options = (
         "--max-request-bytes=4096", "--max-admitted-requests=1",
         "--access-log", "--log-format=json", "--allow-in-process-python",

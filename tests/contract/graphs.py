@@ -1,6 +1,4 @@
-"""The models that only the contract suite needs, as the bytes of their files: each does one thing
-that a test can predict. What other suites use too is in `tests.models.onnx_graphs`.
-"""
+"""ONNX models of the contract suite alone; shared ones are in `tests.models.onnx_graphs`."""
 
 from collections.abc import Sequence
 
@@ -14,7 +12,7 @@ Shape = Sequence[int | str]
 
 
 def add_constant(value: float) -> bytes:
-    """OUTPUT0 = INPUT0 + value, one FP32 a row."""
+    """OUTPUT0 = INPUT0 + value, one FP32 per row."""
     return _model(
         [helper.make_node("Add", ["INPUT0", "value"], ["OUTPUT0"])],
         [_tensor("INPUT0", "FP32", ["rows", 1])],
@@ -24,7 +22,7 @@ def add_constant(value: float) -> bytes:
 
 
 def add_with_ballast(value: float, nbytes: int) -> bytes:
-    """As `add_constant`, in a file that is larger by weights that nothing uses."""
+    """`add_constant` in a file that is larger by unused weights."""
     return _model(
         [helper.make_node("Add", ["INPUT0", "value"], ["OUTPUT0"])],
         [_tensor("INPUT0", "FP32", ["rows", 1])],
@@ -35,7 +33,7 @@ def add_with_ballast(value: float, nbytes: int) -> bytes:
 
 
 def row_sum() -> bytes:
-    """OUTPUT0 = the sum of each row of INPUT0, whose rows may have any length."""
+    """OUTPUT0 = the sum of each row of INPUT0, of any length."""
     return _model(
         [helper.make_node("ReduceSum", ["INPUT0", "axes"], ["OUTPUT0"], keepdims=1)],
         [_tensor("INPUT0", "FP32", ["rows", "length"])],
@@ -68,7 +66,7 @@ def convert() -> bytes:
 
 
 def first_row() -> bytes:
-    """OUTPUT0 = the first row of INPUT0: not what a model that batches may do."""
+    """OUTPUT0 = the first row of INPUT0: invalid for a batched model."""
     return _model(
         [helper.make_node("Slice", ["INPUT0", "zero", "one"], ["OUTPUT0"])],
         [_tensor("INPUT0", "FP32", ["rows", 1])],
@@ -128,5 +126,5 @@ def _model(
 ) -> bytes:
     graph = helper.make_graph(nodes, "contract", inputs, outputs, constants)
     opset = helper.make_opsetid("", 17)
-    # An older format than the installed onnx writes, so that older ONNX Runtimes read it too.
+    # An older format than the installed onnx writes, for older versions of ONNX Runtime.
     return bytes(helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString())

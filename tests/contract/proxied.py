@@ -1,7 +1,7 @@
-"""The suite's models behind a proxy: a server whose models all run on another one.
+"""The suite's models behind a proxy: a server whose models all run on an upstream.
 
-Clients are to be told what that one would have told them. `NOT_THROUGH_A_PROXY` has the tests that
-ask for what cannot be so, and why.
+Clients must see the upstream's answers. `NOT_THROUGH_A_PROXY` lists the exceptions with their
+reasons.
 """
 
 import shutil
@@ -21,11 +21,11 @@ S = TypeVar("S", ServerProcess, Triton)
 _Field = Literal[
     "platform", "default_model_filename", "instance_group", "parameters", "model_warmup"
 ]
-# How a proxy asks the other server: the scheme of its endpoints.
+# Scheme of a proxy's endpoints.
 PROXIES = {"proxy": "grpc", "proxy-http": "http"}
 # A real Triton runs the models: alone, and behind a proxy.
 TRITONS = {"triton": None, "before-triton": "proxy", "before-triton-http": "proxy-http"}
-# Of the other server alone: what is loaded there and where it runs.
+# Properties of the upstream alone: what is loaded there and where it runs.
 _OF_THE_OTHER: tuple[_Field, ...] = (
     "platform", "default_model_filename", "instance_group", "parameters", "model_warmup",
 )  # fmt: skip
@@ -52,7 +52,7 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
     "test_odd_models::test_processes_that_a_model_starts": _LOG,
     "test_pb_utils::test_metrics_of_models": "a model's metrics are on the server that runs it",
 }
-# Further ones where a real Triton runs the models, with what it does itself.
+# Further exceptions for a real Triton.
 NOT_TRITON: dict[str, str] = {
     "test_python_models::test_what_a_model_is_started_with": (
         "it starts its models with the path of the server's own place for them"
@@ -71,7 +71,7 @@ NOT_TRITON: dict[str, str] = {
 
 
 def impossible(file: str, test: str, carriers: Iterable[str]) -> str:
-    """Why a test of a file cannot be asked with these carriers; empty if it can."""
+    """Reason why a test cannot run with these carriers; empty if it can."""
     for carrier in carriers:
         tables = [NOT_THROUGH_A_PROXY] if carrier in PROXIES or carrier in TRITONS else []
         if carrier in TRITONS:
@@ -92,9 +92,9 @@ def behind(
     options: Sequence[str] = (),
     **parameters: str,
 ) -> Iterator[S | ServerProcess]:
-    """The proxy of the name `carrier` before a server of `models`; any other name is the server.
+    """The proxy `carrier` before a server of `models`; for any other name the server itself.
 
-    `folder` is where it has its models, and `names` are further models of the server.
+    `folder` is for its models, and `names` are further models of the server.
     """
     way = TRITONS.get(carrier) or carrier
     if way not in PROXIES:
@@ -116,10 +116,11 @@ def write_proxies(
     names: Iterable[str] = (),
     **parameters: str,
 ) -> None:
-    """Write a model into `root` for each in `models`, and of `names`, which `server` runs.
+    """Write a proxy model into `root` for each of `models` and `names`, which `server` runs.
 
-    Its configuration is the other's but for the backend; what a client is told of it is the same.
-    Decoupled models are asked over gRPC in any case.
+    Only the backend differs in its configuration. Decoupled models are forwarded over gRPC in
+    any
+    case.
     """
     endpoints = {"grpc": f"grpc://{server.grpc}", "http": server.url}
     given = {

@@ -1,4 +1,4 @@
-"""The model repository that the contract suite serves, as code."""
+"""The model repository of the contract suite."""
 
 from pathlib import Path
 
@@ -46,10 +46,11 @@ def write_repository(root: Path) -> None:
 
 
 def write_busy_repository(root: Path, gates: Path) -> None:
-    """Models whose requests take as long as they ask for, under one scheduling policy each.
+    """Models with controlled duration, one for each scheduling policy.
 
-    They have a server of their own: tests look at its metrics all the time, which takes the longer
-    the more models there are. It must allow Python models in its process.
+    They have a server of their own: tests poll its metrics, which get slower with every model.
+    It must
+    allow in-process Python models.
     """
     for name in ("spin", "spin_two"):
         _add_scheduled(root, name)
@@ -72,7 +73,7 @@ def write_failing_repository(root: Path) -> None:
 
 
 def write_late_repository(root: Path) -> None:
-    """A model that takes a while to load: measuring it runs it."""
+    """A model with a long load: the load measures it."""
     write_model(root, "late", graphs.spin(rounds=1_000_000), "max_batch_size: 8")
 
 
@@ -123,7 +124,7 @@ max_batch_size: 8
 output { name: "OUTPUT0" label_filename: "names.txt" }
 """
 
-# The model has no axis for its one value a row; clients see one.
+# The model has no axis for its one value per row; clients see one.
 _FLAT = """
 max_batch_size: 8
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }

@@ -1,4 +1,4 @@
-"""Models without code: a library's file in a version directory, served over every transport."""
+"""Models without code: a library's file in a version directory, over every transport."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def write_catboost(root: Path) -> None:
     MODELS["cat"].save_model(str(folder(root, "cat") / "model.cbm"))
 
 
-# What MLflow writes itself, which takes it long.
+# MLflow writes these itself, but slowly.
 MLMODEL = """
 flavors:
   python_function: {loader_module: mlflow.sklearn, model_path: model.skops, predict_fn: predict}
@@ -90,13 +90,13 @@ def write_mlflow(root: Path) -> None:
         library("skops.io").dump(MODELS["skl"], path / "model.skops")
 
 
-# Six libraries are imported; of the quick tests, those of the README serve two of them.
+# Six libraries are imported; the quick tests serve the two of the README.
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of a model in each format, and of some that it refuses."""
+    """A server with a model in each format, and some that it refuses."""
     root = tmp_path_factory.mktemp("artefacts")
     write_sklearn(root)
     write_boosted(root)
@@ -137,7 +137,7 @@ def test_what_is_filled_in_and_what_is_declared(client: Client) -> None:
     assert config.max_batch_size == 4096
     assert config.HasField("dynamic_batching")
     assert client.model_config("xgb").default_model_filename == "model.ubj"
-    # What is declared wins.
+    # A declared signature wins.
     answer = client.infer("lgb", {"input-0": ROWS[:8]})
     np.testing.assert_allclose(answer["scores"], MODELS["lgb"].predict(ROWS[:8]))
     with pytest.raises(InvalidRequest, match="batch-size must be <= 8"):

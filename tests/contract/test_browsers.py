@@ -1,4 +1,4 @@
-"""What web pages have browsers send, and what requests say of the host that they are for."""
+"""Requests of browsers: origins, and the host that they are for."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +46,7 @@ def server(
 def send(
     server: ServerProcess, method: str, path: str, document: Any, headers: dict[str, str]
 ) -> httpx.Response:
-    # As a form sends it: a browser asks nobody before that.
+    # As a form sends it: without a preflight request.
     headers = {"content-type": "text/plain"} | headers
     return httpx.request(method, server.url + path, json=document, headers=headers, verify=False)
 

@@ -1,4 +1,4 @@
-"""How long connections live: silent clients, clients that PING too often, and age; shared ports."""
+"""Lifetime of connections: keep-alive, PING limits, maximum age; shared ports."""
 
 import socket
 import threading
@@ -36,7 +36,7 @@ from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, ask
 from tests.support.server_process import ServerProcess, clean_server
 
-# grpcio tests its own signs of life.
+# grpcio tests its own keep-alive.
 NATIVE = pytest.mark.parametrize(
     "watchful", ["default", pytest.param("frontends", marks=pytest.mark.slow)], indirect=True
 )
@@ -45,7 +45,7 @@ _LARGE = infer_message("identity", [Input("INPUT0", np.zeros((1, 4_000), np.floa
 
 
 class Frame(NamedTuple):
-    """A frame that has come."""
+    """A received frame."""
 
     kind: int
     flags: int
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 class Connection:
-    """A client of HTTP/2 that answers, and asks, what it is told to."""
+    """An HTTP/2 client that sends and answers on request."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -75,9 +75,9 @@ class Connection:
         self._socket.sendall(frame(kind, flags, stream, payload))
 
     def until(self, kind: int, polite: bool = True) -> Frame | None:
-        """The next frame of this kind, None if the connection ends; PINGs are answered if polite.
+        """The next frame of this kind, None at the end; a polite client answers PINGs.
 
-        PINGs that are wanted are those that ask.
+        Only PINGs without ACK count.
         """
         while (came := self._next()) is not None:
             asks = came.kind == PING and not came.flags & ACK
@@ -88,13 +88,13 @@ class Connection:
         return None
 
     def at_end(self) -> bool:
-        """Read to the end, which has to come."""
+        """Read to the end of the connection, which must follow."""
         while self._next() is not None:
             pass
         return True
 
     def call(self, name: str, message: bytes | None = b"") -> int:
-        """Begin a call, and end it after a message, unless that is None; its stream."""
+        """Start a call, and end it after a message, if any; its stream."""
         self._number += 2
         fields = [(n, f"{SERVICE}/{name}" if n == ":path" else v) for n, v in REQUEST]
         self.send(HEADERS, END_HEADERS, self._number, self._encoder.encode(fields))
@@ -118,7 +118,7 @@ class Connection:
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
-    """A server that wants signs of life, and compresses."""
+    """A server with keep-alive and compression."""
     options = (
         *CARRIERS[request.param], "--grpc-keepalive-time=100", "--grpc-keepalive-timeout=3000",
         "--grpc-keepalive-permit-without-calls=1", "--grpc-http2-max-pings-without-data=0",
@@ -132,7 +132,7 @@ def watchful(request: pytest.FixtureRequest, small_repository: Path) -> Iterator
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def restless(request: pytest.FixtureRequest, small_repository: Path) -> Iterator[ServerProcess]:
-    """A server whose connections for gRPC are short."""
+    """A server with a short maximum age of gRPC connections."""
     options = (
         *CARRIERS[request.param], "--grpc-max-connection-age=150",
         "--grpc-max-connection-age-grace=1500",
@@ -141,12 +141,12 @@ def restless(request: pytest.FixtureRequest, small_repository: Path) -> Iterator
         yield process
 
 
-# --- signs of life
+# --- keep-alive
 
 
 @NATIVE
 def test_a_dead_peer_is_found(watchful: ServerProcess) -> None:
-    """With a call under way and without: the connection ends after the time for an answer."""
+    """With and without a running call, the connection ends after the timeout."""
     with Connection(watchful.grpc) as idle, Connection(watchful.grpc) as busy:
         busy.call("ModelStreamInfer", None)
         for client in (idle, busy):
@@ -196,7 +196,7 @@ def test_calls_under_way_have_the_time_of_grace(restless: ServerProcess) -> None
 
 
 def test_no_call_is_lost_by_age(restless: ServerProcess) -> None:
-    """Callers go on over many generations of connections, which they do not notice."""
+    """Clients call over many generations of connections without noticing."""
     done = threading.Event()
 
     def call() -> int:
@@ -258,7 +258,7 @@ def test_answers_are_compressed_for_those_who_take_it(watchful: ServerProcess) -
         assert packed.headers["grpc-encoding"] == "gzip"
         assert packed.data[0] == 1
         assert len(packed.data) < len(plain.data) / 10
-    # Real clients read them.
+    # Real clients decode them.
     with grpc.insecure_channel(watchful.grpc, OPTIONS) as channel:
         infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
         assert infer(_LARGE, timeout=30).raw_output_contents == _LARGE.raw_input_contents

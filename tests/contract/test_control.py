@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded by request (`--model-control-mode explicit`)."""
+"""Models loaded and unloaded by request (`--model-control-mode explicit`)."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CONFIG = "max_batch_size: 4"
 
 
 class World:
-    """A server whose clients decide what it serves, its repositories, and a client."""
+    """A server under explicit control, its repositories, and a client."""
 
     def __init__(self, root: Path, server: ServerProcess, client: Client, transport: str) -> None:
         self.root = root
@@ -34,7 +34,7 @@ class World:
         self.transport = transport
 
     def write(self, name: str, number: float, version: int = 1, config: str = CONFIG) -> None:
-        """Have a model that adds a number lie in the first repository."""
+        """Write a model that adds a number to the first repository."""
         write_model(self.root / "one", name, graphs.add_constant(number), config, version=version)
 
     def ask(self, name: str, version: str = "") -> float:
@@ -300,7 +300,7 @@ def test_a_model_of_files_and_back(world: World) -> None:
     assert world.ask(name) == 1
     assert world.index(name) == SERVED
     world.client.unload(name)
-    # A model that no repository has.
+    # A model outside of every repository.
     name = f"new_{world.transport}"
     model = {"1/model.onnx": graphs.add_constant(3)}
     world.client.load(name, config="{}", files=model)
@@ -436,7 +436,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        # Files of requests lie side by side.
+        # Files of requests are stored beside one another.
         self.file = os.path.join(os.path.dirname(args["model_repository"]), "model.onnx")
 
     def execute(self, requests):
@@ -461,7 +461,7 @@ class TritonPythonModel:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what the server does by itself."""
+    """Wait for a change that the server makes by itself."""
     deadline = monotonic() + 30
     while not condition():
         assert monotonic() < deadline

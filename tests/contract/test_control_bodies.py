@@ -1,4 +1,4 @@
-"""Bodies of control requests: who is refused before sending them, and who goes in the middle."""
+"""Bodies of control requests: early refusal, and clients that disconnect."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """One that is controlled by whoever has the key."""
+    """A server controlled by clients with the key."""
     options = (
         *CARRIERS[request.param], "--model-control-mode=explicit", "--load-model=m",
         "--allow-client-shm=true", "--log-verbose=1",

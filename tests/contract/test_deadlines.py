@@ -1,4 +1,4 @@
-"""How long requests wait for a model that has no queue policy: no longer than they ask.
+"""Deadlines of requests for a model without a queue policy.
 
 Deadlines of gRPC calls are in `test_grpc_transport`, queue policies in `test_scheduling`.
 """
@@ -33,7 +33,7 @@ _BODIES = {
 def busy(
     request: pytest.FixtureRequest, busy_repository: Path, gates: Gates
 ) -> Iterator[ServerProcess]:
-    """A server with such models, by each way to carry requests."""
+    """A server with slow models, for each carrier."""
     options = ("--allow-in-process-python", *CARRIERS[request.param])
     with clean_server(busy_repository, options=options) as process:
         yield process
@@ -43,7 +43,7 @@ def busy(
 def held(
     busy: ServerProcess, number: int, gates: Gates, pool: ThreadPoolExecutor
 ) -> Iterator[ServerProcess]:
-    """That server, while the model `held` runs."""
+    """The server while the model `held` runs."""
     with GrpcClient(busy.grpc) as client, Scraper(busy.metrics) as metrics:
         infer = pool.submit(client.infer, "held", {"VALUE": np.array([[number]])})
         metrics.until_running("held")
@@ -56,7 +56,7 @@ def held(
 
 
 def refusal(answer: RawAnswer) -> str:
-    """The text of a refusal for a while."""
+    """Text of a transient refusal."""
     assert answer.status == 503
     assert answer.headers["retry-after"] == "1"
     return answer.error

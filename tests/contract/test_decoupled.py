@@ -1,4 +1,4 @@
-"""Python models that answer a request any number of times, over every door that takes them."""
+"""Decoupled Python models over every door that streams."""
 
 import json
 import socket
@@ -46,7 +46,7 @@ REMOTE_CARRIERS = [
 def streaming(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of these models, by each way to carry requests; also where another one runs them."""
+    """A server of these models, for each carrier; also with an upstream."""
     root = tmp_path_factory.mktemp("decoupled")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
     write_python_model(root, "flood", FLOOD, FLOOD_CONFIG)
@@ -63,7 +63,7 @@ def streaming(
         yield process
         assert process.stop() == 0
         assert "bug " not in process.log, process.log
-        # grpcio tells by one of its own that a client went away while it was writing.
+        # grpcio reports a disconnected client with a line of its own.
         assert "Traceback" not in process.log or "ExecuteBatchError" in process.log, process.log
 
 
@@ -74,7 +74,7 @@ def streaming_grpc(streaming: ServerProcess) -> Iterator[GrpcClient]:
 
 
 class Refusal(NamedTuple):
-    """The statuses of the model's own error."""
+    """Statuses of the model's own error."""
 
     http: int
     grpc: grpc.StatusCode
@@ -82,7 +82,7 @@ class Refusal(NamedTuple):
 
 @pytest.fixture
 def refusal(request: pytest.FixtureRequest) -> Refusal:
-    """What is left of it on the way: a stream of another server brings the text alone."""
+    """The error of a failed request: the stream of an upstream carries the text alone."""
     if "remote" in request.node.callspec.params["streaming"]:
         return Refusal(500, grpc.StatusCode.INTERNAL)
     return Refusal(404, grpc.StatusCode.NOT_FOUND)
@@ -90,7 +90,7 @@ def refusal(request: pytest.FixtureRequest) -> Refusal:
 
 @pytest.fixture
 def idle(streaming: ServerProcess) -> Iterator[Scraper]:
-    """The server's metrics; after the test nothing may be under way."""
+    """The server's metrics; after the test nothing may be in flight."""
     with Scraper(streaming.metrics) as scraper:
         yield scraper
         scraper.until_idle()
@@ -106,7 +106,7 @@ def tell(text: str, count: int, id: str = "", **parameters: Parameter) -> pb.Mod
 
 
 def told(message: pb.ModelStreamInferResponse) -> tuple[str, str, bool | None]:
-    """Id, text or error of a message, and whether it says that it is the last one."""
+    """Id, text or error of a message, and whether it is the final one."""
     response = message.infer_response
     final = response.parameters.get("triton_final_response")
     text = message.error_message
@@ -223,7 +223,7 @@ def test_a_stream_of_events(
 def test_an_error_among_the_events(
     streaming: ServerProcess, refusal: Refusal, idle: Scraper, count: int
 ) -> None:
-    """The first thing that comes decides on the status."""
+    """The first response decides on the status."""
     document = {"TEXT": "a", "COUNT": count, "fail": True}
     answer = generate(streaming, "generate_stream", document)
     assert answer.status == (200 if count else refusal.http)
@@ -294,11 +294,11 @@ def test_doors_with_one_answer_refuse(streaming: ServerProcess, streaming_grpc: 
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-# --- clients that read slowly, and go
+# --- slow and disconnected clients
 
 
 class Flood:
-    """A request to `flood`, as its model tells of it."""
+    """A request to `flood`, and its model's progress."""
 
     def __init__(self, server: ServerProcess, folder: Path) -> None:
         self.file = folder / "sent"
@@ -306,13 +306,13 @@ class Flood:
         self._before = self._memory()
 
     def check(self, received: int) -> None:
-        """So many bytes of responses have been read: not much more may be under way."""
+        """Assert a bound on unread data after `received` bytes of responses."""
         sent = int(self.file.read_text() or 0) * _SIZE
         assert sent - received < _WAITING
         assert self._memory() - self._before < _GROWN
 
     def until_cancelled(self) -> None:
-        """Wait until the model has seen that nobody wants more."""
+        """Wait until the model has seen the cancellation."""
         until(self.file.with_name("sent.cancelled").exists, "the model to see that nobody waits")
 
     def _memory(self) -> int:

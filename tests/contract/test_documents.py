@@ -1,4 +1,4 @@
-"""What the server tells about itself and its models, over every transport."""
+"""Metadata of the server and its models, over every transport."""
 
 import pytest
 

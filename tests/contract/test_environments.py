@@ -1,4 +1,4 @@
-"""Python models with environments of their own, side by side in one server."""
+"""Python models with environments, side by side in one server."""
 
 import json
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_models_with_packages_that_exclude_one_another(caller: Client, folder: P
     for told in (one, two):
         assert Path(told["prefix"]).parent == folder / "cache"
         assert told["path"] == f"{told['prefix']}/bin"
-    # An environment has the server's numpy and nothing else of it.
+    # An environment has the server's numpy and no other package of it.
     told = tell(caller, "one")
     assert told["numpy"] == np.__version__
     assert told["isolated"]
@@ -109,7 +109,7 @@ def test_an_environment_that_cannot_be_built_and_those_that_were(
     server.await_logged("built the environment of one in")
     assert server.log.count("building the environment of one: 1 package and what it needs") == 1
     assert server.log.count("built the environment of one in") == 1
-    # Of three that were built, and of what has failed there is nothing left.
+    # Of three that were built; failed builds leave nothing.
     assert len(list((folder / "cache").iterdir())) == 6
 
 

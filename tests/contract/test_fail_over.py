@@ -1,4 +1,4 @@
-"""Models with several backends: whichever can be reached answers, and the answer says which."""
+"""Models with several backends: the first reachable one answers and is named."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from tests.support.server_process import ServerProcess, clean_server
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIMPLE = add_sub(Datatype.FP32, 3)
 BOTH = {"INPUT0": FLOATS, "INPUT1": FLOATS}
-# By model, who answers.
+# The backend that answers, by model.
 ANSWERS = {
     "first": "triton", "second": "onnxruntime", "standby": "triton-2", "third": "onnxruntime",
     "python": "python", "local": "onnxruntime", "plain": "",
@@ -41,7 +41,7 @@ STREAMS = {"teller": "triton", "standing_by": "triton-2", "here": "python"}  # d
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server that runs some of the models."""
+    """The upstream of some of the models."""
     root = tmp_path_factory.mktemp("there")
     for name in ("first", "standby", "local"):
         write_model(root, name, SIMPLE, "max_batch_size: 8")
@@ -52,7 +52,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def models(there: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of models that have several backends."""
+    """A repository of models with several backends."""
     root = tmp_path_factory.mktemp("here")
     dead = f"127.0.0.1:{free_port()}"
     write_remote(root, "first", there.grpc, fail_over="onnxruntime")
@@ -198,7 +198,7 @@ def test_a_model_is_ready_while_any_backend_is(front: ServerProcess) -> None:
 
 @pytest.mark.slow
 def test_a_request_that_no_backend_can_run(tmp_path: Path) -> None:
-    """The first is absent from the start, and the second goes as well."""
+    """The first is absent from the start, and the second is lost."""
     write_model(tmp_path / "there", "standby", SIMPLE, "max_batch_size: 8")
     with ServerProcess(tmp_path / "there") as other:
         dead = f"127.0.0.1:{free_port()}"

@@ -1,6 +1,6 @@
-"""Functions and classes as models, over every transport, without a configuration unless it says so.
+"""Functions and classes as models, over every transport, mostly without a configuration.
 
-The models are in `tests/models/functions`; the first of them is served as a file by itself.
+The models are in `tests/models/functions`; the first of them is served as a single file.
 """
 
 import asyncio
@@ -57,12 +57,12 @@ def server(
 
 
 def text(*values: str) -> Any:
-    """A BYTES array of one value a row."""
+    """A BYTES array with one value per row."""
     return strings([value.encode() for value in values])
 
 
 def ask(client: Client, *texts: str, **more: Any) -> Mapping[str, Any]:
-    """What `sentiment` says of texts."""
+    """Answers of `sentiment` for texts."""
     outputs = client.infer("sentiment", {"text": text(*texts), **more}).outputs
     return {name: outputs[name].tolist() for name in ("score", "label")}
 
@@ -150,7 +150,7 @@ def test_data_frames(client: Client) -> None:
 
 
 def streamed(server: ServerProcess, model: str, sentence: str) -> list[tuple[str, int]]:
-    """The responses of a generator; raises the error that one is."""
+    """Responses of a generator; raises its error."""
     message = infer_message(model, [Input("text", text(sentence))])
     with GrpcClient(server.grpc) as client:
         found = []

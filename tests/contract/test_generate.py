@@ -1,6 +1,6 @@
-"""Generate and generate_stream with models of one answer, to the letter.
+"""Generate and generate_stream with models of one answer, by exact text.
 
-Models of many answers are in `test_decoupled.py`.
+Decoupled models are in `test_decoupled.py`.
 """
 
 import json
@@ -25,7 +25,7 @@ _EVENTS = "text/event-stream; charset=utf-8"
 def generate(
     server: ServerProcess, model: str, document: object, verb: str = "generate", **headers: str
 ) -> RawAnswer:
-    """One request; a document that is bytes is sent as it is."""
+    """Send a request; a document of bytes is sent unchanged."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return ask(server.http, "POST", f"/v2/models/{model}/{verb}", body, **headers)
 
@@ -40,7 +40,7 @@ def events(answer: RawAnswer) -> list[dict[str, Any]]:
 
 
 def error_of(answer: RawAnswer) -> str:
-    """The text of an error, alone or as the only event."""
+    """Text of an error, alone or as the only event."""
     if answer.headers["content-type"] == "application/json":
         return answer.error
     [event] = events(answer)
@@ -49,7 +49,7 @@ def error_of(answer: RawAnswer) -> str:
     return text
 
 
-# A model of each kind that says what it reads, or may read anything.
+# A model of each kind that declares its parameters, or accepts any.
 _BOX = """
     from headrace import model
 
@@ -86,7 +86,7 @@ _TELLER = """
 def readers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of models that differ in what they read."""
+    """A server of models that differ in their accepted parameters."""
     root = tmp_path_factory.mktemp("readers")
     bias = 'input [ { name: "INPUT0" }, { name: "BIAS" optional: true } ]'
     write_model(root, "graph", graphs.optional_bias(), f"max_batch_size: 0\n{bias}")
@@ -179,7 +179,7 @@ def test_nothing_is_compressed(server: ServerProcess, verb: str) -> None:
 
 
 def test_connections_are_kept(server: ServerProcess) -> None:
-    """Whatever is asked on one, one after the other."""
+    """After any request, one after the other."""
     path = "/v2/models/row_sum"
     infer = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     with HttpSocket(server.http) as connection:
@@ -189,7 +189,7 @@ def test_connections_are_kept(server: ServerProcess) -> None:
                 assert b'"OUTPUT0":3.0' in answer.body
             answer = connection.ask("POST", f"{path}/infer", json.dumps(infer).encode())
             assert b'"data":[1.0]' in answer.body
-    # A body may come in chunks.
+    # A body may be chunked.
     with HttpSocket(server.http) as connection:
         connection.send(
             b"POST /v2/models/row_sum/generate HTTP/1.1\r\nHost: x\r\n"

@@ -1,4 +1,4 @@
-"""What a server tells of GPUs: by libraries of the real ones' interface, and of real ones."""
+"""Metadata and metrics of GPUs, from fake libraries and from real GPUs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ CONFIG = tensors("input", ("INPUT0", "FP32", "1")) + tensors("output", ("OUTPUT0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with two GPUs that only have numbers, and a model on each."""
+    """A server with two fake GPUs and a model on each."""
     root = tmp_path_factory.mktemp("gpus")
     environment = machine_with_gpus(tmp_path_factory.mktemp("libraries"), devices=2)
     write_python_model(root, "m", IDENTITY, CONFIG + "instance_group { kind: KIND_GPU }")
@@ -72,11 +72,11 @@ def test_without_gpus_nothing_is_told_of_them(tmp_path: Path) -> None:
         assert "cuda" not in server.log.lower()
 
 
-# --- real ones
+# --- real GPUs
 
 
 def missing() -> str:
-    """Why nothing can be on a GPU here; empty if it can."""
+    """Reason why no model can use a GPU here; empty if one can."""
     gpus = Gpus()
     return gpus.problem or OnnxBackend(gpus).gpu_obstacle(gpus.count)
 

@@ -1,4 +1,4 @@
-"""gRPC alone: how tensors and parameters lie in a message, and what the transport itself does."""
+"""gRPC alone: tensors and parameters in messages, and the transport."""
 
 from typing import Any
 
@@ -37,11 +37,11 @@ def _infer(client: GrpcClient, message: pb.ModelInferRequest) -> Answer:
     return read_answer(client.call("ModelInfer", message, pb.ModelInferResponse))
 
 
-# --- tensors and parameters: once what tests of the codec have case by case
+# --- tensors and parameters: one case each, the codec's tests have the rest
 
 
 def test_typed_contents_and_parameters(grpc_client: GrpcClient) -> None:
-    """Taken from the field of their type; the answer is in raw form all the same."""
+    """Read from the typed field; the answer has raw contents all the same."""
     for datatype, field, values in (
         ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
         ("FP32", "fp32_contents", [0.5, float("inf")]),
@@ -129,7 +129,7 @@ def test_compressed_request(server: ServerProcess, algorithm: grpc.Compression) 
 def test_timing_as_trailing_metadata(
     server: ServerProcess, compression: grpc.Compression | None
 ) -> None:
-    """The first answer of a connection, and those for which the fields are known."""
+    """On the first answer of a connection, and on later ones with known fields."""
     with grpc.insecure_channel(server.grpc, OPTIONS, compression=compression) as channel:
         infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
         for _ in range(3):
@@ -151,7 +151,7 @@ def test_metadata_does_not_disturb(grpc_client: GrpcClient) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "\u20ac", "%"])
 def test_long_errors_are_cut(grpc_client: GrpcClient, letter: str) -> None:
-    """They travel in headers, of which clients take only so much; more would hide the status."""
+    """They travel in headers, whose size clients limit; longer ones would hide the status."""
     with pytest.raises(NotFound, match=f"^Request for unknown model: '{letter}+\u2026$"):
         grpc_client.model_metadata(letter * 20_000)
 
@@ -159,7 +159,7 @@ def test_long_errors_are_cut(grpc_client: GrpcClient, letter: str) -> None:
 def test_errors_are_text_in_any_language(grpc_client: GrpcClient) -> None:
     with pytest.raises(NotFound, match="'\u00fc\u20ac\U0001f600' is not found"):
         grpc_client.model_metadata("\u00fc\u20ac\U0001f600")
-    # The name of a repository is one.
+    # The name of a repository is invalid.
     request = pb.RepositoryIndexRequest(repository_name="r")
     with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
         grpc_client.call("RepositoryIndex", request, pb.RepositoryIndexResponse)

@@ -1,4 +1,4 @@
-"""Clients of gRPC that hang up while their answers are about to be written."""
+"""gRPC clients that disconnect just before their answers are written."""
 
 import socket
 import struct
@@ -16,7 +16,7 @@ INTS = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
 def calls(count: int) -> bytes:
-    """A connection's first bytes, with so many requests."""
+    """First bytes of a connection with `count` requests."""
     request = pb.ModelInferRequest(model_name="simple")
     for name in ("INPUT0", "INPUT1"):
         request.inputs.add(name=name, datatype="INT32", shape=INTS.shape)

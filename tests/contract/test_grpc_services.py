@@ -1,4 +1,4 @@
-"""The services beside inference: health and reflection."""
+"""The gRPC services for health and reflection."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _SERVICES = {
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "anything"])
 def test_health_check(grpc_client: GrpcClient, service: str) -> None:
-    """The server's readiness, whatever service is asked for."""
+    """The server's readiness, for any service name."""
     path = "/grpc.health.v1.Health/Check"
     check = procedure(grpc_client.channel, path, health_pb2.HealthCheckResponse)
     answer = check(health_pb2.HealthCheckRequest(service=service), timeout=60)
@@ -67,7 +67,7 @@ def test_file_of_a_symbol(grpc_client: GrpcClient, package: str, symbol: str, fi
         for data in answer.file_descriptor_response.file_descriptor_proto
     ]
     assert files[0].name == file
-    # Everything that a tool needs to read it is there.
+    # All files that a tool needs are there.
     names = {descriptor.name for descriptor in files}
     assert {name for descriptor in files for name in descriptor.dependency} <= names
 

@@ -44,7 +44,7 @@ class Stream:
         return response
 
     def rest(self) -> list[pb.ModelStreamInferResponse]:
-        """Wait for all further messages and for the end, which must be a good one."""
+        """The remaining messages; the stream must end without an error."""
         responses: list[pb.ModelStreamInferResponse] = list(self.call)
         assert self.call.code() is grpc.StatusCode.OK
         return responses
@@ -101,7 +101,7 @@ def test_requests_for_several_models(client: GrpcClient) -> None:
 
 @BOTH
 def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Rounds) -> None:
-    """They are executed side by side, yet what is ready early waits for what was sent earlier."""
+    """They are executed concurrently, but early results wait for those of earlier requests."""
     with Stream(client) as stream:
         stream.send(_spin(rounds(0.3), id="slow"), _sum([1], id="quick"))
         stream.half_close()
@@ -134,7 +134,7 @@ def test_errors_before_and_of_execution(client: GrpcClient) -> None:
         assert refused.infer_response == pb.ModelInferResponse(id="empty")
         stream.send(_sum([1], id="good"))
         assert stream.receive().infer_response.id == "good"
-    # One of execution says which model failed, and that nothing more comes for the request.
+    # An execution error names the model and ends the request.
     with Stream(client) as stream:
         stream.send(_lookup(99, id="bad"), _lookup(1, id="good"))
         failed, good = stream.receive(), stream.receive()
@@ -186,7 +186,7 @@ def test_timing_and_bytes_that_are_no_message(client: GrpcClient) -> None:
         stream.send(_sum([1], headrace_timing=True))
         names = set(_parameters(stream.receive()))
     assert names == {"triton_final_response", "queue_us", "compute_us", "batch_rows"}
-    # A message that cannot be read is an error of its own; the next one is answered.
+    # An unreadable message is an error of its own; the next one is answered.
     path = "/inference.GRPCInferenceService/ModelStreamInfer"
     streaming = procedure(client.channel, path, pb.ModelStreamInferResponse, "stream_stream")
     messages = list(streaming(iter([b"\xff\xff", _sum([1], id="good")]), timeout=60))

@@ -1,4 +1,4 @@
-"""What a transport of gRPC does by itself: framing, limits, deadlines, compression, encryption."""
+"""gRPC transports: framing, limits, deadlines, compression, encryption."""
 
 import ssl
 import struct
@@ -29,7 +29,7 @@ from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 from tests.support.transports import EACH_TRANSPORT, over_both_transports
 
-# What is tested here is the transport itself, not what every transport has in common.
+# Tests of the transport itself; those of every transport are elsewhere.
 NATIVE = pytest.mark.parametrize("server", ["default"], indirect=True)
 
 TLS = Path(__file__).parents[1] / "support" / "tls"
@@ -41,7 +41,7 @@ def _identity(nbytes: int, model: str = "identity_FP32") -> pb.ModelInferRequest
     return infer_message(model, [Input("INPUT0", values)], id="large")
 
 
-# --- the head of a call
+# --- headers of a call
 
 
 def _with(**changes: str) -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def test_large_messages_both_ways(wide: ServerProcess) -> None:
 
 @NATIVE
 def test_a_message_over_the_limit_is_refused_by_its_prefix(server: ServerProcess) -> None:
-    """None of it is waited for, and the text names the setting."""
+    """The rest is not awaited, and the text names the setting."""
     with Http2Socket(server.grpc) as client:
         answer = client.call(REQUEST, struct.pack(">BI", 0, (64 << 20) + 1), end=False)
     assert answer.headers["grpc-status"] == "8"
@@ -161,7 +161,7 @@ def test_answers_are_compressed_for_those_who_compress(server: ServerProcess) ->
 def test_a_deadline(
     busy_server: ServerProcess, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
-    """The call ends, and what it had asked for is not done."""
+    """The call ends, and its request is not executed."""
     with GrpcClient(busy_server.grpc) as client:
         infer = client.procedure("ModelInfer", pb.ModelInferResponse)
         held, waiting = (

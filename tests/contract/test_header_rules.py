@@ -1,4 +1,4 @@
-"""Headers that models are told of, and those that restricted operations ask for."""
+"""Headers forwarded to models, and headers required for restricted operations."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def served(request: pytest.FixtureRequest, repository: Path) -> Iterator[ServerProcess]:
-    """A server that forwards some headers, and asks for a key whatever is wanted of it."""
+    """A server that forwards some headers and requires a key for everything."""
     options = (
         *CARRIERS[request.param], "--http-header-forward-pattern=^x-tell|timeout",
         "--grpc-header-forward-pattern=^x-tell|timeout",
@@ -85,7 +85,7 @@ def _told(answer: RawAnswer) -> dict[str, Any]:
 
 
 def test_headers_become_parameters(served: ServerProcess) -> None:
-    """Under the names that the client has written, also where the request takes the long way."""
+    """Under the client's spelling of their names, also for large requests."""
     with HttpSocket(served.http) as connection:
         for _ in range(2):  # the second time the head is known
             answer = connection.ask("POST", _INFER, _BODY, **_KEY, X_Tell_A="1", X_Other="2")
@@ -94,7 +94,7 @@ def test_headers_become_parameters(served: ServerProcess) -> None:
         assert _told(answer) == {"X-Tell-A": "3", "x-tell-b": '"\xe4\\'}
         connection.send(request("POST", _INFER, _BODY, **_KEY, X_Tell_C="4", Connection="close"))
         assert _told(connection.receive()) == {"X-Tell-C": "4"}
-    # A header goes before a parameter of the body.
+    # A header wins over a parameter of the body.
     body = b'{"parameters":{"X-Tell":"body","more":7},"inputs":[]}'
     answer = ask(served.http, "POST", _INFER, body, **_KEY, X_Tell="header")
     assert _told(answer) == {"X-Tell": "header", "more": 7}
@@ -205,7 +205,7 @@ def test_routes_are_restricted_however_they_are_written(served: ServerProcess) -
 def test_what_describes_the_protocol_is_open(served: ServerProcess) -> None:
     assert ask(served.http, "GET", "/docs").status == 200
     assert ask(served.http, "GET", "/openapi.json").status == 200
-    # The models are shown as the metadata are: to those with the key.
+    # Models are listed like metadata: to clients with the key.
     told = "/v2/models/told/infer"
     with HttpSocket(served.http) as connection:
         assert told not in connection.ask("GET", "/openapi.json").document["paths"]
@@ -274,7 +274,7 @@ def test_both_protocols_have_a_status_for_it() -> None:
     assert (STATUS[Restricted].http, STATUS[Restricted].grpc) == (403, 14)
 
 
-# --- the settings
+# --- settings
 
 
 _ADMIN = "model-repository,trace:x=y"

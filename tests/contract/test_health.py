@@ -1,4 +1,4 @@
-"""Is the server alive and ready, is a model, over every transport."""
+"""Liveness and readiness of the server and of models, over every transport."""
 
 from http.client import HTTPConnection
 

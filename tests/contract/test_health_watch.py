@@ -1,4 +1,4 @@
-"""Watchers of the server's health are told of every change, whatever it comes from."""
+"""Health watchers are notified of every change, whatever its cause."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.support.server_process import ServerProcess
 
 EACH = ["default", "frontends", pytest.param("reference", marks=pytest.mark.slow)]
 CONFIG = "max_batch_size: 4"
-# Its worker can be killed, and starts again only when a file is gone.
+# Its worker can be killed, and starts again only once a file is removed.
 MORTAL = """
     import os, time
     import numpy as np
@@ -121,5 +121,5 @@ def test_a_server_of_a_model_that_goes_and_comes_back(
 
 
 def until_ready(client: GrpcClient, model: str, ready: bool) -> None:
-    """Wait until a model says so of itself."""
+    """Wait until a model reports itself ready."""
     eventually(lambda: client.model_ready(model) is ready)

@@ -1,4 +1,4 @@
-"""Requests that take long to decode or encode, while which a server answers others."""
+"""Requests that take long to decode or encode do not block others."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ _COUNT = 3_000_000
 def heavy(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server in which nothing else is under way."""
+    """A server without other requests."""
     root = tmp_path_factory.mktemp("heavy")
     write_repository(root)
     texts = tensors("input", ("INPUT0", "STRING", "-1"))
@@ -104,7 +104,7 @@ def test_a_pipelined_request_is_answered_behind_a_heavy_one(heavy: ServerProcess
 
 
 def test_a_heavy_request_whose_client_goes(heavy: ServerProcess) -> None:
-    """What was counted for it is given back; `clean_server` sees to that it was no bug."""
+    """Its charges are released; `clean_server` asserts that no bug was logged."""
     body = _zeros()
     with HttpSocket(heavy.http) as socket:
         socket.send(request("POST", _INFER.format("identity_FP32"), body))
@@ -156,7 +156,7 @@ _WORDS = [b"", b"a", "ä€".encode(), b"seven!!"] * 250_000
 
 @pytest.mark.parametrize("model", ["identity_BYTES", "worker"])
 def test_a_million_texts(heavy: ServerProcess, model: str) -> None:
-    """Through each door, to where they are objects, and back."""
+    """Through each door, to a worker, and back."""
     message = pb.ModelInferRequest(model_name=model)
     given = message.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, len(_WORDS)])
     given.contents.bytes_contents.extend(_WORDS)
@@ -227,7 +227,7 @@ def test_the_highest_of_many(heavy: ServerProcess) -> None:
 
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
 def test_a_large_generate_request(heavy: ServerProcess, datatype: str) -> None:
-    """With front ends it goes to the engine as it came, and is decoded there."""
+    """Front ends forward it undecoded to the engine."""
     values: list[object] = [1.5, 2.0] if datatype == "FP32" else ["a", "b"]
     body = json.dumps({"INPUT0": values * 300_000}).encode()
     with HttpSocket(heavy.http, 60) as one, HttpSocket(heavy.http) as other:

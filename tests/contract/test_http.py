@@ -1,4 +1,4 @@
-"""HTTP alone: paths and methods, how messages are framed, what a connection survives."""
+"""HTTP alone: paths and methods, framing, and reuse of connections."""
 
 import json
 import re
@@ -105,7 +105,7 @@ def test_names_are_decoded(server: ServerProcess) -> None:
 
 
 def test_errors_are_json_everywhere(server: ServerProcess) -> None:
-    """Clients look for the text only where the type is exactly this."""
+    """Clients look for the text only where the content type is exactly this."""
     for method, path in (
         ("GET", "/v2/models/nope"),
         ("GET", "/v2/models/nope/config"),
@@ -124,7 +124,7 @@ def test_errors_are_json_everywhere(server: ServerProcess) -> None:
 
 
 def test_config_as_json(server: ServerProcess) -> None:
-    """Snake case, numbers also for 64 bits, names of enum values, defaults written out."""
+    """Snake case, integers also for 64 bits, names of enum values, defaults written out."""
     config = ask(server.http, "GET", "/v2/models/spin_delay/config").document
     batching = config["dynamic_batching"]
     assert config["max_batch_size"] == 1
@@ -233,7 +233,7 @@ def test_pipelined_requests(server: ServerProcess) -> None:
 
 
 def test_pipelined_requests_cut_anywhere(server: ServerProcess) -> None:
-    """Both routes, unfinished heads and bodies side by side, and answers in order all the same."""
+    """On both routes: partial heads and bodies, and answers in order."""
     other = request("GET", "/v2/health/live")
     data = b"".join([request("POST", _INFER, _GOOD), other, request("POST", _INFER, _GOOD)] * 3)
     expected = ["sum", "live", "sum"] * 3
@@ -256,7 +256,7 @@ def test_more_pipelined_requests_than_run_at_once(server: ServerProcess) -> None
 
 
 def test_heads_that_differ_in_one_header(server: ServerProcess) -> None:
-    """A head that was seen before must not stand for another one."""
+    """A remembered head must not stand for another one."""
     with HttpSocket(server.http) as connection:
         for encoding in ("identity", "gzip", "identity", "deflate", "gzip"):
             answer = connection.ask("POST", _INFER, _GOOD, Accept_Encoding=encoding)
@@ -316,7 +316,7 @@ def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
 
 def test_lengths_that_are_odd(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
-        # As much as the parser takes; beyond that it is no HTTP any more.
+        # As much as the parser accepts; more is invalid HTTP.
         head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**64 - 1}\r\n\r\n"
         connection.send(head.encode() + b"hello")
         answer = connection.receive()
@@ -335,7 +335,7 @@ def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
         connection.send(head + body + b"X-Digest: 1\r\n\r\n")
         assert _is_sum(connection.receive())
-        # The body is complete and is answered; what follows it is more than anyone needs.
+        # The body is complete and is answered; further bytes are ignored.
         connection.send(head + body + b"X-Digest: 1\r\n" * 10_000 + b"\r\n")
         answers = [connection.receive()]
         if answers[0].status == 200:  # it was faster than the trailers

@@ -1,6 +1,6 @@
-"""Inference over HTTP as a client sees it: JSON, binary tensors, raw bodies, compression.
+"""Inference over HTTP: JSON, binary tensors, raw bodies, compression.
 
-What a request may say is tested with the codec, in `tests/protocol`; here each class of it once.
+The cases of each class are in `tests/protocol`.
 """
 
 import gzip
@@ -47,7 +47,7 @@ def _send(server: ServerProcess, document: object, tail: bytes, **headers: str) 
 
 
 def _parts(answer: RawAnswer) -> tuple[dict[str, Any], bytes]:
-    """The JSON of a binary answer, and what follows it."""
+    """The JSON of a binary answer, and the bytes after it."""
     assert answer.headers["content-type"] == "application/octet-stream"
     size = int(answer.headers["inference-header-content-length"])
     document: dict[str, Any] = json.loads(answer.body[:size])
@@ -103,7 +103,7 @@ def test_requests_that_are_refused(server: ServerProcess, document: object, text
 
 
 def test_names_that_are_no_text(server: ServerProcess) -> None:
-    """The slower parser, which reads NaN, takes half a surrogate pair; nothing may choke on it."""
+    """The slower parser, which reads NaN, accepts half a surrogate pair; nothing may fail on it."""
     for place in ("id", "input", "output", "parameter"):
         bad = {place: "\ud800"}
         document: Any = _request([float("nan")], [1, 1], id=bad.get("id", "x"))
@@ -142,7 +142,7 @@ def test_binary_on_one_side_alone(server: ServerProcess) -> None:
 
 
 def test_outputs_without_data_or_json(server: ServerProcess) -> None:
-    """Nothing follows the JSON, so there is no length header; yet each output has a size of 0."""
+    """Nothing follows the JSON, so there is no length header; each output has a size of 0."""
     document = _request([], [0, 4], "INT32", parameters={"binary_data_output": True})
     answer = _post(server, "convert", document)
     assert answer.headers["content-type"] == "application/json"
@@ -158,7 +158,7 @@ def test_outputs_without_data_or_json(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("elements", [10_000, 70_000, 1_000_000])
 def test_large_bodies_among_small_ones(server: ServerProcess, elements: int) -> None:
-    """Bodies of three sizes come in three ways from the socket; nothing else may change."""
+    """Bodies of three sizes are received in three ways; nothing else may change."""
     data = np.arange(elements, dtype=np.float32).tobytes()
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, elements]}
     document = {

@@ -1,4 +1,4 @@
-"""Python models in the server's own process: what is not as in a worker, on both doors."""
+"""In-process Python models: differences from workers, over both doors."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.models.python_models import execution, tensors, write_python_model
 from tests.support.client import Client
 from tests.support.server_process import ServerProcess
 
-# Its answer is the number in the file beside it, and its input; what is negative goes wrong.
+# Its answer is the number in the file beside it, and its input; negative inputs fail.
 MODEL = """
     import os
     import sys
@@ -52,7 +52,7 @@ MODEL = """
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with such models, which must have let them end."""
+    """A server with such models, which must have ended them."""
     root = tmp_path_factory.mktemp("in_process")
     config = "max_batch_size: 8\n" + tensors("input", ("X", "INT64", "1"))
     config += tensors("output", ("Y", "INT64", "4"))

@@ -26,7 +26,7 @@ def test_simple(client: Client) -> None:
 
 
 def _values(datatype: Datatype) -> Array:
-    """Two rows of three: the extremes of the datatype, and something in between."""
+    """Two rows of three: the extremes of the datatype, and values between them."""
     dtype = NUMPY[datatype]
     if datatype is Datatype.BYTES:
         elements = [b"", b"a", '\u20ac \U0001f600 \x00 "\\\n'.encode(), b"x" * 900, b"1", b"{}"]

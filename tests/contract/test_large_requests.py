@@ -1,4 +1,4 @@
-"""Requests with more rows than a batch: divided where this server chose the size of a batch."""
+"""Requests with more rows than a batch: divided if this server chose the batch size."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("server")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of models with batches of 8 rows, by each way to carry requests."""
+    """A server of models with batches of 8 rows, for each carrier."""
     root = tmp_path_factory.mktemp("large")
     write_model(root, "bare", graphs.row_sum())
     write_model(root, "texts", identity(Datatype.BYTES, [ROWS, 2]))

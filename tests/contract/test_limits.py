@@ -1,4 +1,4 @@
-"""A server that takes one request of 4096 bytes at once, and writes a JSON line for each."""
+"""A server limited to one request of 4096 bytes, with a JSON access log."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_one_too_many(
 def test_overload_says_when_to_come_back(
     server: ServerProcess, metrics: Scraper, number: int, gates: Gates
 ) -> None:
-    """Over HTTP, which has a header for it; the refused connection can be used again."""
+    """Retry-After over HTTP; the connection of a refused request can be used again."""
     tensor = {"name": "VALUE", "datatype": "INT64", "shape": [1, 1], "data": [number]}
     body = json.dumps({"inputs": [tensor]}).encode()
     with HttpSocket(server.http) as busy, HttpSocket(server.http) as other:
@@ -69,7 +69,7 @@ def test_overload_says_when_to_come_back(
 
 
 def test_access_log(server: ServerProcess) -> None:
-    """One JSON object for each request, over both transports."""
+    """One JSON object per request, over both transports."""
     with GrpcClient(server.grpc) as client:
         client.infer("identity", _ONE)
         with pytest.raises(PayloadTooLarge):
@@ -111,7 +111,7 @@ def test_requests_are_not_logged_unless_asked(servers: Callable[[str], ServerPro
 
 @pytest.mark.slow
 def test_message_far_beyond_the_limit(servers: Callable[[str], ServerProcess]) -> None:
-    """grpcio refuses this one itself, before it is read; its own text names no setting."""
+    """grpcio refuses this one itself, before it is read; its text names no setting."""
     server = servers("reference")
     with GrpcClient(server.grpc) as client:
         infer = client.procedure("ModelInfer", pb.ModelInferResponse)

@@ -1,4 +1,4 @@
-"""A server while it loads its models, and when one of them cannot be loaded."""
+"""A server while it loads its models, and after a failed load."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _ZERO = {"INPUT0": np.zeros((1, 1), np.float32)}
 
 @pytest.fixture(scope="module")
 def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that has opened its ports; its model `late` takes a while, `broken` will fail."""
+    """A server with open ports; its model `late` is slow to load, `broken` will fail."""
     root = tmp_path_factory.mktemp("failing")
     write_failing_repository(root)
     with ServerProcess(root, options=["--exit-on-error=false"], wait=False) as process:
@@ -32,7 +32,7 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 
 @pytest.fixture(scope="module")
 def started(starting: ServerProcess) -> ServerProcess:
-    """The same, with `late` loaded."""
+    """The same server with `late` loaded."""
     with GrpcClient(starting.grpc) as client:
         until(lambda: client.model_ready("late"), "the late model", seconds=60)
     return starting
@@ -40,13 +40,13 @@ def started(starting: ServerProcess) -> ServerProcess:
 
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def client(request: pytest.FixtureRequest, started: ServerProcess) -> Iterator[Client]:
-    """The server with a broken model, through each transport."""
+    """Clients of the server with a broken model, for each transport."""
     with CLIENTS[request.param](started) as client:
         yield client
 
 
 def _is_being_loaded(client: GrpcClient, model: str) -> bool:
-    """Whether it has a version that is on its way, and not only its name."""
+    """Whether it has a loading version, and not only its name."""
     found = [one for one in client.index().models if one.name == model]
     return [(one.version, one.state) for one in found] == [("1", "LOADING")]
 
@@ -111,13 +111,13 @@ def test_a_model_that_failed(client: Client) -> None:
 
 
 def test_other_models_are_served(client: Client) -> None:
-    """Its operator has asked for that: `--exit-on-error=false`."""
+    """Configured by `--exit-on-error=false`."""
     assert client.live()
     until(client.ready, "the last model to be tried")
     assert client.model_ready("good")
     assert client.infer("good", _ZERO)["OUTPUT0"].tolist() == [[1]]
     assert [model.name for model in client.statistics()] == ["good", "late"]
-    # Clients see neither the server's paths nor what libraries say.
+    # Clients see neither the server's paths nor the libraries' messages.
     (reason,) = [model.reason for model in client.index().models if model.name == "hollow"]
     assert reason == "ONNX Runtime cannot load hollow/1/model.onnx; the server's log says why"
 

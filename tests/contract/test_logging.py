@@ -1,4 +1,4 @@
-"""The log's settings, told and changed over both protocols, and what they bring about."""
+"""Log settings over both protocols, and their effects."""
 
 import json
 from collections.abc import Iterator

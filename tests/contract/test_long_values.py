@@ -1,4 +1,4 @@
-"""What a client has sent is told back to it in part, over every door."""
+"""Errors quote long values of clients in part, over every door."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Models that declare no inputs, or no outputs, or other outputs than they give."""
+"""Models that declare no inputs, no outputs, or other outputs than they give."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ SOURCE = """
             tensors = [pb_utils.Tensor("GIVEN", given)]
             return [pb_utils.InferenceResponse(tensors) for request in requests]
 """
-# It has no outputs, and tells in its response's parameters what it was given.
+# It has no outputs, and reports its inputs in its response's parameters.
 SINK = """
     import triton_python_backend_utils as pb_utils
 
@@ -39,8 +39,8 @@ SINK = """
             sums = [int(request.inputs()[0].as_numpy().sum()) for request in requests]
             return [pb_utils.InferenceResponse([], parameters={"sum": n}) for n in sums]
 """
-# Its outputs have other datatypes and shapes than its configuration says. Proxies put requests of
-# several kinds into one, for which it raises; then they are run again in halves.
+# Its outputs differ from its configuration in datatypes and shapes. Proxies batch requests of
+# several kinds, for which it raises; then they are run again in halves.
 OTHER = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -73,7 +73,7 @@ TAKEN = ("TAKEN", "INT64", "-1")
 
 
 def completing(source: str, call: str) -> str:
-    """The source of a model that completes its configuration by a call."""
+    """Source of a model that completes its configuration by a call."""
     return source + COMPLETES.format(call)
 
 
@@ -158,7 +158,7 @@ def test_outputs_that_are_not_as_declared(client: Client, model: str, kind: int)
 
 
 def test_requests_of_a_batch_get_their_own(client: Client) -> None:
-    """Those that wait together run together: the model gives them outputs of several kinds."""
+    """Queued requests form one batch: the model gives them outputs of several kinds."""
     with ThreadPoolExecutor(8) as pool:
         asked = [(kind, pool.submit(client.infer, "other", kinds(kind))) for kind in [*GIVES] * 4]
         for kind, answer in asked:

@@ -1,4 +1,4 @@
-"""Models in Tritons that the server starts: one for each of two GPUs, as far as those can tell."""
+"""Models in managed Tritons: one process for each of two fake GPUs."""
 
 import re
 from collections.abc import Iterator
@@ -40,10 +40,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models whose instances are in both processes, in one of them, and in none."""
+    """Models with instances in both processes, in one of them, and in none."""
     root = tmp_path_factory.mktemp("managed")
     write_managed(root)
-    # Of KIND_AUTO, since what stands in for Triton here has no GPU.
+    # Of KIND_AUTO, since the stand-in for Triton has no GPU.
     write_managed(root, "instance_group { gpus: [1] }", "second", 5)
     write_managed(root, "instance_group { kind: KIND_GPU gpus: [2] }", "third")
     return root
@@ -74,7 +74,7 @@ def updated(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[C
 
 @contextmanager
 def callers(client: Client, name: str, many: int = 4) -> Iterator[list[float]]:
-    """Clients that ask again and again meanwhile; the factors that they have found, in order."""
+    """Clients that keep asking; the observed factors, in order."""
     found: list[float] = []
     ended = Event()
 
@@ -134,7 +134,7 @@ def test_the_processes_have_metrics(caller: Client, server: ServerProcess) -> No
 
 
 def test_only_this_server_can_ask_them(server: ServerProcess) -> None:
-    """Whoever is on this machine can reach the port, but is asked for a key."""
+    """Any local user can reach the port, but a key is required."""
     commands = dict(descendants(server.pid))
     found = re.search(r"--grpc-port=(\d+)", commands[servers(server.pid)[0]])
     assert found is not None

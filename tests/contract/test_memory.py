@@ -1,4 +1,4 @@
-"""What requests leave behind in the server's memory: nothing."""
+"""Requests leave nothing behind in the server's memory."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def alone(repository: Path) -> Iterator[ServerProcess]:
 
 @pytest.mark.slow
 def test_requests_make_no_cycles(alone: ServerProcess) -> None:
-    """The collector has nothing to do: objects go as soon as their request is answered."""
+    """Objects are freed as soon as their request is answered, without the garbage collector."""
 
     def collections() -> float:
         return scraper.now().value("python_gc_collections_total")

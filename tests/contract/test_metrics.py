@@ -146,7 +146,7 @@ def test_requests_are_counted_by_door_operation_and_status(
     send: Callable[[ServerProcess, GrpcClient], object],
     counted: list[tuple[str, str, str]],
 ) -> None:
-    """Also those that nothing of the engine has seen, and without one that clients can invent."""
+    """Also requests that never reach the engine; clients cannot invent labels."""
     before = _counts(metrics)
     for _ in range(3):
         send(server, grpc_client)

@@ -1,4 +1,4 @@
-"""The memory of models in statistics and metrics, as the models grow."""
+"""Memory of models in statistics and metrics, as the models grow."""
 
 from collections.abc import Iterator
 

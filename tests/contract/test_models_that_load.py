@@ -1,4 +1,4 @@
-"""Models that have others loaded and unloaded in `initialize`."""
+"""Models that load and unload others in `initialize`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = tensors("output", ("PID", "INT32", "1"))
-# It does what the file `steps` says: lists of calls to be made at the same time.
+# It runs the calls in the file `steps`: lists of concurrent calls.
 LOADER = """
     import json, os, pathlib
     from concurrent.futures import ThreadPoolExecutor
@@ -63,13 +63,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_steps(root: Path, name: str, steps: Sequence[object]) -> None:
-    """Say what a model does when it is loaded the next time."""
+    """Set the calls of a model's next load."""
     (root / name / "steps").write_text(json.dumps(steps))
 
 
 @pytest.fixture(scope="module", params=["default", FRONT_ENDS])
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[ServerProcess]:
-    """A server that loads one model at a time, and models of its start, too."""
+    """A server that loads one model at a time, at start too."""
     options = ["--model-control-mode=explicit", "--load-model=top", "--model-load-thread-count=1"]
     if request.param != "default":
         options.append("--frontends=2")

@@ -1,4 +1,4 @@
-"""Models that do what is odd, but none of anybody else's business, and go on."""
+"""Models with odd but harmless behaviour."""
 
 import json
 from collections.abc import Iterator
@@ -40,15 +40,15 @@ def server(
 def test_odd_things_that_are_answered(grpc_client: GrpcClient, server: ServerProcess) -> None:
     with pytest.raises(ExecutionFailed, match=r"gave output 'TODL', .* and no output 'TOLD'"):
         ask(grpc_client, "odd", "misspelt")
-    # A model that asks itself alone.
+    # A model that calls itself.
     code, text = ask(grpc_client, "odd", "ask_itself")
     assert code == 5
     assert "would wait for itself: it needs a second instance" in text
     # An event loop of an ordinary model.
     assert ask(grpc_client, "odd", "run_a_loop") == [1, 1, 1]
-    # Responses that are called off while they are waited for.
+    # Responses cancelled while they are awaited.
     assert ask(grpc_client, "odd", "call_off") is True
-    # Responses that are taken late.
+    # Responses read late.
     assert ask(grpc_client, "odd", "keep_up", count=2000, seconds=0.2) == 2001
 
 

@@ -1,4 +1,4 @@
-"""Models that are loaded when they are asked for (`--load-on-request` and its kin)."""
+"""Models loaded on request (`--load-on-request` and related options)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("server")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server that loads nothing at start, by each way to carry requests."""
+    """A server that loads nothing at start, for each carrier."""
     root = tmp_path_factory.mktemp("on_request")
     for number in range(COPIES):
         write_model(root, f"add_{number}", graphs.add_constant(number), CONFIG)
@@ -74,7 +74,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def fresh(server: ServerProcess) -> Iterator[int]:
-    """Numbers of models `add_N` that add N and that nobody has asked for yet."""
+    """Numbers N of models `add_N` without requests so far."""
     return iter(range(COPIES))
 
 
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_loaded_says_why(client: Client) -> None:
 
 
 def test_decoupled_models(server: ServerProcess) -> None:
-    """That they are is not known before they are loaded."""
+    """That they are decoupled is not known before they are loaded."""
     given = {"TEXT": strings([b"a"], [1, 1]), "COUNT": np.array([[1]], np.int32)}
     with HttpClient(server.url, binary=False) as http, GrpcClient(server.grpc) as client:
         for name, door in (("unary_http", http), ("unary_grpc", client)):
@@ -173,7 +173,7 @@ def test_models_that_other_models_ask_for(server: ServerProcess) -> None:
         assert state(client, "asked") == ""
         assert add(client, "asks") == 5
         assert state(client, "asked") == "READY"
-    # Only one may be loaded at a time here, but for those that it waits for.
+    # Only one may be loaded at a time here, except those that it waits for.
     with GrpcClient(server.grpc) as client:
         assert add(client, "warm") == 7
         assert state(client, "cold") == "READY"

@@ -1,4 +1,4 @@
-"""The description of the HTTP routes, and the page that shows it."""
+"""The OpenAPI document of the HTTP routes, and its page."""
 
 import json
 import re
@@ -179,7 +179,7 @@ def _check(
     body: bytes,
     status: int,
 ) -> None:
-    """Ask, and hold status, type and body against what the document says of them."""
+    """Send a request, and compare status, type and body with the document."""
     answer = ask(server.http, method.upper(), target, body)
     assert answer.status == status, (target, answer.body)
     described = document["paths"][path][method]["responses"][str(status)]
@@ -193,7 +193,7 @@ def _check(
 
 
 def _strict(components: dict[str, Any]) -> dict[str, Any]:
-    """The same, in which no object has members beside those that are named."""
+    """Schemas without additional properties."""
     return {
         "schemas": {
             name: {"additionalProperties": False} | schema

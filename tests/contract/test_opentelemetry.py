@@ -1,4 +1,4 @@
-"""Traces as spans of OpenTelemetry, as a collector gets them, and the contexts of clients."""
+"""OpenTelemetry: exported spans, and trace contexts of clients."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.support.http_socket import ask
 from tests.support.otlp_receiver import OtlpReceiver, Span
 from tests.support.server_process import ServerProcess, clean_server
 
-# It asks `identity`, as part of its trace if it is told to, and tells what context it has.
+# It calls `identity`, on request as part of its trace, and returns its trace context.
 OUTER = """
     import json
     import numpy as np
@@ -93,7 +93,7 @@ def server(
 
 
 class Doors:
-    """Ways to have a model run: each takes a model, an input, an id and headers."""
+    """Ways to run a model: each takes a model, an input, an id and headers."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
@@ -155,7 +155,7 @@ def test_a_request_is_three_spans(
     assert root.trace == model.trace == compute.trace
     assert root.parent == ""
     assert model.start <= compute.start <= compute.end <= model.end
-    # The root may be of a front end, a process that has set its clock by the system's by itself.
+    # The root may be of a front end, a process with its own reading of the system clock.
     assert root.start - _CLOCKS_NS <= model.start <= model.end <= root.end + _CLOCKS_NS
     kind = "HTTP_RECV" if door in ("http", "generate") else "GRPC_WAITREAD"
     sent = kind[:4] + "_SEND"

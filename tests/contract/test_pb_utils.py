@@ -1,4 +1,4 @@
-"""Everything that Triton's Python API lets a model do beyond answering at once."""
+"""Triton's Python API beyond a single answer per request."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -134,7 +134,7 @@ def test_a_model_sees_that_nobody_waits(
 def stream_of(
     client: GrpcClient, model: str, *commands: Mapping[str, object], **parameters: Parameter
 ) -> list[Any]:
-    """All messages for some commands on one stream."""
+    """Messages for some commands on one stream."""
     with Stream(client) as stream:
         for index, command in enumerate(commands):
             array = strings([json.dumps(command).encode()], [1, 1])
@@ -145,7 +145,7 @@ def stream_of(
 
 
 def values(messages: list[Any], id: str = "0") -> list[object]:
-    """What the responses to one request tell, errors as text."""
+    """Values of the responses to one request, errors as text."""
     found: list[object] = []
     for message in messages:
         if message.infer_response.id == id:
@@ -251,7 +251,7 @@ def test_coroutines_raise_and_call_other_models(caller: Client) -> None:
 
 def test_a_model_calls_another_and_itself(caller: Client) -> None:
     assert ask(caller, "caller", "add", value=21) == {"OUTPUT0": 42, "OUTPUT1": 0}
-    # Itself in another instance.
+    # Another instance of itself.
     assert ask(caller, "caller", "itself") == {"OUTPUT0": 8, "OUTPUT1": 0}
     assert ask(caller, "caller", "threads", count=20) == [2 * number for number in range(20)]
     assert ask(caller, "caller", "large", size=500_000) is True
@@ -349,7 +349,7 @@ def test_a_model_says_whether_it_is_ready(caller: Client, root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["default"], indirect=True)
 def test_an_answer_that_comes_too_late_counts_as_no(grpc_client: GrpcClient, root: Path) -> None:
-    """Also once it has come: such a model is not ready now and then."""
+    """Even after it has arrived: such a model is not ready now and then."""
     answers = root / "it_is_ready.answers"
     late = root / "it_is_ready.late"
     late.touch()

@@ -1,6 +1,6 @@
-"""Python models over every transport, in worker processes and in the server's own: same answers.
+"""Python models over every transport, in workers and in process: the same answers.
 
-What is different in the server's process is in `test_in_process.py`.
+Differences of in-process models are in `test_in_process.py`.
 """
 
 import json
@@ -62,7 +62,7 @@ COMPLETED = """
             ]
 """
 
-# It says what it has got, as JSON; the order of STEPS decides what goes wrong.
+# It returns its input as JSON; the order of STEPS decides which step fails.
 TELLING = """
     import json
     import numpy as np
@@ -121,7 +121,7 @@ TELLING = """
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess | Triton]:
-    """A server of Python models, by where they run."""
+    """A server of Python models, by place of execution."""
     root, front = tmp_path_factory.mktemp("python"), tmp_path_factory.mktemp("front")
     write_models(root, execution("inline" if request.param == "inline" else "process"))
     if request.param in TRITONS:
@@ -144,7 +144,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
 
 
 def write_models(root: Path, where: str) -> None:
-    """All models of this suite, with `where` in their configurations."""
+    """Models of this suite, with `where` in their configurations."""
     names = ("INPUT0", "INPUT1"), ("OUTPUT0", "OUTPUT1")
     both = [(name, "INT32", "16") for name in names[0]], [(n, "INT32", "16") for n in names[1]]
     config = (
@@ -166,7 +166,7 @@ def write_models(root: Path, where: str) -> None:
 
 
 def tell(client: Client, step: str = "", **options: object) -> dict[str, object]:
-    """What the model `py_telling` says of a request."""
+    """Answer of the model `py_telling` for a request."""
     inputs = {"STEP": strings([step.encode()], [1, 1])}
     answer = client.infer("py_telling", inputs, **options)  # type: ignore[arg-type]
     told: dict[str, object] = json.loads(answer["TOLD"][0, 0])
@@ -258,7 +258,7 @@ def test_parameters_that_json_has_no_numbers_for(client: Client) -> None:
 def test_errors_by_code(client: Client, code: str, error: type[ServerError]) -> None:
     with pytest.raises(ServerError, match="as asked") as raised:
         tell(client, f"code {code}")
-    # Over HTTP several kinds have one status.
+    # Over HTTP several kinds share a status.
     found, wanted = STATUS[type(raised.value)], STATUS[error]
     assert found.grpc == wanted.grpc or (found.http, wanted.http) == (400, 400)
 

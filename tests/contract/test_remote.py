@@ -1,4 +1,4 @@
-"""Models that another server runs: clients are told what that server would have told them."""
+"""Models on an upstream: clients see the upstream's answers."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ NAMES = [f"identity_{datatype}" for datatype in Datatype] + [
     "simple", "unbatched", "scalar", "matrix", "row_sum", "optional_bias", "convert", "flat",
     "folded", "two_unknown", "lookup",
 ]  # fmt: skip
-# Ways to ask over HTTP, by the ends of models' names.
+# HTTP forms of requests, by suffix of the models' names.
 FORMS: dict[str, dict[str, str]] = {
     "_binary": {}, "_json": {"http_tensors": "json"}, "_gzip": {"compression": "gzip"},
 }  # fmt: skip
@@ -52,7 +52,7 @@ def endpoint(request: pytest.FixtureRequest, there: ServerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def models(there: ServerProcess, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository whose models all run on the other server."""
+    """A repository of models that all run on the upstream."""
     root = tmp_path_factory.mktemp("front")
     for name in NAMES:
         write_remote(root, name, endpoint)
@@ -89,7 +89,7 @@ def split_front(models: Path) -> Iterator[ServerProcess]:
 def pair(
     request: pytest.FixtureRequest, endpoint: str, there: ServerProcess
 ) -> Iterator[tuple[Client, Client]]:
-    """The model's server, and the one before it."""
+    """The upstream and the server before it."""
     kind: str = request.param
     before: ServerProcess = request.getfixturevalue(
         "split_front" if kind == "frontends" else "front"
@@ -100,7 +100,7 @@ def pair(
 
 
 def outcome(client: Client, name: str, inputs: Inputs) -> object:
-    """What comes back, in a form that can be compared."""
+    """An answer in a comparable form."""
     try:
         answer = client.infer(name, inputs, id="an id")
     except ServerError as error:
@@ -146,7 +146,7 @@ def test_numbers_that_are_none_and_large_tensors(pair: tuple[Client, Client]) ->
 def test_bytes_that_are_no_text_are_refused_where_they_cannot_be_sent(
     front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    """Those that wait with them are answered."""
+    """Other requests of the batch are answered."""
 
     def ask(element: bytes) -> str:
         array = np.full((1, 2), element, object)
@@ -224,7 +224,7 @@ def test_samples_are_run_on_a_server(there: ServerProcess, tmp_path: Path, endpo
 def test_requests_are_batched_here(
     endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    """Many at once: each has its own rows, and there are fewer calls than requests."""
+    """Each concurrent request has its own rows, and there are fewer calls than requests."""
     through = CLIENTS["grpc"](front)
 
     def ask(number: int) -> bool:
@@ -245,7 +245,7 @@ def test_requests_are_batched_here(
 def test_a_model_that_asks_for_second_calls_is_served_with_single_ones(
     endpoint: str, front: ServerProcess
 ) -> None:
-    """And is told so once."""
+    """One warning says so."""
     with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
         answer = through.infer("hedged", {"INPUT0": INTS, "INPUT1": INTS})
         assert answer["OUTPUT0"].tolist() == (INTS + INTS).tolist()
@@ -277,7 +277,7 @@ def test_one_of_a_batch_that_fails_fails_alone(
 def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
     endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    """They are read and checked here. The log says so once."""
+    """They are decoded and checked here. One warning says so."""
     rows = np.ones((1, 4), np.float32)
     with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
         labels = {"model": "transparent", "version": "1", "endpoint": endpoint}
@@ -298,7 +298,7 @@ def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
 def test_requests_with_parameters_keep_theirs(
     pair: tuple[Client, Client], pool: ThreadPoolExecutor
 ) -> None:
-    """`headrace_timing` is one that the other server answers itself."""
+    """The upstream answers `headrace_timing` itself."""
     _, through = pair
 
     def ask(number: int) -> bool:

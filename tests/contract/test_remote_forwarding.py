@@ -1,4 +1,4 @@
-"""What else than tensors goes on to another server that runs a model."""
+"""Forwarded parameters, headers, deadlines and trace contexts."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def _traced(collector: OtlpReceiver) -> list[str]:
 def there(
     tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
 ) -> Iterator[ServerProcess]:
-    """A server whose model tells the parameters of its requests, and their headers."""
+    """An upstream whose model returns the parameters and headers of its requests."""
     root = tmp_path_factory.mktemp("told")
     (root / "told" / "1").mkdir(parents=True)
     (root / "told" / "config.pbtxt").write_text(_CONFIG)
@@ -91,7 +91,7 @@ def front(
 
 
 def over_http(server: ServerProcess, parameters: Any = None, **headers: str) -> tuple[Any, str]:
-    """The parameters that the model was told of, and what it says of the rest."""
+    """Parameters and headers that the model received."""
     body = json.dumps({"inputs": [_INPUT], "parameters": parameters or {}}).encode()
     answer = ask(server.http, "POST", _INFER, body, **headers)
     assert answer.status == 200, answer.body
@@ -100,7 +100,7 @@ def over_http(server: ServerProcess, parameters: Any = None, **headers: str) -> 
 
 
 def over_grpc(channel: grpc.Channel, *metadata: tuple[str, str], timeout: float = 10) -> Any:
-    """The parameters that the model was told of."""
+    """Parameters that the model received."""
     message = pb.ModelInferRequest(model_name="told", raw_input_contents=[b"\1\0\0\0"])
     message.inputs.add(name="X", datatype="INT32", shape=[1, 1])
     call = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
@@ -115,7 +115,7 @@ def test_headers_that_are_named_go_on_as_headers(front: ServerProcess) -> None:
     with grpc.insecure_channel(front.grpc) as channel:
         told = over_grpc(channel, ("x-tenant", "you"), ("x-other", "no"), ("authorization", "b"))
         assert told == {"x-tenant": "you", "authorization": "b"}
-    # Nothing is taken for a header that is none.
+    # Other parameters are not taken for headers.
     told, _ = over_http(front, {"headrace_forward:x-tenant": "me", "headrace_deadline": 1, "a": 2})
     assert told == {"a": 2}
 
@@ -139,7 +139,7 @@ def test_priority_and_timeout_go_on(front: ServerProcess) -> None:
 
 
 class Timed(grpc.GenericRpcHandler):
-    """A server that answers with how many seconds its client waits, 0 for any time."""
+    """A server that answers with its client's timeout in seconds, 0 for none."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         name = details.method.rpartition("/")[2]
@@ -191,7 +191,7 @@ def test_deadlines_go_on(timed: ServerProcess, timeout: float | None, most: floa
 
 
 def test_the_call_is_part_of_the_trace(front: ServerProcess, collector: OtlpReceiver) -> None:
-    """Of the client's: what the server behind does is part of the call."""
+    """The upstream's work is part of the client's trace."""
     client = f"{next(_clients):016x}"
     over_http(front, traceparent=f"00-{'5' * 32}-{client}-01")
     root = collector.tree(lambda span: span.parent == client, 7)

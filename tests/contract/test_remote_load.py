@@ -1,6 +1,6 @@
-"""Models that this server has others load, by the repository API, with the instances wanted.
+"""Models that this server loads on an upstream, with configured instances.
 
-The other server is one like this, in the mode `explicit`; it loads what it is asked to alone.
+The upstream is a headrace server in the mode `explicit`, which loads on request alone.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Models with sequences that other servers run: each sequence stays where its state is."""
+"""Models with sequences on upstreams: a sequence stays with its state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -50,7 +50,7 @@ def server(
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]]:
-    """Starts servers that a test may end, and one before them, with a client over gRPC."""
+    """Starts servers that a test may end, and one before them, with a gRPC client."""
     with ExitStack() as stack:
 
         def start(
@@ -67,7 +67,7 @@ def started() -> Iterator[Callable[..., tuple[list[SequenceServer], ServerProces
 
 
 def add(client: Client, number: int, id: Id = 0, start: bool = False, end: bool = False) -> int:
-    """Send a number, and get the sum of the sequence so far."""
+    """Send a number; the sum of the sequence so far."""
     parameters: dict[str, Parameter] = {
         "sequence_id": id, "sequence_start": start, "sequence_end": end,
     }  # fmt: skip
@@ -83,9 +83,9 @@ def pinned(front: ServerProcess) -> float:
 def test_sequences_keep_their_states(
     caller: Client, servers: tuple[SequenceServer, SequenceServer]
 ) -> None:
-    """They take turns, and go to both servers, each of which knows only its own."""
+    """They alternate and go to both upstreams, each of which knows only its own."""
     before = [len(server.told) for server in servers]
-    # So many that both get some, whoever has had fewer calls before.
+    # Enough for both to get some, whichever has had fewer calls before.
     ids: list[Id] = [7, 2**62, "a", "7", *range(100, 180)]
     for step in range(1, 5):
         for position, id in enumerate(ids):
@@ -143,7 +143,7 @@ def test_an_error_of_the_model_ends_no_sequence(caller: Client) -> None:
 def test_requests_of_a_sequence_go_one_by_one(
     server: ServerProcess, servers: tuple[SequenceServer, SequenceServer]
 ) -> None:
-    """They are all sent at once, those of several sequences among one another."""
+    """All are sent at once, those of several sequences interleaved."""
     with GrpcClient(server.grpc) as client, Stream(client) as stream:
         sums: dict[str, int] = {}
         expected = []

@@ -1,4 +1,4 @@
-"""Models of another server on this machine, whose large tensors go through shared memory."""
+"""Models on a local upstream: large tensors pass through shared memory."""
 
 import signal
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def rows(count: int, first: float) -> Array:
 
 
 def regions(server: ServerProcess, front: ServerProcess | None = None) -> set[str]:
-    """The names of the regions that a server has, of one front or of any."""
+    """Names of the regions on a server, of one front or of any."""
     answer = ask(server.http, "GET", "/v2/systemsharedmemory/status")
     found = {region["name"] for region in orjson.loads(answer.body)}
     if front is None:
@@ -43,12 +43,12 @@ def regions(server: ServerProcess, front: ServerProcess | None = None) -> set[st
 
 
 def files(server: ServerProcess) -> set[str]:
-    """The names of the regions that there are of a front."""
+    """Names of a front's regions."""
     return {path.name for path in Path("/dev/shm").glob(f"headrace-{server.pid}-*")}
 
 
 def use(client: Client, there: ServerProcess, front: ServerProcess, name: str = "fixed") -> None:
-    """Ask until the front has regions, with answers that are right throughout."""
+    """Send requests until the front has regions; every answer must be right."""
     numbers = count()
 
     def shared() -> bool:
@@ -74,7 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def there(models: Path) -> Iterator[ServerProcess]:
-    """The server that runs the models, and takes part."""
+    """The upstream, with shared memory."""
     with clean_server(models, options=ALLOWED) as process:
         yield process
 
@@ -91,7 +91,7 @@ def write_front(root: Path, address: str) -> Path:
 def front(
     request: pytest.FixtureRequest, there: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server before that, which leaves nothing of its own."""
+    """A server before it, which leaves no region behind."""
     root = write_front(tmp_path_factory.mktemp("front"), there.grpc)
     with ServerProcess(root, options=CARRIERS[request.param]) as process:
         yield process

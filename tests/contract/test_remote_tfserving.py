@@ -1,4 +1,4 @@
-"""Models that TensorFlow Serving runs, or what stands in for it here."""
+"""Models on TensorFlow Serving, or on its stand-in."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +86,7 @@ def test_versions_and_labels(there: TfServing, grpc_client: GrpcClient, kind: st
 def test_requests_are_batched_here(
     server: ServerProcess, grpc_client: GrpcClient, kind: str, pool: ThreadPoolExecutor
 ) -> None:
-    """Also where one of them is an error."""
+    """Also if one of them fails."""
 
     def ask(number: int) -> bool:
         try:

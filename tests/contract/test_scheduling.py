@@ -1,8 +1,7 @@
-"""Queues, batches, limits and time-outs, over every transport.
+"""Queues, batches, limits and timeouts, over every transport.
 
-The `held` models run for as long as a test wants. A test keeps the only instance of one busy, lets
-others queue, and looks at what becomes of them; the metrics say when a request runs and how many
-wait.
+The `held` models run for as long as a test wants. A test keeps their only instance busy, queues
+further requests, and checks their outcomes; metrics show when a request runs and how many wait.
 """
 
 import time
@@ -26,7 +25,7 @@ _NUMBERS = count(1_000_000)  # of requests that are held
 
 
 class Crowd:
-    """Several callers of one `held` model at once."""
+    """Several clients of one `held` model."""
 
     def __init__(
         self, client: Client, model: str, pool: ThreadPoolExecutor, metrics: Scraper, gates: Gates
@@ -37,13 +36,13 @@ class Crowd:
         self._queued = 0
 
     def send(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
-        """A request of so many rows that is under way when this returns, wherever it is then."""
+        """Send a request of `rows`; returns once it is in flight."""
         rows = np.array(values).reshape(-1, 1)
         given = {"headrace_timing": True, **parameters}
         return self._pool.submit(self.client.infer, self.model, {"VALUE": rows}, parameters=given)
 
     def run(self) -> "Future[Answer]":
-        """A request that runs when this returns, until `go_on`."""
+        """Send a request that runs on return, until `go_on`."""
         number = next(_NUMBERS)
         self._gates.close(number)
         sent = self.send(number)
@@ -54,7 +53,7 @@ class Crowd:
         self._gates.open()
 
     def queue(self, *values: int, **parameters: Parameter) -> "Future[Answer]":
-        """A request that waits behind the one that runs when this returns."""
+        """Send a request that is queued on return."""
         sent = self.send(*values, **parameters)
         self._queued += 1
         self.metrics.until_queued(self.model, self._queued)
@@ -71,7 +70,7 @@ def server(
     busy_repository: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
-    """The server with such models, or one before it, where requests queue then."""
+    """The server with such models, or a proxy before it, which then queues."""
     folder = tmp_path_factory.mktemp("front")
     with behind(request.param, busy_server, busy_repository, folder) as server:
         yield server
@@ -81,7 +80,7 @@ def server(
 def crowd(
     caller: Client, pool: ThreadPoolExecutor, metrics: Scraper, gates: Gates
 ) -> Iterator[Crowds]:
-    """Makes crowds; waits in the end until all their requests are answered."""
+    """Makes crowds; at the end all their requests are answered."""
     yield lambda model: Crowd(caller, model, pool, metrics, gates)
     gates.open()
     metrics.until_idle()
@@ -134,7 +133,7 @@ def test_preserve_ordering(crowd: Crowds, gates: Gates) -> None:
     slow = ordered.run()
     number = next(_NUMBERS)
     quick = ordered.send(number)
-    # It runs at once, on the other instance, and is kept until the earlier one has its answer.
+    # It runs at once, on the other instance, and its answer waits for the earlier one's.
     until(lambda: gates.passed(number), "a request that runs on the other instance")
     assert not quick.done()
     ordered.go_on()
@@ -219,7 +218,7 @@ def test_limit_of_one_priority_level(crowd: Crowds) -> None:
 
 
 def test_preferred_batch_size_ends_the_delay(caller: Client, pool: ThreadPoolExecutor) -> None:
-    # The delay is 20 seconds, longer than this test may take; four rows are what the model prefers.
+    # The delay is 20 seconds, longer than this test may take; four rows are the preferred size.
     with took(less_than=10):
         answers = list(pool.map(lambda n: _add_one(caller, "preferred", n), range(4)))
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n + 1]] for n in range(4)]
@@ -236,13 +235,13 @@ def test_a_lone_request_waits_for_the_delay(caller: Client) -> None:
 def test_failing_requests_and_lost_rows(caller: Client) -> None:
     with pytest.raises(ExecutionFailed) as failed:
         caller.infer("lookup", {"INPUT0": np.array([[99]])}, id="bad one")
-    # What ONNX Runtime says would name nodes, tensors and source files.
+    # ONNX Runtime's message would name nodes, tensors and source files.
     assert str(failed.value) == "model 'lookup' failed to execute the request"
     _, computed, rows = failed.value.spent or (0, 0, 0)
     assert computed > 0
     assert rows == 1
     assert caller.infer("lookup", {"INPUT0": np.array([[2]])})["OUTPUT0"].tolist() == [[20]]
-    # A model that loses rows.
+    # A model that drops rows.
     one, two = np.ones((1, 1), np.float32), np.ones((2, 1), np.float32)
     assert caller.infer("first_row", {"INPUT0": one})["OUTPUT0"].tolist() == [[1]]
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""System and CUDA shared memory, over both protocols and all that carries them."""
+"""System and CUDA shared memory, over both protocols and every carrier."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ CONTROL = ("http", "grpc")  # a stream is for inference alone
 def memory(
     request: pytest.FixtureRequest, server: ServerProcess, grpc_client: GrpcClient
 ) -> Iterator[MemoryClient]:
-    """Every way to infer; no region is left."""
+    """Clients of every transport; at the end no region is left."""
     client = CLIENTS[request.param](server, grpc_client)
     yield client
     client.unregister()
@@ -79,7 +79,7 @@ def shared() -> Iterator[SharedFile]:
 
 @pytest.fixture
 def file(memory: MemoryClient, shared: SharedFile) -> SharedFile:
-    """Shared memory that is registered as `r`."""
+    """Shared memory registered as `r`."""
     memory.register("r", shared.key, 0, SIZE)
     return shared
 
@@ -259,7 +259,7 @@ def test_places_that_are_none(
 
 
 def test_inputs_that_do_not_fit(memory: MemoryClient, file: SharedFile) -> None:
-    """What the model does not take is refused before anything is read."""
+    """Requests that the model refuses are refused before reading."""
     file.put(b"\xff" * 64)
     for model, inputs, outputs, text in (
         ("FP32", Place("r", 0, 128), None, "input byte size mismatch for input 'INPUT0'"),
@@ -288,7 +288,7 @@ def test_an_output_without_room(memory: MemoryClient, file: SharedFile) -> None:
 
 
 def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> None:
-    """Where it was mapped, this would be the end of the server."""
+    """With a mapping the server would crash."""
     file.resize(10)
     for nbytes in (64, LONG):
         place = Place("r", 0, nbytes, shape=(1, nbytes // 4))
@@ -303,7 +303,7 @@ def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> 
 def test_files_that_change_all_the_time(
     memory: MemoryClient, file: SharedFile, pool: ThreadPoolExecutor
 ) -> None:
-    """Shorter, longer, and with lengths that change: each request has an answer or an error."""
+    """Truncated, extended, and with changing lengths: each request has an answer or an error."""
     array = strings([b"abc"] * 4, (1, 4))
     raw = to_raw(array, "BYTES")
     source = Place("r", 0, len(raw), Datatype.BYTES, (1, 4))
@@ -374,7 +374,7 @@ def test_a_decoupled_model(streaming: StreamMemory, shared: SharedFile) -> None:
 
 
 def test_errors_of_a_stream_are_messages(streaming: StreamMemory, shared: SharedFile) -> None:
-    """Also the late ones; the stream goes on."""
+    """Also late errors; the stream goes on."""
     streaming.register("r", shared.key, 0, SIZE)
     shared.resize(0)
     long = Place("r", 0, LONG, shape=(1, LONG // 4))

@@ -1,4 +1,4 @@
-"""What is counted, over every transport. Tests compare counters before and after."""
+"""Statistics over every transport; tests compare counters before and after."""
 
 import time
 

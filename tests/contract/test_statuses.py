@@ -1,4 +1,4 @@
-"""What the two protocols call the same error, of every operation beside inference."""
+"""Statuses of errors over both protocols, for every operation beside inference."""
 
 import json
 from functools import partial
@@ -30,7 +30,7 @@ TRAFFIC = "/headrace.v1.TrafficService"
 
 
 class Operation(NamedTuple):
-    """One request, in both protocols' words; `text` is the gRPC message in protobuf's text form."""
+    """One request over both protocols; `text` is the gRPC message in protobuf's text form."""
 
     path: str
     body: Any  # None for a GET
@@ -108,7 +108,7 @@ def test_what_is_not_allowed_is_not_offered(narrow: ServerProcess, operation: Op
 
 
 def test_a_region_that_is_there(server: ServerProcess) -> None:
-    """The one class that HTTP has no status of its own for."""
+    """The one error class without an HTTP status of its own."""
     with SharedFile(64) as file:
         operation = _register("there", file.key)
         body = json.dumps(operation.body).encode()
@@ -131,7 +131,7 @@ def test_bodies_without_an_end(narrow: ServerProcess) -> None:
 def _ask(
     server: ServerProcess, operation: Operation
 ) -> tuple[tuple[int, int], tuple[str, str | None]]:
-    """The statuses and the texts over HTTP and gRPC."""
+    """Statuses and texts over HTTP and gRPC."""
     method = "GET" if operation.body is None else "POST"
     body = json.dumps(operation.body).encode() if operation.body else b""
     answer = ask(server.http, method, operation.path, body)

@@ -1,4 +1,4 @@
-"""Trace settings over both protocols, and the traces in a file that they bring about."""
+"""Trace settings over both protocols, and the resulting trace files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -111,14 +111,14 @@ def test_bodies_that_are_no_settings(server: ServerProcess, body: bytes) -> None
     assert ask(server.http, "POST", "/v2/trace/setting", body).status == 400
 
 
-# --- traces in a file
+# --- trace files
 
 
 @pytest.fixture(scope="module", params=FIRST_CARRIER)
 def traced(
     request: pytest.FixtureRequest, small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Traced]]:
-    """What a server has traced of requests of every kind: by the id of each, which is its kind."""
+    """Traces of requests of every kind by id, which is the kind."""
     file = tmp_path_factory.mktemp("traces") / "trace.json"
     options = ("--trace-config", f"triton,file={file}", *EVERY, *CARRIERS[request.param])
     with ServerProcess(small, options=options) as server:

@@ -1,4 +1,4 @@
-"""Requests that name no version, divided between the versions of a model, over every door."""
+"""Traffic between versions of a model, over every door."""
 
 import json
 import shutil
@@ -54,13 +54,13 @@ def write_versions(
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of such models, by each way to carry requests."""
+    """A server of such models, for each carrier."""
     root = tmp_path_factory.mktemp("traffic")
     write_versions(root, "plain", SPLIT, graphs.add_constant)
     sticky = SPLIT | {"sticky": {"header": "X-User"}}
     write_versions(root, "sticky", sticky, graphs.add_constant)
     bad = SPLIT | {"rollback": {"max_error_rate": 0.2, "min_requests": 6, "window_secs": 2}}
-    # The second version fails for all but 0.
+    # The second version fails for every input but 0.
     write_versions(root, "bad", bad, lambda number: lookup(1 if number == 2 else 10))
     write_versions(root, "hurried", bad, graphs.add_constant, EXPIRING)
     options = (*CARRIERS[request.param], "--allow-traffic-control")
@@ -70,7 +70,7 @@ def server(
 
 @pytest.fixture(params=[HttpTraffic, GrpcTraffic])
 def traffic(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[TrafficClient]:
-    """Its traffic; the rules are those of the configuration again afterwards."""
+    """Traffic control; at the end the configured rules are restored."""
     client: TrafficClient = request.param(server)
     yield client
     for model in ("plain", "sticky", "bad", "hurried"):
@@ -79,7 +79,7 @@ def traffic(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[T
 
 
 def count(client: Client, model: str, requests: int = 20, **given: Any) -> dict[str, int]:
-    """How many of so many requests each version answers, as the answers say and as they are."""
+    """Number of requests per version, by the answers' versions and values."""
     answers = [client.infer(model, {"INPUT0": X}, **given) for _ in range(requests)]
     assert all(float(a["OUTPUT0"][0, 0]) == float(a.model_version) for a in answers)
     return dict(Counter(answer.model_version for answer in answers))
@@ -265,7 +265,7 @@ def test_a_bad_version_loses_its_requests(
 
         traffic.reset("bad")
         before = rollbacks()
-        # Several requests for each look: there have to be enough of them within two seconds.
+        # Several requests per check: there have to be enough of them within two seconds.
         until(lambda: ([answered_by() for _ in range(6)], rollbacks() > before)[1], "a roll-back")
         assert {answered_by() for _ in range(10)} == {"1"}
         assert metrics.now().value("headrace_traffic_weight", **labels) == 0
@@ -340,7 +340,7 @@ def rules(document: object) -> str:
 def python_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server of Python models that are divided."""
+    """A server of Python models with traffic rules."""
     root = tmp_path_factory.mktemp("divided_python")
     write_versions(root, "plain", SPLIT, graphs.add_constant)
     write_python_model(root, "asker", ASKER, ASKER_CONFIG + rules({"split": {"1": 1}}))
@@ -357,7 +357,7 @@ def test_what_models_ask_for_is_divided(python_server: ServerProcess) -> None:
         inputs = {"MODEL": strings([b"plain"], [1, 1]), "INPUT0": X}
         answers = [float(client.infer("asker", inputs)["OUTPUT0"][0, 0]) for _ in range(20)]
         assert {1.0, 2.0} == set(answers)
-        # One that would wait for itself is told so, though it names no version.
+        # A model that would wait for itself is refused, though it names no version.
         inputs["MODEL"] = strings([b"asker"], [1, 1])
         with pytest.raises(ServerError, match="asks itself while it executes"):
             client.infer("asker", inputs)

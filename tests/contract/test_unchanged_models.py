@@ -1,4 +1,4 @@
-"""Python models as Triton's users write them, as they are."""
+"""Python models as Triton's users write them, unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_a_model_reads_no_arguments_of_the_servers(server: ServerProcess) -> Non
 
 
 def test_a_model_sees_the_variables_that_are_named(server: ServerProcess) -> None:
-    """The server's own are not among them, whatever is named."""
+    """The server's own are excluded, whatever is named."""
     assert told(server, "environment") == '["north", "7", null, null, null]'
 
 

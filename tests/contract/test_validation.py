@@ -1,6 +1,6 @@
-"""Requests that do not fit the protocol or the model: refused alike over every transport.
+"""Invalid requests: refused alike over every transport.
 
-What is checked, case by case, is tested in `tests/protocol` and `tests/core`; here once by class.
+One case per class; the rest is in `tests/protocol` and `tests/core`.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ def test_strings_that_are_not_utf8(client: Client) -> None:
 
 
 def test_refusals_are_not_counted(client: Client) -> None:
-    """Validation comes before admission to the model's queue, and so before its statistics."""
+    """Validation precedes admission to the model's queue, and so its statistics."""
 
     def counters() -> ModelStatistics:
         [model] = client.statistics("simple")

@@ -1,4 +1,4 @@
-"""Models that are warmed up before they take requests: each instance, and nobody counts it."""
+"""Warm-up: each instance before its first request, and not counted."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_a_sample_that_fails_keeps_the_model_from_being_served(
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ServerProcess]]:
-    """A server that loads models when it is told to: one of them asks the other."""
+    """A server that loads models on request: one of them calls the other."""
     root = tmp_path_factory.mktemp("asking")
     write_python_model(root, "recorder", RECORDER, RECORDER_CONFIG)
     for name, value in (("asker", "zero_data: true"), ("unlucky", 'input_data_file: "rows"')):
@@ -126,7 +126,7 @@ def test_a_model_that_asks_another(asking: tuple[Path, ServerProcess]) -> None:
 def test_models_that_wait_for_one_another(
     asking: tuple[Path, ServerProcess], name: str, way: str
 ) -> None:
-    """They end, and can be loaded once they do so no more."""
+    """Their load fails, and succeeds once they do not wait for one another."""
     root, server = asking
     refused = ask(server.http, "POST", f"/v2/repository/models/{name}/load", b"{}")
     assert refused.status == 400

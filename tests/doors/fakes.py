@@ -22,14 +22,14 @@ SIGNATURE = Signature(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let everything go on until it is so."""
+    """Run the event loop until a condition holds."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - anything may make it so
             await asyncio.sleep(0)
 
 
 class Work:
-    """One request that a model has been given, and what its door asked for since."""
+    """One request given to a model, and its door's calls since."""
 
     def __init__(self, model: "Model", request: Call) -> None:
         self.model = model
@@ -48,7 +48,7 @@ class Work:
         self.holds += held
 
     def answer(self, text: str | int, final: bool = False) -> None:
-        """Respond with a text, or so many bytes."""
+        """Respond with a text, or with `nbytes` bytes."""
         assert not self.cancelled, "an answer to what was cancelled"
         raw = text.encode() if isinstance(text, str) else bytes(text)
         output = Tensor("y", Datatype.UINT8, np.frombuffer(raw, np.uint8))
@@ -57,7 +57,7 @@ class Work:
 
 
 class Model:
-    """One model; it refuses requests with the id `bad`."""
+    """A model; it refuses requests with the id `bad`."""
 
     signature: Signature | None = SIGNATURE
     direct = None
@@ -75,12 +75,12 @@ class Model:
 
     @property
     def last(self) -> Work:
-        """The request that came last."""
+        """The last request."""
         return self.work[-1]
 
 
 class FakeEngine:
-    """Knows the model `plain`, with one answer, and `many`, with any number."""
+    """An engine with the models `plain`, of one answer, and `many`, of any number."""
 
     def __init__(self) -> None:
         self.admission = Admission(2000, 0)

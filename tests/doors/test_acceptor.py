@@ -1,4 +1,4 @@
-"""Connections that wait when a listener closes, and those for which there is no descriptor."""
+"""Connections that wait when a listener closes, and those without a descriptor."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from headrace.doors.http.server import bind
 
 
 class Greeting(asyncio.Protocol):
-    """Greets and hangs up."""
+    """Greets and closes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         greeted = cast(asyncio.Transport, transport)
@@ -27,7 +27,7 @@ class Greeting(asyncio.Protocol):
 
 @contextmanager
 def no_free_descriptors() -> Iterator[None]:
-    """Open files until there are as many as there may be."""
+    """Use up the process's descriptors."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)
     os.close(probe)
@@ -47,7 +47,7 @@ def no_free_descriptors() -> Iterator[None]:
 
 
 async def received(client: socket.socket) -> bytes:
-    """All that comes until the other side hangs up."""
+    """Read until the other side closes."""
     loop, parts = asyncio.get_running_loop(), list[bytes]()
     client.setblocking(False)
     while part := await loop.sock_recv(client, 100):

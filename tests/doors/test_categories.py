@@ -1,4 +1,4 @@
-"""Every route and procedure belongs to a category; one that does not is not served."""
+"""Every route and procedure belongs to a category; others are not served."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Repositories of Python models that do what they are told, and a server that has to bear it."""
+"""Repositories of Python models that obey commands, and a server of them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from tests.models.python_models import in_config, tensors, write_python_model
 from tests.support.server_process import ServerProcess
 from tests.support.watching import metrics, until
 
-# What COMMAND says is done; anything else is given back. Files in the model's folder decide over
+# COMMAND is executed; anything else is returned. Files in the model's folder control
 # its start: it waits while there is one called `wait`, and fails while there is one called `fail`.
 _MODEL = """
     import ctypes, json, os, resource, signal, socket, subprocess, sys, threading, time
@@ -151,12 +151,12 @@ _MODEL = """
             output = pb_utils.Tensor("OUTPUT", array)
             return pb_utils.InferenceResponse([output], parameters=parameters)
 """
-# By model: its parameters, and how many workers it has.
+# Parameters and number of workers, by model.
 Models = Mapping[str, tuple[Mapping[str, object], int]]
 
 
 def write_obedient(root: Path, name: str, config: str = "", rows: int = 1) -> None:
-    """A Python model that does as it is told, with so many rows at once."""
+    """A Python model that obeys commands, with a batch size."""
     config += f"max_batch_size: {rows}\n" + tensors("input", ("COMMAND", "STRING", "1"))
     config += tensors("output", ("OUTPUT", "STRING", "1"))
     write_python_model(root, name, _MODEL, config)
@@ -171,7 +171,7 @@ def write_models(root: Path, models: Models, rows: int = 1) -> None:
 
 
 class Chaos:
-    """A server with these models, and what its clients see of it. Any thread may ask."""
+    """A server with these models as its clients see it. Safe for any thread."""
 
     def __init__(self, server: ServerProcess, root: Path, client: httpx.Client) -> None:
         self.server = server
@@ -193,16 +193,16 @@ class Chaos:
         return int(self.answer(model, "pid"))
 
     def ready(self, model: str = "") -> bool:
-        """Whether a model, or the server, says that it is."""
+        """Whether a model, or the server, reports itself ready."""
         path = f"models/{model}" if model else "health"
         return self._client.get(f"{self.server.url}/v2/{path}/ready").status_code == 200
 
     def reason(self, model: str) -> str:
-        """Why a model says that it is not ready."""
+        """Reason of a model that is not ready."""
         return str(self._client.get(f"{self.server.url}/v2/models/{model}/ready").json()["reason"])
 
     def others_are_served(self) -> bool:
-        """Whether models that have nothing to do with it answer: in the server, and in a worker."""
+        """Whether other models answer: in process, and in a worker."""
         return self.neighbour_is_served() and self.answer("bystander", "x") == "x"
 
     def neighbour_is_served(self) -> bool:
@@ -212,7 +212,7 @@ class Chaos:
         return self._client.post(url, json=body).status_code == 200
 
     def flag(self, model: str, name: str) -> Path:
-        """The file that decides over the start of a model."""
+        """The file that controls the start of a model."""
         return self._root / model / name
 
     def counted(self, name: str, model: str, **labels: str) -> float:
@@ -229,7 +229,7 @@ class Chaos:
 
 def eventually(look: Callable[[], object], within: float = 30) -> None:
     async def looked() -> object:
-        # On a thread: what it looks at may have an event loop of its own.
+        # On a thread: the check may have an event loop of its own.
         return await asyncio.to_thread(look)
 
     asyncio.run(until(looked, bool, within))

@@ -1,4 +1,4 @@
-"""A server with models that can be kept busy, watched for what a fault leaves behind."""
+"""A server with models that can be kept busy, checked for leaks after a fault."""
 
 import asyncio
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def shared_server(
     gates: Gates,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Busy]:
-    """One server for all tests that leave theirs as they found it."""
+    """One server for all tests that leave it unchanged."""
     examples = onnx_examples(tmp_path_factory.mktemp("examples"))
     options = [IN_PROCESS, *grpc_transport(request)]
     with ServerProcess(examples, repository, options=options) as server:
@@ -62,7 +62,7 @@ def shared_server(
 
 @pytest.fixture
 def busy(shared_server: Busy) -> Iterator[Busy]:
-    """The shared server; after the test it admits nothing, and holds no file that it did not."""
+    """The shared server; after the test it holds no requests and no new files."""
     server = shared_server.server
     asyncio.run(until(lambda: admitted(server), lambda found: found == (0, 0)))
     before = Resources.of(server.pid).files

@@ -1,4 +1,4 @@
-"""Requests to the models that can be kept busy, over both protocols."""
+"""Requests over both protocols to models that can be kept busy."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -45,9 +45,9 @@ async def infer_grpc(channel: grpc.aio.Channel, model: str, value: int, cost: in
 
 @asynccontextmanager
 async def holding(busy: Busy, model: str) -> AsyncIterator[None]:
-    """Keep the `held` model's only instance busy: what is sent within waits in the queue.
+    """Keep the `held` model's only instance busy, so that requests within are queued.
 
-    On leaving, the request that does it has been answered.
+    On exit, the request that keeps it busy has been answered.
     """
     async with await HttpConnection.open(busy.server.http) as connection:
         before, _ = await admitted(busy.server)
@@ -60,7 +60,7 @@ async def holding(busy: Busy, model: str) -> AsyncIterator[None]:
 
 @contextmanager
 def closed_gate(gates: Gates) -> Iterator[int]:
-    """The VALUE of a request at which a `held` model waits until leaving."""
+    """The VALUE of a request at which a `held` model waits until the exit."""
     number = next(_NUMBERS)
     gates.close(number)
     try:

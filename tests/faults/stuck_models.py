@@ -1,4 +1,4 @@
-"""Models that hang when they are told to, and clients of theirs over both protocols."""
+"""Models that hang on request, and clients of theirs over both protocols."""
 
 import json
 from abc import ABC, abstractmethod
@@ -28,12 +28,12 @@ from tests.support.watching import metrics
 
 
 def write_told(root: Path, name: str, **parameters: object) -> None:
-    """A Python model that does as it is told, with parameters in its configuration."""
+    """A Python model that obeys commands, with parameters in its configuration."""
     write_obedient(root, name, in_config(parameters))
 
 
 def write_neighbours(root: Path) -> None:
-    """Two models that nothing is wrong with: one in the server's process, one in a worker."""
+    """Two healthy models: one in process, one in a worker."""
     write_model(root, "neighbour", add_sub(Datatype.INT32, 16), "max_batch_size: 8")
     write_told(root, "bystander")
 
@@ -49,7 +49,7 @@ def told(client: Client, model: str, text: str) -> str:
 
 
 def neighbours_serve(client: Client) -> bool:
-    """Whether the neighbours answer as they should, and say that they are ready."""
+    """Whether the healthy models answer correctly and report themselves ready."""
     row = np.arange(16, dtype=np.int32).reshape(1, 16)
     added = client.infer("neighbour", {"INPUT0": row, "INPUT1": row})["OUTPUT0"]
     return (
@@ -62,9 +62,9 @@ def neighbours_serve(client: Client) -> bool:
 
 @contextmanager
 def calm(server: ServerProcess) -> Iterator[Callable[[], bool]]:
-    """Tells whether the neighbours serve, and the server is ready, over both protocols.
+    """A check, over both protocols, that the healthy models serve and the server is ready.
 
-    It is so before and after, and the server's readiness never changes between.
+    Both hold before and after, and the server's readiness never changes between.
     """
     with (
         client_of(server, "http") as http,
@@ -97,11 +97,11 @@ async def counted(server: ServerProcess, name: str, model: str, **labels: str) -
 
 
 class Impatient(ABC):
-    """A request whose client goes away before it is answered."""
+    """A request whose client disconnects before the answer."""
 
     @abstractmethod
     def go(self) -> None:
-        """Have the client go."""
+        """Disconnect the client."""
 
 
 class _ImpatientHttp(Impatient):
@@ -126,13 +126,13 @@ class _ImpatientGrpc(Impatient):
 
 
 def nap(server: ServerProcess, model: str) -> Impatient:
-    """Have a model take longer than the client will wait, but not for ever."""
+    """Keep a model busy longer than its client waits, but not for ever."""
     row = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": ["nap"]}
     return _ImpatientHttp(server, model, json.dumps({"inputs": [row]}).encode())
 
 
 def hang(server: ServerProcess, protocol: str, model: str) -> Impatient:
-    """Have a model hang: by a deadlock, or in ONNX by a loop without end."""
+    """Hang a model: by a deadlock, or in ONNX by an endless loop."""
     if protocol == "grpc":
         inputs = [Input(name, array) for name, array in hanging(model).items()]
         return _ImpatientGrpc(server, infer_message(model, inputs))
@@ -155,5 +155,5 @@ def client_of(server: ServerProcess, protocol: str) -> Iterator[Client]:
 
 
 def write_spinning(root: Path, name: str, **parameters: object) -> None:
-    """An ONNX model that a request can have run for ever, on a thread; its name has `busy`."""
+    """An ONNX model on a thread that a request can run for ever; its name has `busy`."""
     write_busy_model(root, name, max_batch_size=1, more=in_config(parameters))

@@ -1,4 +1,4 @@
-"""What a server leaves behind in the home directory of its user: nothing."""
+"""A server leaves no files in the home directory of its user."""
 
 from pathlib import Path
 

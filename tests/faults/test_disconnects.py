@@ -1,4 +1,4 @@
-"""Clients that go away, at every point of a request, and what they leave behind: nothing."""
+"""Clients that disconnect at every point of a request leave nothing behind."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def run_count(server: ServerProcess) -> int:
 
 
 async def cancelled(server: ServerProcess) -> float:
-    """How many of the model's requests were dropped because nobody waited for them."""
+    """Number of the model's requests cancelled by their clients."""
     return await failures(server, MODEL, "CANCELED")
 
 
@@ -46,7 +46,7 @@ async def test_http_client_goes_while_queued(busy: Busy, ending: str) -> None:
             connection.reset()
         else:
             await connection.close()
-        # While the request in front of it still runs.
+        # While the earlier request still runs.
         await until(lambda: cancelled(server), lambda n: n == dropped + 1)
         assert await pending(server, MODEL) == 0
         assert await run_count(server) == runs

@@ -1,4 +1,4 @@
-"""A model's servers are killed, stopped and halted under load, and ONNX Runtime here goes on."""
+"""A model's upstreams are killed, stopped and halted under load; ONNX Runtime takes over."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ _SOON_SECS = 10  # much less than until the next look after some that found noth
 
 
 class Servers:
-    """A server with the model, and the one in front of it, which has the model as well."""
+    """The upstream and the server in front of it, which has the model as well."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
@@ -58,7 +58,7 @@ class Servers:
         return ""
 
     async def until_active(self, backend: str) -> float:
-        """Wait until that is `backend`; for how many seconds."""
+        """Wait for `backend` to become active; the seconds that it took."""
         begun = monotonic()
         await until(self.active, lambda found: found == backend)
         return monotonic() - begun
@@ -123,7 +123,7 @@ async def test_a_server_that_is_stopped_or_halted_loses_nothing(servers: Servers
 
 
 async def test_the_model_is_loaded_again_under_load(servers: Servers) -> None:
-    """Also when its server is gone, which it is loaded without, and comes again."""
+    """Also when its upstream is down: the model is loaded without it, and later with it."""
     config = '{"backend": "triton", "dynamic_batching": {"max_queue_delay_microseconds": %d}}'
     async with load(servers.front) as under_way, open_channel(servers) as channel:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Front ends that die, share work, and end: their clients, the other clients, and the counts."""
+"""Front ends that die, share work, and end: clients and counts."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ _FLOATS = 200_000  # a tensor that lies in a file
 
 @pytest.fixture(scope="module")
 def wide_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a model that gives back tensors of any size."""
+    """A repository with a model that returns tensors of any size."""
     path = tmp_path_factory.mktemp("wide")
     write_model(path, "wide", identity(Datatype.FP32, ["rows", "columns"]), "max_batch_size: 8")
     return path
@@ -69,7 +69,7 @@ def front_ends(server: ServerProcess) -> list[psutil.Process]:
 
 
 def owners(server: ServerProcess) -> dict[int, psutil.Process]:
-    """The front end that has each connection, by the port at the client's end."""
+    """The front end of each connection, by the client's port."""
     return {
         c.raddr.port: process
         for process in front_ends(server)
@@ -79,7 +79,7 @@ def owners(server: ServerProcess) -> dict[int, psutil.Process]:
 
 
 def files(pid: int) -> int:
-    """How many files without a name a process has open."""
+    """Number of unnamed files that a process has open."""
     count = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -103,7 +103,7 @@ async def both_serve(server: ServerProcess, number: int = 2) -> list[psutil.Proc
 async def connect(
     stack: AsyncExitStack, server: ServerProcess
 ) -> dict[HttpConnection, psutil.Process]:
-    """Connections, some to each front end, and which has them."""
+    """Connections with their front ends, some for each."""
     await both_serve(server)
     connections = [
         await stack.enter_async_context(await HttpConnection.open(server.http))
@@ -154,7 +154,7 @@ async def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
     await until(lambda: admitted(server), lambda found: found == (0, 0))
     stats = (await statistics(server, MODEL))["inference_stats"]
     assert stats["success"]["count"] - before == CLIENTS - lost
-    # Another one takes its place, and both answer.
+    # A new one takes its place, and both answer.
     renewed = await both_serve(server)
     assert victim.pid not in {process.pid for process in renewed}
     async with AsyncExitStack() as stack:
@@ -178,7 +178,7 @@ async def test_batches_form_across_front_ends(fronted: Busy) -> None:
         assert [await status_of(connection) for connection in connections] == [200] * CLIENTS
     after = await statistics(server, "held")
     assert after["inference_count"] - before["inference_count"] == CLIENTS + 1
-    # One for what held the model, and two that are full.
+    # One for the busy model, and two for full queues.
     assert after["execution_count"] - before["execution_count"] == 3
 
 

@@ -1,4 +1,4 @@
-"""A full disk leaves every model, and the readiness of the server, as they were."""
+"""A full disk affects neither models nor the readiness of the server."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that fills the disk, and its neighbours."""
+    """A model that fills the disk, and its neighbours."""
     root = tmp_path_factory.mktemp("neighbours")
     write_neighbours(root)
     write_told(root, "filler")
@@ -26,7 +26,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> list[str]:
-    """The command that runs another one with a disk of 1 MiB in place of `tmp_path / "disk"`."""
+    """The command line that runs another one with a disk of 1 MiB at `tmp_path
+    "disk"`.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size=1m tmpfs {disk} && exec "$@"'
@@ -38,7 +40,7 @@ def small_disk(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_full_disk(models: Path, protocol: str, tmp_path: Path, small_disk: list[str]) -> None:
-    """Where temporary files, the log and traces are."""
+    """The disk of temporary files, the log and traces."""
     disk = tmp_path / "disk"
     options = [
         f"--log-file={disk}/log", "--access-log", f"--trace-config=triton,file={disk}/trace",

@@ -1,4 +1,4 @@
-"""Bytes that are no protocol at all, and clients that take their time: nobody else notices."""
+"""Invalid bytes and slow clients do not affect other clients."""
 
 import asyncio
 import contextlib
@@ -121,7 +121,7 @@ async def test_clients_that_never_finish_their_headers_hold_nobody_up(busy: Busy
         await connection.send(head)
     assert (await get(server.http, "/v2/health/live")).status == 200
     assert await infer(server, "busy", 8) == 8
-    # What is no request yet takes nobody's place, and counts with its bytes.
+    # An incomplete request counts with its bytes and as no request.
     await until(lambda: admitted(server), lambda found: found == (0, 100 * len(head)))
     for connection in slow:
         connection.reset()

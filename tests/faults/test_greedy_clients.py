@@ -1,4 +1,4 @@
-"""Clients that take, and give nothing: they get their share, for a while, and nobody else waits."""
+"""Clients that do not read or send: limited in share and time, without effect on others."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ _FEW_BYTES = 4096  # that a client's socket takes before it reads
 
 
 def write_echo(repository: Path) -> None:
-    """A model that gives back the FP32 tensor that it was given."""
+    """A model that returns its FP32 input."""
     (repository / "echo" / "1").mkdir(parents=True)
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, "n"]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", [x], [y])
@@ -62,7 +62,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[[], ["--frontends=1"]], ids=["alone", "frontends"])
 def hasty(request: pytest.FixtureRequest, echo: Path) -> Iterator[ServerProcess]:
-    """A server with few places that waits for a second only."""
+    """A server with low limits and a patience of one second."""
     options = [
         f"--max-admitted-requests={PLACES}", "--progress-timeout-secs=1",
         "--http-body-timeout-secs=1", *request.param,
@@ -75,7 +75,7 @@ def hasty(request: pytest.FixtureRequest, echo: Path) -> Iterator[ServerProcess]
 
 
 def message(count: int) -> bytes:
-    """A request with so many elements, with gRPC's prefix."""
+    """A request of `count` elements, with gRPC's prefix."""
     request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(4 * count)])
     request.inputs.add(name="x", datatype="FP32", shape=[1, count])
     data = request.SerializeToString()
@@ -83,7 +83,7 @@ def message(count: int) -> bytes:
 
 
 def binary(count: int) -> tuple[bytes, dict[str, str]]:
-    """A request over HTTP with so many elements in binary, and its headers."""
+    """A binary HTTP request of `count` elements, and its headers."""
     tensor = b'"name":"x","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}'
     head = b'{"inputs":[{%b}],"parameters":{"binary_data_output":true}}' % (
         tensor % (count, 4 * count)
@@ -92,7 +92,7 @@ def binary(count: int) -> tuple[bytes, dict[str, str]]:
 
 
 async def given_up(server: ServerProcess, reason: str) -> float:
-    """How often a client was given up for this."""
+    """Number of clients aborted for this reason."""
     return (await metrics(server))[f'headrace_given_up_total{{reason="{reason}"}}']
 
 
@@ -147,7 +147,7 @@ async def test_what_is_sent_at_once_buys_no_time(hasty: ServerProcess) -> None:
 
 
 def open_deaf(address: str) -> socket.socket:
-    """A connection whose client takes few bytes before it reads."""
+    """A connection with a small receive buffer."""
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _FEW_BYTES)
     host, _, port = address.rpartition(":")
@@ -178,7 +178,7 @@ async def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing
 
 
 async def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProcess) -> None:
-    """Over more time than a client has that makes no progress."""
+    """Over more time than a client without progress has."""
     body, headers = binary(MANY)
     with open_deaf(hasty.http) as slow:
         slow.setblocking(False)
@@ -197,7 +197,7 @@ async def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProces
 
 @pytest.mark.parametrize("window", [0, 1 << 30])
 async def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window: int) -> None:
-    """With a window of 0, and with a large one on a socket that nobody reads from."""
+    """With a window of 0, and with a large window on an unread socket."""
     before = await given_up(hasty, "unread")
     whole = message(MANY)
     frames = [
@@ -254,8 +254,8 @@ async def test_more_connections_than_there_may_be(echo: Path) -> None:
 async def test_more_connections_than_there_are_descriptors(
     echo: Path, door: str, front_ends: str
 ) -> None:
-    """They are closed at once, counted and logged, and those that are there go on."""
-    # Fewer than the three quarters that connections may have, and what the server has open.
+    """They are closed at once, counted and logged, and existing ones go on."""
+    # Fewer than the three quarters that connections may have, and the server's open files.
     prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
     options = [f"--frontends={front_ends}"]
     with ServerProcess(echo, options=options, prefix=prefix) as server:
@@ -289,7 +289,7 @@ async def test_idle_connections_over_grpc_end(echo: Path) -> None:
     with ServerProcess(echo, options=["--grpc-max-connection-idle-secs=1"]) as server:
         async with open_http2(server.grpc) as caller:
             assert await caller.ended() is not None  # after a GOAWAY
-        # A client that does as gRPC's libraries do notices nothing.
+        # A client that behaves like gRPC's libraries notices nothing.
         async with open_channel(server.grpc) as channel:
             data = message(3)[5:]
             assert await call(channel, "ModelInfer", data)
@@ -300,7 +300,7 @@ async def test_idle_connections_over_grpc_end(echo: Path) -> None:
 
 
 async def test_front_ends_have_one_limit_together(echo: Path) -> None:
-    """Bodies on their way to any of them count for all: with limits of their own, half would do."""
+    """Bodies being received by all of them count together: with separate limits, half would do."""
     size = 100_000
     options = ["--frontends=2", f"--max-admitted-bytes={10 * size}"]
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()

@@ -1,6 +1,6 @@
-"""Attacks upon HTTP/2, over a socket: the attacker is hung up on, nobody else notices.
+"""HTTP/2 attacks over a socket: the attacker is disconnected, others are not affected.
 
-All that are known are in `tests/protocol/http2/test_limits.py`; some of them stand for them here.
+The complete list is in `tests/protocol/http2/test_limits.py`.
 """
 
 import asyncio
@@ -75,10 +75,10 @@ async def test_floods(busy: Busy, attack: Callable[[Http2Caller], Iterator[bytes
 
 
 async def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
-    """What waits for it is bounded: it gets no further than its own answers let it."""
+    """Its pending output is bounded by its own answers."""
     server = busy.server
     before = Resources.of(server.pid).resident
-    # So long that no more than may be under way at once are read at once.
+    # So long that no more than the concurrent ones are read at once.
     request = pb.ModelInferRequest.FromString(busy_message("busy", 1))
     request.id = "x" * 60_000
     message = prefixed(request.SerializeToString())
@@ -95,11 +95,11 @@ async def test_a_client_that_does_not_read_is_not_read_from(busy: Busy) -> None:
                 try:
                     async with asyncio.timeout(2):
                         await attacker.writer.drain()
-                # It is hung up on if its requests come so fast that too many are refused.
+                # It is disconnected if its requests arrive so fast that too many are refused.
                 except (TimeoutError, ConnectionError):
                     break
         assert sent < 1 << 20
         async with open_channel(server.grpc) as channel:
             assert await infer_grpc(channel, "busy", 8) == 8
-        # No more than as many requests as may be under way, and their answers.
+        # No more than the concurrent requests, and their answers.
         assert Resources.of(server.pid).resident - before < 5 * _GROWTH

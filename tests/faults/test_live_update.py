@@ -1,6 +1,6 @@
-"""Repositories that change while they are served: no request is lost, none gets a mixture.
+"""Repositories that change while served: no request is lost or mixes versions.
 
-And none is answered by a state of its model that had been replaced before the request was sent.
+No answer comes from a version that had been replaced before the request was sent.
 """
 
 import shutil
@@ -41,7 +41,7 @@ class Repository:
         return self.root / name / str(version) / FILES[name.rstrip("0123456789")]
 
     def write(self, name: str, data: bytes, version: int = 1) -> None:
-        """Have a file hold something else, without anything in between."""
+        """Replace a file atomically."""
         file = self.file(name, version)
         file.parent.mkdir(parents=True, exist_ok=True)
         other = file.with_name(".new")
@@ -93,7 +93,7 @@ def until_reason(client: Client, name: str, version: str, told: str) -> None:
 def test_a_repository_that_changes_in_every_way(
     server: ServerProcess, repository: Repository, client: Client
 ) -> None:
-    """Versions, files, configurations and models come, change, break and go while callers ask."""
+    """Versions, files, configurations and models are added, changed and removed under load."""
     serving = repository.serving
 
     def expect(number: int) -> None:
@@ -153,7 +153,7 @@ def test_a_repository_that_changes_in_every_way(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_hundreds_of_swaps_while_many_ask(tmp_path: Path) -> None:
-    """Swaps and loads that fail, of ONNX and Python models, leave nothing behind."""
+    """Swaps and failing loads of ONNX and Python models leave nothing behind."""
     repository = Repository(tmp_path / "repository", ("graph", "graph2", "code"))
     for name, kind in {"graph": "inline", "graph2": "thread"}.items():
         config = f'parameters {{ key: "execution" value {{ string_value: "{kind}" }} }}'
@@ -173,7 +173,7 @@ def test_hundreds_of_swaps_while_many_ask(tmp_path: Path) -> None:
 
 
 def mapped(pid: int, root: Path) -> int:
-    """How many pieces of memory are files of a repository, or unnamed ones."""
+    """Number of mappings of files in the repository, or of unnamed ones."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sum("memfd:" in line or str(root) in line for line in lines)
 
@@ -181,7 +181,7 @@ def mapped(pid: int, root: Path) -> int:
 def swap(
     server: ServerProcess, repository: Repository, times: dict[str, tuple[int, int]], callers: int
 ) -> None:
-    """Swap each model so often, with so many failures in between, while callers ask."""
+    """Swap each model `swaps` times, with `failures` between, under load."""
     with Callers(server, repository.serving, callers) as asking, ThreadPoolExecutor() as pool:
         swaps = [pool.submit(swap_one, server, repository, n, *t) for n, t in times.items()]
         for future in swaps:
@@ -195,7 +195,7 @@ def swap(
 def swap_one(
     server: ServerProcess, repository: Repository, name: str, swaps: int, failures: int
 ) -> None:
-    """Swap one model so often, by requests to load it."""
+    """Swap one model repeatedly by load requests."""
     serving = repository.serving
     with GrpcClient(server.grpc) as client:
         for turn in range(swaps):

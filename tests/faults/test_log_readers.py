@@ -1,4 +1,4 @@
-"""Whoever reads the log stands still, or its disk is full, or a model floods it."""
+"""The log's reader halts, its disk is full, or a model floods it."""
 
 import os
 import re
@@ -19,19 +19,19 @@ _REQUESTS = 2_500  # whose lines do not all fit into the queue
 
 
 class Unread:
-    """A pipe that nobody reads until `rest`."""
+    """A pipe that is not read before `rest`."""
 
     def __init__(self) -> None:
         reading, writing = os.pipe()
         self._reading, self.writing = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
 
     def rest(self) -> str:
-        """All that comes until the last writer has ended."""
+        """Everything until the last writer has ended."""
         self.writing.close()
         return self._reading.read().decode()
 
     def line_with(self, text: bytes) -> bytes:
-        """Read as far as a line with this text."""
+        """Read up to a line with this text."""
         for line in self._reading:
             if text in line:
                 return line
@@ -50,7 +50,7 @@ def unread() -> Iterator[Unread]:
 
 
 def ask_often(server: ServerProcess, count: int) -> None:
-    """Requests that are all answered, each with a long line in the log."""
+    """Send requests that are all answered, each with a long line in the log."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for _ in range(count):
             assert client.get(f"/v2/models/{_LONG}").status_code == 404
@@ -116,5 +116,5 @@ def test_a_models_output_is_limited_in_bytes(tmp_path: Path) -> None:
         url = f"{server.url}/v2/models/flooding/infer"
         assert httpx.post(url, json=body, timeout=60).status_code == 200
         assert server.stop() == 0
-        # 20 MB in what may be some seconds, of which each has a megabyte and a line.
+        # 20 MB within seconds, of which each may have a megabyte and a line.
         assert server.log.count("x") < 15 << 20

@@ -1,6 +1,6 @@
-"""Tritons that a server has started are killed, hang, and must not outlive it.
+"""Managed Tritons are killed, hang, and must not outlive their server.
 
-Once with this server in Triton's place, and once with the real Triton where that is (see
+Once with headrace in Triton's place, and once with the real Triton where available (see
 `tests.support.triton_server`).
 """
 
@@ -45,7 +45,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(
     program: Path, folder: Path, *more: str, config: str = CPU
 ) -> Iterator[tuple[ServerProcess, GrpcClient]]:
-    """A server with a model in Tritons, whose files lie in a folder that is looked into."""
+    """A server with a model in Tritons, whose files are checked at the end."""
     write_managed(folder / "models", config)
     (folder / "tmp").mkdir()
     options = (f"--triton-server={program}", *more)
@@ -70,7 +70,7 @@ def ask(client: GrpcClient) -> float:
 
 
 def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
-    """What it had begun is lost, and nothing else; it is started, loaded, and serves again."""
+    """Its running requests are lost, and no others; it is restarted, loaded, and serves again."""
     failures: Counter[str] = Counter()
     answered = 0
     ended = Event()
@@ -111,7 +111,7 @@ def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
 
 
 def test_the_only_one_is_killed(program: Path, tmp_path: Path) -> None:
-    """Requests wait for it to be there again."""
+    """Requests wait for its restart."""
     with serving(program, tmp_path, config=CPU + PATIENT) as (server, client):
         for _ in range(2):
             [pid] = servers(server.pid)
@@ -160,7 +160,7 @@ def test_one_that_ignores_the_order_to_end_is_killed(stand_in: Path, tmp_path: P
 
 
 def test_one_that_ends_again_and_again(stand_in: Path, tmp_path: Path) -> None:
-    """It is left alone after a while, and the model is not ready."""
+    """It is no longer restarted after a while, and the model is not ready."""
     with serving(stand_in, tmp_path) as (server, client):
         ended = 0
         while "it is tried again in 30 s" not in server.log:

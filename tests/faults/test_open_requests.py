@@ -1,4 +1,4 @@
-"""Workers that die while requests of theirs are open: answered in part, or waiting."""
+"""Workers that die with open requests, partly answered or waiting."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def ask(server: ServerProcess, model: str, **command: object) -> httpx.Response:
 
 
 def endless(model: str, file: Path, id: str = "") -> pb.ModelInferRequest:
-    """A request that is answered until nobody listens, which the model tells by a file."""
+    """A request that is answered until its client disconnects, which a file reports."""
     command = {"do": "until cancelled", "file": str(file), "thread": True}
     array = strings([json.dumps(command).encode()], [1, 1])
     return infer_message(model, [Input("COMMAND", array)], id=id)

@@ -1,4 +1,4 @@
-"""More than the server takes: refused at once, while what it has taken is answered."""
+"""Overload: refused at once, while admitted requests are answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -48,7 +48,7 @@ def small(repository: Path, gates: Gates) -> Iterator[Busy]:
 
 
 async def refused_grpc(started: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> str:
-    """The text with which a call was refused as UNAVAILABLE."""
+    """Text of a call refused as UNAVAILABLE."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await started
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -76,7 +76,7 @@ async def test_too_many_requests(few: Busy, waiting_over: str) -> None:
             text = await refused_grpc(call(channel, "ModelInfer", busy_message(MODEL, 9)))
             assert "limit of 4 requests" in text
 
-            # Refused at once, not after those in front; and the server still tells of itself.
+            # Refused at once, not after earlier requests; and the server still answers probes.
             assert not any(task.done() for task in waiting)
             assert (await get(server.http, "/v2/health/ready")).status == 200
             assert (await admitted(server))[0] == LIMIT
@@ -164,7 +164,7 @@ async def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why
             answer = await connection.receive()
             assert answer.status == (503 if why == "overload" else 404)
             assert not any(task.done() for task in waiting)
-        # Sent all the same, it is passed over, and the connection is as good as new.
+        # A body sent all the same is skipped, and the connection can be used again.
         await connection.send(body[10:])
         await asyncio.gather(*waiting)
         assert (await connection.post(INFER[MODEL], busy_json(3))).status == 200

@@ -1,4 +1,4 @@
-"""Model files that change while they are served: no request is lost, and none gets a mixture."""
+"""Model files that change while served: no request is lost or mixes versions."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Served:
         self.numbers = dict.fromkeys(NAMES, 1)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put a file in place of another in one step."""
+        """Replace a file atomically."""
         other = self.files[name].with_suffix(".tmp")
         other.write_bytes(data)
         os.utime(other, (1_000_000, 1_000_000))  # so that it is no question that it is complete
@@ -42,7 +42,7 @@ class Served:
         self.numbers[name] = number
 
     def reason(self, name: str) -> str:
-        """What the index says of a model, which serves."""
+        """Reason of a serving model in the index."""
         with HttpClient(self.server.url, binary=True) as client:
             [found] = [model for model in client.index().models if model.name == name]
         assert found.state == "READY"
@@ -64,7 +64,7 @@ def start(folder: Path, *options: str) -> ServerProcess:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The server of all tests that leave it as they found it."""
+    """The server of all tests that leave it unchanged."""
     folder = tmp_path_factory.mktemp("files")
     options = ["--frontends=2"] if request.param == "front ends" else []
     with start(folder, *options) as server:
@@ -172,7 +172,7 @@ def test_a_file_that_the_model_imports(served: Served) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs; if its parent is gone, it may take a while until somebody buries it."""
+    """Whether a process is alive; an orphan may take a while until it is reaped."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

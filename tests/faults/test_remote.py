@@ -1,4 +1,4 @@
-"""One of two servers of a model is killed, stopped and started again, under load."""
+"""One of two upstreams is killed, stopped and restarted under load."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ Server = ServerProcess | Triton
 
 
 class Load:
-    """Callers that ask again and again, each of its own number; what has come of it."""
+    """Clients that send requests continually, each with its own number; the outcomes."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.failures: Counter[str] = Counter()
@@ -62,13 +62,13 @@ class Load:
         await until(answered, lambda found: found >= wanted)
 
     def end(self) -> None:
-        """Have all callers end with what they have under way."""
+        """Stop all clients after their current requests."""
         self._ends = True
 
 
 @asynccontextmanager
 async def load(server: ServerProcess) -> AsyncIterator[Load]:
-    """Callers for as long as this lasts; none of them may get another's answer."""
+    """Clients for as long as the block lasts; none may get another's answer."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         under_way = Load(channel)
         async with asyncio.TaskGroup() as group:
@@ -82,7 +82,7 @@ async def load(server: ServerProcess) -> AsyncIterator[Load]:
 
 
 async def healthy(front: ServerProcess, server: Server) -> bool:
-    """Whether the server in front sends calls to the other one."""
+    """Whether the server in front sends calls to the upstream."""
     found = await metrics(front)
     name = 'headrace_endpoint_healthy{{endpoint="{}",model="busy",version="1"}}'
     for url in (f"grpc://{server.grpc}", server.url):
@@ -92,13 +92,13 @@ async def healthy(front: ServerProcess, server: Server) -> bool:
 
 
 async def ready(front: ServerProcess) -> bool:
-    """Whether the server in front says that the model is ready."""
+    """Whether the server in front reports the model ready."""
     async with grpc.aio.insecure_channel(front.grpc) as channel:
         asked = pb.ModelReadyRequest(name="busy").SerializeToString()
         return pb.ModelReadyResponse.FromString(await call(channel, "ModelReady", asked)).ready
 
 
-# What `busy` is to a Triton that has no ONNX Runtime; a COST is 50 microseconds.
+# `busy` for a Triton without ONNX Runtime; a COST is 50 microseconds.
 _BUSY = """
     import time
 
@@ -122,8 +122,10 @@ _BUSY_CONFIG = (
 
 
 class Servers:
-    """Two servers with the model, and the one in front of them, of which `kind` says what they are:
-    this server asked over `grpc` or `http`, or a real Triton."""
+    """Two upstreams with the model, and the server in front of them.
+
+    `kind` is `grpc` or `http` for headrace as upstream, or a real Triton.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path, kind: str) -> None:
         self._stack = stack
@@ -213,7 +215,7 @@ async def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
 
 @EACH
 async def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers: Servers) -> None:
-    """It is not asked while it says nothing, and asked again soon after it goes on."""
+    """It gets no requests while it is silent, and is used again soon after it continues."""
     async with load(servers.front) as under_way:
         for _ in range(2):
             servers.first.send(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Servers of a model whose answers have no end: what a request costs this server stays bounded."""
+"""Upstreams with endless answers: the cost to this server stays bounded."""
 
 import asyncio
 import gzip
@@ -42,7 +42,7 @@ def _bomb(size: int) -> bytes:
     return _OK + head + body
 
 
-# What comes before, and what comes again and again behind it.
+# The beginning, and the repeated part behind it.
 ENDLESS: dict[str, tuple[bytes, bytes]] = {
     "chunks": (_CHUNKED, b"10000\r\n" + bytes(1 << 16) + b"\r\n"),
     "trailers": (_CHUNKED + b"0\r\n", b"X-Y: z\r\n" * 1000),
@@ -55,9 +55,9 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 
 class Upstream:
-    """Describes a model, and answers inference with `before` and any number of `again`.
+    """Describes a model, and answers inference with `before` and repetitions of `again`.
 
-    `again` empty: it says nothing more, and keeps the connection.
+    With an empty `again` it sends nothing more and keeps the connection.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Upstream:
 
 @contextmanager
 def running(upstream: Upstream) -> Iterator[None]:
-    """A loop on a thread, on which the server listens."""
+    """An event loop on a thread, on which the upstream listens."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -129,7 +129,7 @@ async def _end_all() -> None:
 
 
 class Messages(grpc.GenericRpcHandler):
-    """A server over gRPC that answers with a message of so many bytes."""
+    """A gRPC server that answers with a message of `size` bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -196,7 +196,7 @@ def front(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Iterator[ServerProcess]:
-    """A server of models that these run, and of one of its own."""
+    """A server of models on these upstreams, and of one of its own."""
     root = tmp_path_factory.mktemp("models")
     url, more = f"http://127.0.0.1:{upstream.port}", {"max_response_bytes": str(_LIMIT)}
     write_remote(root, "batched", url, remote_model="m", **more)
@@ -220,13 +220,13 @@ def ask(front: ServerProcess, model: str) -> httpx.Response:
 
 
 def resident(front: ServerProcess) -> int:
-    """Bytes of memory that a server's processes have."""
+    """Resident memory of a server's processes, in bytes."""
     process = psutil.Process(front.pid)
     return sum(p.memory_info().rss for p in (process, *process.children()))
 
 
 def neighbour(front: ServerProcess) -> int:
-    """The status of a request to a model of the server's own."""
+    """The status of a request to a local model."""
     row = {"shape": [1, 16], "datatype": "INT32", "data": list(range(16))}
     body = {"inputs": [{"name": "INPUT0", **row}, {"name": "INPUT1", **row}]}
     url = f"{front.url}/v2/models/neighbour/infer"
@@ -263,7 +263,7 @@ def test_the_limit_is_named(front: ServerProcess, upstream: Upstream) -> None:
         with pytest.raises(InferenceServerException, match="max_response_bytes") as raised:
             client.infer("batched", [tensor])
     assert raised.value.status() == "StatusCode.INTERNAL"
-    # Unless the model says otherwise, it is what requests may have.
+    # By default the limit is that of requests.
     assert text.format(8388608) in ask(front, "usual").json()["error"]
 
 

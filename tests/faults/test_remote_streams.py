@@ -1,4 +1,4 @@
-"""Servers of decoupled models that are lost while they answer, and clients that go meanwhile."""
+"""Upstreams of decoupled models lost while they answer, and clients that disconnect."""
 
 import signal
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ LOST = "the connection to the server of model 'flood' was lost during the reques
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Two with the model, and the one before them."""
+    """Two upstreams with the model, and the server before them."""
     write_python_model(tmp_path / "there", "flood", FLOOD, FLOOD_CONFIG)
     with ExitStack() as stack:
         there = [stack.enter_context(ServerProcess(tmp_path / "there")) for _ in range(2)]
@@ -38,7 +38,7 @@ def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 
 
 def flood(file: Path) -> pb.ModelInferRequest:
-    """A request that is answered until nobody listens."""
+    """A request that is answered until its client disconnects."""
     inputs = [
         Input("FILE", strings([str(file).encode()], [1, 1])),
         Input("SIZE", np.array([[100]], np.int32)),
@@ -58,12 +58,12 @@ def test_a_server_that_is_killed_fails_what_it_was_answering(
             found = scraper.now().samples("headrace_endpoint_outstanding")
             [busy] = [labels["endpoint"] for labels, value in found if value]
             next(server for server in there if busy.endswith(server.grpc)).stop(signal.SIGKILL)
-            # What was on its way comes first.
+            # Responses in flight arrive first.
             while not (message := stream.receive()).error_message:
                 assert message.infer_response.outputs
             assert message.error_message == LOST
             assert message.infer_response.parameters["triton_final_response"].bool_param
-            # That is not sent again. What comes next goes to the other server.
+            # The request is not sent again. The next one goes to the other upstream.
             stream.send(flood(tmp_path / "second"))
             assert stream.receive().infer_response.outputs
             assert scraper.now().value("headrace_endpoint_healthy", endpoint=busy) == 0

@@ -1,4 +1,4 @@
-"""A Python model that looks for the secrets of its server."""
+"""A Python model that searches for the secrets of its server."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from tests.models.python_models import tensors, write_python_model
 from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 
-# Nobody, who may read what only root may, so that the interpreter can be anywhere.
+# User `nobody`, able to read what only root may, so that the interpreter can be anywhere.
 _NOBODY = (
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
     "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
 )  # fmt: skip
-# It tells what it can reach of its server's processes, by how.
+# It reports what it can reach of its server's processes, and how.
 PRYING = """
     import ctypes, json, os
     import numpy as np
@@ -74,7 +74,7 @@ _ASKED = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "BYTES", "da
 def serving(
     *options: str, prefix: Sequence[str] = (), environment: dict[str, str] | None = None
 ) -> Iterator[ServerProcess]:
-    """A server with a model that pries, which every user can read."""
+    """A server with a prying model, which every user can read."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         config = "max_batch_size: 1\n" + tensors("input", ("INPUT", "STRING", "1"))
@@ -97,7 +97,7 @@ def reached(server: ServerProcess) -> dict[str, list[str]]:
 
 
 def users() -> list[object]:
-    """Who the server is tried as: who runs the tests, and as root somebody else as well."""
+    """Users of the server: that of the tests, and as root `nobody` as well."""
     no_other = pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("setpriv") is None,
         reason="to run as another user takes root and setpriv",

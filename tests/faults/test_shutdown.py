@@ -1,4 +1,4 @@
-"""How the server ends: what it has admitted is answered; its exit status says if all was well."""
+"""Shutdown: admitted requests are answered; the exit status reports the outcome."""
 
 import asyncio
 import signal
@@ -46,7 +46,7 @@ transports = pytest.mark.parametrize("transport", EACH_TRANSPORT)
 
 
 def serving(repository: Path, *options: str) -> ServerProcess:
-    """A server of one's own, to be ended."""
+    """A server for one test, to be ended."""
     return ServerProcess(repository, options=[IN_PROCESS, *options])
 
 
@@ -150,7 +150,7 @@ async def test_nothing_new_is_admitted_while_the_rest_is_finished(
                 await until(lambda: refusing(server), bool)
 
                 async def turned_away() -> HttpAnswer:
-                    # Before a request is refused, this one is looked at.
+                    # Before a request is refused, this one is checked.
                     answer = await early.pop().post(INFER[MODEL], b"{")
                     assert answer.headers["connection"] == "close"
                     return answer
@@ -166,7 +166,7 @@ async def test_nothing_new_is_admitted_while_the_rest_is_finished(
 
 
 def ask_until_refused(address: str, keep: bool, seconds: float, met: Counter[str]) -> None:
-    """Ask on one connection after another until none can be made; retries nothing."""
+    """Send requests on new connections until none can be made; retries nothing."""
     host, _, port = address.rpartition(":")
     connection: HTTPConnection | None = None
     while True:
@@ -334,7 +334,7 @@ def test_a_thread_that_cannot_be_ended_is_given_up(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a model that is quick to load, and one that never is: it is measured."""
+    """A repository with a model that loads fast, and one that never does: it is measured."""
     path = tmp_path_factory.mktemp("endless")
     write_busy_model(path)
     write_model(path, "endless", spin(rounds=FOREVER), "max_batch_size: 8")

@@ -1,4 +1,4 @@
-"""Executions that hang: they are seen, and ended, by a limit or when nobody waits for them."""
+"""Hanging executions: detected, and terminated by a limit or without clients."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ from tests.support.server_process import ServerProcess, clean_server
 from tests.support.watching import admitted, until
 
 LIMIT_SECS = 5
-# Sends STEPS responses, one every half second, before `execute` comes to its end.
+# Sends STEPS responses, one every half second, before `execute` returns.
 _STEPS = """
     import time
     import numpy as np
@@ -80,7 +80,7 @@ each_model = pytest.mark.parametrize(("protocol", "model"), [("grpc", "told"), (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose models are stalled after a second, unless they say otherwise."""
+    """A server that counts a model as stalled after a second by default."""
     root = tmp_path_factory.mktemp("stalls")
     write_neighbours(root)
     write_told(root, "told", execution_limit_secs=LIMIT_SECS)
@@ -127,7 +127,7 @@ def test_a_hang_is_told_and_ended(
 
 
 def answers(client: Client, model: str) -> bool:
-    """Whether a model that can hang does as it should."""
+    """Whether a model that can hang answers correctly."""
     if "busy" in model:
         given = {"VALUE": np.array([[7]]), "COST": np.array([[0]])}
         return int(client.infer(model, given)["RESULT"].item()) == 7
@@ -143,7 +143,7 @@ def test_a_stream_may_take_as_long_as_it_likes(server: ServerProcess) -> None:
 
 
 def test_a_client_that_reads_slowly_is_no_hang_of_the_model(server: ServerProcess) -> None:
-    """Its limit is below that of the model which hangs meanwhile, and which is ended."""
+    """Its limit is below that of the hanging model, which is terminated."""
     with client_of(server, "http") as other, GrpcClient(server.grpc) as client:
         request = infer_message("flood", [Input("STEPS", np.array([1], np.int32))])
         streamed = client.stream([request])
@@ -181,7 +181,7 @@ def test_batch_after_batch_that_nobody_waits_for_is_no_hang(server: ServerProces
 
 
 def leave(server: ServerProcess, protocol: str, model: str, begun: Callable[[], object]) -> None:
-    """Have a model hang for a client that goes once it does."""
+    """Hang a model for a client that then disconnects."""
     client = hang(server, protocol, model)
     eventually(lambda: asyncio.run(admitted(server))[0] > 0)
     eventually(begun)
@@ -202,7 +202,7 @@ def test_a_worker_that_was_replaced_ends_though_it_hangs(server: ServerProcess) 
 
 
 def test_a_graph_with_a_loop_is_not_run_on_the_event_loop(server: ServerProcess) -> None:
-    """Light as it is when it is measured: a request may have it run for as long as it says."""
+    """Light when measured, it may run for as long as a request says."""
     client = hang(server, "http", "busy_auto")
     eventually(lambda: asyncio.run(admitted(server))[0] > 0)
     with client_of(server, "http") as other:
@@ -224,7 +224,7 @@ def test_a_run_that_nobody_waits_for_is_ended(server: ServerProcess, protocol: s
 
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in a worker and one in a thread that hang when they are told to."""
+    """A model in a worker and one on a thread, both hanging."""
     root = tmp_path_factory.mktemp("stuck")
     write_told(root, "told")
     write_spinning(root, "busy")
@@ -245,7 +245,7 @@ def test_a_hung_request_outlives_no_unload(stuck: Path, protocol: str, model: st
 
 
 def begun(server: ServerProcess, model: str) -> bool:
-    """Whether a model has begun to hang, as far as it tells that."""
+    """Whether a model has begun to hang, where it reports that."""
     return model == "busy" or "holds its lock" in server.log
 
 

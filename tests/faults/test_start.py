@@ -1,4 +1,4 @@
-"""Starting with a model, an address or a repository that is no good."""
+"""Start with an invalid model, address or repository."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.support.server_process import ServerProcess
 
 @pytest.fixture
 def half_bad(tmp_path: Path) -> Path:
-    """A repository with one model that is well, and one whose file is no model."""
+    """A repository with one valid model, and one whose file is not a model."""
     write_busy_model(tmp_path)
     version = tmp_path / "broken" / "1"
     version.mkdir(parents=True)
@@ -30,7 +30,7 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def free_ports() -> tuple[str, ...]:
-    """Options that let every door listen where it can."""
+    """Options that bind every door to a free port."""
     return ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 

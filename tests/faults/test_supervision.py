@@ -1,4 +1,4 @@
-"""Python models that hang, hog, grow and lie: each is dealt with, and nobody else notices."""
+"""Python models that hang, hog, grow and lie: each is handled without effect on others."""
 
 import json
 import os
@@ -40,7 +40,7 @@ _DEEP = b"[" * 100_000
 
 @pytest.fixture(scope="module")
 def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """One server for all tests; in the end it has what it had at the beginning, and no more."""
+    """One server for all tests; at the end it has the resources of its beginning."""
     root = tmp_path_factory.mktemp("chaos")
     write_models(root, _MODELS, rows=4)
     with ServerProcess(root) as server, httpx.Client(timeout=60) as client:
@@ -176,7 +176,7 @@ def test_limits_of_the_machine(chaos: Chaos) -> None:
     own, _, plain_score = json.loads(chaos.answer("plain", "limits"))
     assert nice == min(own + 5, 19)
     assert files == [64, 64]
-    # The server's own score is untouched: the kernel takes a worker first.
+    # The server's own score is unchanged: the kernel kills a worker first.
     server = int(Path(f"/proc/{chaos.server.pid}/oom_score_adj").read_text())
     assert score == plain_score == min(server + 500, 1000)
 
@@ -238,7 +238,7 @@ def test_a_worker_that_has_grown_is_recycled_when_it_has_finished(
     begun = tmp_path / "begun"
     before = chaos.pid("growing")
     with ThreadPoolExecutor(1) as pool:
-        # In one request: it may be replaced as soon as it has grown.
+        # In one request: the worker may be replaced as soon as it has grown.
         waiting = pool.submit(chaos.answer, "growing", f"grow {begun}")
         eventually(begun.exists)
         eventually(

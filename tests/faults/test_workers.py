@@ -1,4 +1,4 @@
-"""Python models that die, hang, lie and leak: who notices, and who does not."""
+"""Python models that die, hang, lie and leak, and the effects on others."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from tests.support.server_process import ServerProcess
 
 _KILLS = 60
 
-# Models that cannot be loaded, and what is said of them.
+# Models that cannot be loaded, and their errors.
 BROKEN = {
     "no_class": ("x = 1", "neither a class TritonPythonModel"),
     "syntax": ("def f(:", "SyntaxError"),
@@ -67,14 +67,14 @@ def serving(*repositories: Path, options: Sequence[str] = ()) -> Iterator[Chaos]
 
 @pytest.fixture(scope="module")
 def chaos(models: Path) -> Iterator[Chaos]:
-    """One server for all tests whose workers serve again in the end."""
+    """One server for all tests whose workers are restored at the end."""
     with serving(models) as found:
         yield found
 
 
 @pytest.fixture
 def own(models: Path) -> Iterator[Chaos]:
-    """A server of its own for a test."""
+    """A server for one test."""
     with serving(models) as found:
         yield found
 
@@ -104,7 +104,7 @@ def test_an_idle_worker_is_killed(chaos: Chaos) -> None:
     os.kill(pid, signal.SIGKILL)
     ended = f"worker {pid} of one_0_0 was ended by SIGKILL"
     eventually(lambda: chaos.logged(ended))
-    # Nobody has asked for it.
+    # No request was sent for it.
     eventually(lambda: "one_0_0 runs again" in chaos.server.log.partition(ended)[2])
     assert chaos.pid("one") != pid
 
@@ -176,7 +176,7 @@ def test_kills_from_outside_are_no_crashes_of_the_model(own: Chaos) -> None:
 
 
 def _pid_of(chaos: Chaos, model: str) -> int:
-    """The process that serves a model of one instance, as the log has it."""
+    """The process of a model with one instance, from the log."""
     found = re.findall(rf"{model}_0_0 runs again as worker (\d+)", chaos.server.log)
     return int(found[-1]) if found else chaos.pid(model)
 
@@ -282,7 +282,7 @@ def test_a_forked_process_that_comes_back_is_none_of_the_servers(chaos: Chaos) -
 
 
 def _zombies(pid: int) -> bool:
-    """Whether a process has no children but those that it has not waited for."""
+    """Whether a process has only unreaped children."""
     children = psutil.Process(pid).children(recursive=True)
     return all(child.status() == psutil.STATUS_ZOMBIE for child in children)
 

@@ -1,4 +1,4 @@
-"""The socket's side of a client's connection."""
+"""The socket side of a gRPC connection."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.protocol.http2.protocol import Limits
 
 
 class Transport(asyncio.Transport):
-    """Has what is written to it; as uvloop's, it must not be written to when it has closed."""
+    """Records writes; like uvloop's, it must not be written to once closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,16 +18,13 @@ class Transport(asyncio.Transport):
         self.closed = False
 
     def write(self, data: Any) -> None:
-        """Take it."""
         if self.closed:
             raise RuntimeError("the handler is closed")
         self.written.append(data)
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There are none."""
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
     def is_closing(self) -> bool:
-        """Whether it has been closed."""
         return self.closed
 
 

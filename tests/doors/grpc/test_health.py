@@ -1,4 +1,4 @@
-"""Streams of the server's health: each is told of changes, and none asks by itself."""
+"""Health watch streams: notified of changes, without polling."""
 
 import asyncio
 from typing import Any, cast
@@ -14,7 +14,7 @@ _STREAMS = 1000
 
 
 class Server:
-    """Counts how often it is asked."""
+    """Counts its readiness checks."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -26,7 +26,7 @@ class Server:
 
 
 class Peer:
-    """Keeps what a stream is told."""
+    """Records the messages of a stream."""
 
     congested = False
 
@@ -44,13 +44,13 @@ class Peer:
 
 
 async def turns(count: int = 20) -> None:
-    """Let everything run that can."""
+    """Run the event loop until nothing is ready."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 class Timers:
-    """Counts what is to happen later."""
+    """Counts pending timers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""One call of the native transport."""
+"""One call of the native gRPC transport."""
 
 import gzip
 
@@ -26,7 +26,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     [(None, 0, 0), (60.0, 1, 60), (1e-5, 1e-6, 2e-5), (0.0, 1e-6, 1e-6)],
 )
 async def test_how_long_its_client_waits(waits: float | None, least: float, most: float) -> None:
-    """Also one that hardly does: a timer of uvloop's is another thing then."""
+    """Also a timeout of almost nothing: uvloop creates another kind of timer for it."""
     context = ServerContext({}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
     fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
     head = RpcHead(fields, context, GrpcConnection(context))
@@ -37,23 +37,19 @@ async def test_how_long_its_client_waits(waits: float | None, least: float, most
 
 
 class Taking:
-    """A session that keeps the messages that it gets."""
+    """A session that records its messages."""
 
     def __init__(self, peer: Peer) -> None:
         self.messages: list[bytes] = []
 
     def receive(self, message: Buffer) -> None:
-        """Keep it."""
         self.messages.append(bytes(message))
 
-    def half_close(self) -> None:
-        """The client sends no more."""
+    def half_close(self) -> None: ...
 
-    def sent(self) -> None:
-        """There is room."""
+    def sent(self) -> None: ...
 
-    def closed(self) -> None:
-        """It is over."""
+    def closed(self) -> None: ...
 
 
 def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
@@ -79,13 +75,13 @@ def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
 
 
 def give(call: Rpc, data: bytes) -> None:
-    """DATA has come."""
+    """Receive DATA."""
     call.on_data(memoryview(data), 0, len(data))
 
 
 @pytest.mark.parametrize("apart", [True, False])
 async def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool) -> None:
-    """Also those that come in the same frame."""
+    """Also those in the same frame."""
     admission = Admission(0, 0)
     call, session, connection = opened(admission)
     messages = [b"0" * (1 << 20), b"1", b"2" * (1 << 20), b"3" * 100]

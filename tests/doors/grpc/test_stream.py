@@ -1,4 +1,4 @@
-"""ModelStreamInfer with models that answer as the test says, and a client that reads as it says."""
+"""ModelStreamInfer with controlled models and a controlled client."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _BIG = PAUSE_BYTES // 2
 
 
 class FakePeer:
-    """A client that takes so many messages, and then does not read."""
+    """A client that reads `room` messages, and then stops."""
 
     def __init__(self, account: Account, takes: int, metadata: Mapping[str, str]) -> None:
         self.account = account
@@ -57,7 +57,7 @@ class FakePeer:
 
 
 class Stream:
-    """One stream: what a client does on it, and what it gets."""
+    """One stream: its client's actions and messages."""
 
     def __init__(self, takes: int = 1_000_000, **metadata: str) -> None:
         self.engine = FakeEngine()
@@ -66,34 +66,34 @@ class Stream:
         self.session: Session = opened(self.peer)
 
     def ask(self, model: str, id: str = "", **parameters: Parameter) -> Work:
-        """Send a request; what the model has been given."""
+        """Send a request; the work given to the model."""
         message = infer_message(model, id=id, parameters=parameters)
         self.session.receive(message.SerializeToString())
         return self.engine.models[model].last
 
     def send(self, message: pb.ModelInferRequest | bytes) -> None:
-        """Send a message that may come to nothing."""
+        """Send a message that may be refused."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
         self.session.receive(data)
 
     def read(self, more: int) -> None:
-        """Let the client take so many messages more."""
+        """Let the client read `count` messages more."""
         self.peer.takes += more
         self.session.sent()
 
     def close(self) -> None:
-        """The stream is over; nothing may stay counted."""
+        """End the stream; nothing may stay counted."""
         self.session.closed()
         assert (self.engine.admission.requests, self.engine.admission.bytes) == (0, 0)
 
     @property
     def got(self) -> list[str]:
-        """What came: `id:text`, with `.` behind the final one and `!` before an error."""
+        """Received messages: `id:text`, with `.` behind the final one and `!` before an error."""
         return [told(message) for message in self.peer.sent]
 
 
 def told(message: pb.ModelStreamInferResponse) -> str:
-    """A message in short."""
+    """A message in short form."""
     response = message.infer_response
     final = parameter(response.parameters["triton_final_response"]) if response.parameters else None
     text = b"".join(response.raw_output_contents).decode()
@@ -287,7 +287,7 @@ def test_a_request_that_has_ended_is_not_asked_to_pause() -> None:
 
 
 def test_many_requests_together_pause_earlier() -> None:
-    """What waits in a stream is bounded, however many requests it is of."""
+    """The memory of a stream is bounded, however many requests it has."""
     stream = Stream(takes=0)
     works = [stream.ask("many", str(n)) for n in range(300)]
     for work in works:
@@ -363,7 +363,7 @@ def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
 
 
 def test_a_model_that_turns_out_to_be_decoupled(stream: Stream) -> None:
-    """In a front end that is known some time after a request was sent."""
+    """A front end learns of it some time after the request was sent."""
     model = stream.engine.plain
     first = stream.ask("plain", "a")
     second = stream.ask("plain", "b")
@@ -385,7 +385,7 @@ def test_a_model_that_turns_out_to_be_decoupled(stream: Stream) -> None:
     assert stream.got == ["b:x."]
 
 
-# --- what is decoded apart
+# --- decoding on a thread
 
 
 def long_message(id: str) -> bytes:
@@ -397,7 +397,7 @@ def long_message(id: str) -> bytes:
 
 
 async def given(stream: Stream, count: int) -> None:
-    """Wait until the model has so many requests."""
+    """Wait until the model has `count` requests."""
     async with asyncio.timeout(30):
         while len(stream.engine.plain.work) < count:  # noqa: ASYNC110 - a thread makes it so
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The application behind the bare routes."""
+"""The application behind the routes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.engine.worlds import LOAD_OPTIONS
 
 
 def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None:
-    """Nor is one counted."""
+    """It is not counted either."""
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
     answers = engine.admission.answers
     app = CountedApp(create_app(engine, 1 << 20), answers, False)
@@ -50,7 +50,7 @@ def test_what_tools_look_for_with_head(path: str, method: str) -> None:
 
 
 class Table(tuple[Operation, ...]):
-    """The table of operations, which remembers on which threads it was read."""
+    """The table of operations, recording the threads of its readers."""
 
     readers: list[int]
 

@@ -1,4 +1,4 @@
-"""Every route that is not asked with GET is for pages that are allowed to ask, but for a few."""
+"""Routes that change something are open to allowed origins alone, with few exceptions."""
 
 import asyncio
 import re

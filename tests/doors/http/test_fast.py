@@ -1,4 +1,4 @@
-"""Infer requests answered straight from the connection, by models that answer as the test says."""
+"""Infer requests on the fast path, with controlled models."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Generate requests to models that answer as the test says, by clients that read as it says."""
+"""Generate requests to controlled models by controlled clients."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ class AskedCall:
     """One request through the route, and its client."""
 
     def __init__(self, engine: FakeEngine, path: str, body: bytes | None, **headers: str) -> None:
-        """`body` None is one that does not come."""
+        """`body` None means that none is received."""
         self.engine = engine
         self.sent: list[Message] = []
         self.reads = asyncio.Event()  # whether the client takes what is sent
@@ -59,16 +59,16 @@ class AskedCall:
         self.sent.append(message)
 
     def leave(self) -> None:
-        """The client goes away."""
+        """Disconnect the client."""
         self._gone.set()
 
     async def work(self, model: str = "many") -> Work:
-        """What the model has been given."""
+        """The work given to the model."""
         await until(lambda: bool(self.engine.models[model].work))
         return self.engine.models[model].last
 
     async def answer(self) -> tuple[int, bytes, bytes]:
-        """The whole answer: status, content type, body."""
+        """The complete answer: status, content type, body."""
         await self.task
         head, *body = self.sent
         headers = dict(head["headers"])
@@ -109,7 +109,7 @@ async def call() -> AsyncIterator[AskedCall]:
 
 
 def document(text: bytes) -> bytes:
-    """The response that `Work.answer` gives for a text, as JSON."""
+    """The response of `Work.answer` for a text, as JSON."""
     value = orjson.dumps(text[0] if len(text) == 1 else list(text))
     return b'{"id":"a","model_name":"many","model_version":"7","y":%b}' % value
 
@@ -139,7 +139,7 @@ async def test_one_response() -> None:
 
 
 async def test_more_than_one_response() -> None:
-    """The first one has decided on the status. The model need not go on."""
+    """The first one has decided on the status. The model need not continue."""
     async with calling("generate") as call:
         work = await call.work()
         work.answer("a")
@@ -169,7 +169,7 @@ JSON, NOT_ONE = b"application/json", orjson.dumps({"error": NOT_ONE_RESPONSE})
 async def test_how_responses_end(
     verb: str, steps: str, status: int, kind: bytes, body: bytes
 ) -> None:
-    """By `.`, with no response more, or by `!`, an error of execution."""
+    """By `.`, with no further response, or by `!`, an execution error."""
     async with calling(verb) as call:
         work = await call.work()
         for step in steps:
@@ -317,7 +317,7 @@ async def test_a_connection_does_not_outlast_the_server(call: AskedCall) -> None
 
 
 async def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
-    """In a front end, which knows no models; what they refuse is told as late as that."""
+    """A front end knows no models; their refusal arrives late."""
     async with calling(body=b'{"x":') as call:
         call.engine.many.signature = None
         work = await call.work()
@@ -327,16 +327,16 @@ async def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
         assert await call.answer() == (404, b"application/json", b'{"error":"no such model"}')
 
 
-# --- what waits
+# --- slow clients
 
 
 def counted(response: InferResponse) -> bytes:
-    """A response as so many bytes as it has rows."""
+    """A response of as many bytes as it has rows."""
     return bytes(response.timing.batch_rows)
 
 
 def rows(count: int) -> InferResponse:
-    """A response that is `count` bytes long."""
+    """A response of `count` bytes."""
     return InferResponse("m", "1", "", [], Timing(0, 0, count))
 
 

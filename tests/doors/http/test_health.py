@@ -1,4 +1,4 @@
-"""Probes by GET and HEAD, and what is no probe."""
+"""Probes by GET and HEAD, and other requests of their paths."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ def engine() -> Engine:
 
 
 def asked(app: ASGIApp, path: str, *headers: tuple[bytes, bytes], method: str = "GET") -> list[Any]:
-    """What is sent for a request without a body."""
+    """Bytes of a request without a body."""
     sent: list[Any] = []
 
     async def receive() -> Any:

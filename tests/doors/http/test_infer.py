@@ -1,4 +1,4 @@
-"""Infer requests through the plain route, to models that answer as the test says."""
+"""Infer requests on the plain route, with controlled models."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What the text of a 404 says of the path that was probably meant."""
+"""Suggestions of paths in the text of a 404."""
 
 import pytest
 

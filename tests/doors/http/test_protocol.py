@@ -1,4 +1,4 @@
-"""Connections whose server ends, or whose client goes, on real sockets."""
+"""Connections whose server shuts down or whose client disconnects, on real sockets."""
 
 import asyncio
 import socket
@@ -75,7 +75,7 @@ async def test_an_idle_connection_ends_soon() -> None:
 
 @pytest.mark.parametrize("end", ["", "what is no request\r\n\r\n"])
 async def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
-    """Also one behind which the client has sent another one before it goes, or is hung up on."""
+    """Also a request behind which the client has sent another."""
     begun, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

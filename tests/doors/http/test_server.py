@@ -1,4 +1,4 @@
-"""Which versions of uvicorn the fast path is taken with."""
+"""Versions of uvicorn that the fast path supports."""
 
 import re
 import tomllib
