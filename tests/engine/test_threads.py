@@ -9,6 +9,8 @@ from types import FrameType
 import pytest
 
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
+from headrace.placement.daemon_thread import NoResources
+from tests.placement.threads import no_threads
 
 
 async def test_results_and_exceptions() -> None:
@@ -122,3 +124,11 @@ def test_the_event_loop_does_not_wait_for_threads_to_begin() -> None:
     finally:
         sys.setprofile(None)
     assert starts == 1  # of the thread that starts the others
+
+
+async def test_without_a_thread_it_fails_and_later_work_is_done() -> None:
+    threads = Threads(1, "read")
+    with no_threads(), pytest.raises(NoResources, match=r"^cannot read: can't start new thread$"):
+        await threads.run(pytest.fail)
+    assert threads.under_way == 0
+    assert await threads.run(lambda: 5) == 5

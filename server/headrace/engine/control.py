@@ -174,7 +174,7 @@ class Control:
         self._uploads = Uploads(options.max_bytes)
         self._sources = Sources(options.catalogue, options.overrides, self._uploads, open_source)
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
-        self._threads = Threads(_READERS, "control")
+        self._threads = Threads(_READERS, "read repositories")
         self._exit = asyncio.Event()
         self._names: asyncio.Task[Mapping[str, str]] | None = None
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # the lock, and the number of waiters

@@ -100,7 +100,7 @@ class GpuWatch(_Sampling):
         self._gpus = gpus
         self._interval = interval_secs
         # A thread that hangs does not keep the process from ending.
-        self._threads = Threads(1, "gpus")
+        self._threads = Threads(1, "read GPUs")
         self.series = GpuSeries()
 
     async def _repeat(self) -> None:

@@ -23,10 +23,11 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.protocol.elements import Charge
 from headrace.protocol.status import INTERNAL_TEXT
 
@@ -49,16 +50,16 @@ class Threads:
         self._name = name
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._stopped = False
-        # Arguments for `_work`. Starting a thread in Python waits until it runs, which takes many
-        # milliseconds on a busy process: so a thread starts them, as long as any are in use.
-        self._starter: SimpleQueue[tuple[Any, ...] | None] | None = None
+        # Functions that start a thread each. Starting one in Python waits until it runs, which
+        # takes many milliseconds on a busy process: so a thread calls them, while any are in use.
+        self._starter: SimpleQueue[Callable[[], None] | None] | None = None
         self.under_way = 0  # including abandoned work
 
     async def run(
         self,
         work: Callable[[], T],
         seconds: float = 0.0,
-        too_late: Callable[[T], object] | None = None,
+        too_late: Callable[[T], object] = lambda result: None,
     ) -> T:
         """Run `work` and return or raise its outcome; `Stopped` if it was not started.
 
@@ -66,29 +67,18 @@ class Threads:
         receives its result on a thread.
         """
         await self._turn()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[list[Any]] = loop.create_future()
+        self.under_way += 1
+        future = run_in_daemon_thread(work, self._name, too_late, self._start)
+        future.add_done_callback(self._ended)
         try:
-            self._begin(work, loop, done, too_late)
-            async with asyncio.timeout(seconds or None):
-                outcome = await asyncio.shield(done)
-        except TimeoutError:
-            if done.done():
-                raise
-            done.cancel()
-            raise TookTooLong from None
+            await asyncio.wait((future,), timeout=seconds or None)
+            if future.done():
+                return future.result()
+            future.add_done_callback(partial(self._give_away, too_late))
+            raise TookTooLong
         finally:
             self._next()
-        result, problem = outcome
-        # An exception refers to its frames and all their variables: held by one of these frames, it
-        # would keep them alive for longer.
-        outcome.clear()
-        if problem is None:
-            return cast(T, result)
-        try:
-            raise problem
-        finally:
-            del problem
+            del future  # its exception refers to this frame, and both would live for longer
 
     def wait(self, waits: bool) -> None:
         """Release, or take back, the slot of work that waits for other work."""
@@ -104,15 +94,6 @@ class Threads:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_exception(Stopped())
-
-    def _begin(self, *given: Any) -> None:
-        """Start a thread for `_work`; raises `RuntimeError` if there are too many."""
-        if (starter := self._starter) is None:
-            starter = SimpleQueue()
-            Thread(target=self._start_all, args=(starter,), daemon=True).start()
-            self._starter = starter
-        starter.put(given)
-        self.under_way += 1
 
     async def _turn(self) -> None:
         if self._stopped:
@@ -138,51 +119,33 @@ class Threads:
                 self._free -= 1
                 turn.set_result(None)
 
-    def _start_all(self, starter: "SimpleQueue[tuple[Any, ...] | None]") -> None:
-        """Start other threads, from a thread."""
-        while (given := starter.get()) is not None:
+    def _start(self, begin: Callable[[], None]) -> None:
+        if (starter := self._starter) is None:
+            starter = SimpleQueue()
             try:
-                Thread(target=self._work, args=given, name=self._name, daemon=True).start()
-            except RuntimeError as error:  # the limit of threads was reached
-                self._work(partial(_fail, error), *given[1:])
-            del given  # release the work's references when it is done
+                Thread(target=_start_all, args=(starter,), daemon=True).start()
+            except RuntimeError:  # the limit of threads was reached, which `begin` reports
+                begin()
+                return
+            self._starter = starter
+        starter.put(begin)
 
-    def _work(
-        self,
-        work: Callable[[], T],
-        loop: asyncio.AbstractEventLoop,
-        done: "asyncio.Future[list[Any]]",
-        too_late: Callable[[T], object] | None,
-    ) -> None:
-        """Do the work, on a thread."""
-        result: Any = None
-        problem: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            problem = error
+    def _ended(self, future: "asyncio.Future[T]") -> None:
+        self.under_way -= 1
+        if not self.under_way and self._starter is not None:
+            self._starter.put(None)
+            self._starter = None
+        future.exception()  # mark the exception as retrieved
 
-        def tell() -> None:
-            nonlocal result, problem
-            self.under_way -= 1
-            if not self.under_way and self._starter is not None:
-                self._starter.put(None)
-                self._starter = None
-            if not done.done():
-                done.set_result([result, problem])
-            elif problem is None and too_late is not None:
-                Thread(target=too_late, args=(result,), daemon=True).start()
-            result = problem = None
-
-        try:
-            loop.call_soon_threadsafe(tell)
-        except RuntimeError:  # the loop is closed: the server has ended
-            if problem is None and too_late is not None:
-                too_late(result)
+    def _give_away(self, too_late: Callable[[T], object], future: "asyncio.Future[T]") -> None:
+        if future.exception() is None:
+            run_in_daemon_thread(partial(too_late, future.result()), self._name)
 
 
-def _fail(error: Exception) -> NoReturn:
-    raise error
+def _start_all(starter: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (begin := starter.get()) is not None:
+        begin()
+        del begin  # release the work's references when it is done
 
 
 LARGE = 64 << 10  # bytes up to which the event loop decodes and encodes itself

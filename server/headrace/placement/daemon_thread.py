@@ -18,12 +18,16 @@ class NoResources(LoadFailed):
 
 
 def run_in_daemon_thread(
-    work: Callable[[], T], name: str, unwanted: Callable[[T], object] = lambda result: None
+    work: Callable[[], T],
+    name: str,
+    unwanted: Callable[[T], object] = lambda result: None,
+    start: Callable[[Callable[[], None]], None] = lambda begin: begin(),
 ) -> asyncio.Future[T]:
     """The result of `work`, or its exception; `NoResources` if no thread can be started.
 
     Cancelling the future does not stop the work. `unwanted` receives a result that is no longer
-    wanted, due to cancellation or a closed loop. Call it on the event loop.
+    wanted, due to cancellation or a closed loop. Call it on the event loop; `start` may call its
+    argument, which starts the thread, on another one.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -44,14 +48,21 @@ def run_in_daemon_thread(
             result.append(work())
         except BaseException as error:
             problem = error
+        tell(result, problem)
+        problem = None  # it refers to this frame, and both would live for longer
+
+    def tell(result: list[T], problem: BaseException | None) -> None:
         try:
             loop.call_soon_threadsafe(settle, result, problem)
         except RuntimeError:  # the loop is closed: the server has ended
             if result:
                 unwanted(result[0])
 
-    try:
-        Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError as error:
-        future.set_exception(NoResources(f"cannot {name}: {error}"))
+    def begin() -> None:
+        try:
+            Thread(target=run, name=name, daemon=True).start()
+        except RuntimeError as error:
+            tell([], NoResources(f"cannot {name}: {error}"))
+
+    start(begin)
     return future
