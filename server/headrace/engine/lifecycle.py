@@ -15,7 +15,7 @@ unloaded model takes requests.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -86,8 +86,9 @@ class Loads:
         """True if an absent model can be loaded on request, in this version if one is named."""
         return False
 
-    async def bring(self, name: str) -> None:
-        """Load a model on request, and wait for it; raises `ServerError`."""
+    def bring(self, name: str) -> Awaitable[None]:
+        """Load a model that it offers, and wait for it; raises `ServerError`."""
+        raise NotImplementedError
 
     def cold_start(self, engine: Entrance, name: str, version: str) -> Router | None:
         """The target of requests for a model that is loaded on request."""

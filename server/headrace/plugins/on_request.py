@@ -11,14 +11,15 @@ evicted in vain; the request waits for the first model that can be evicted, or f
 never be room.
 
 Owned by the event-loop thread. Invariants: a model is `coming` exactly while a task brings it; each
-waiter is told once, by that task, by its own timer, or by an unload of the model.
+future of `bring` is ended by that task, by its own timer, or by an unload of the model.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -134,19 +135,6 @@ def _last_used(one: Resident) -> float:
     return max(one.last_used, one.loaded)
 
 
-Told = Callable[[ServerError | None], None]
-
-
-class Waiter:
-    """A waiter for a model, which is told once."""
-
-    __slots__ = ("done", "timer")
-
-    def __init__(self, done: Told) -> None:
-        self.done = done
-        self.timer: asyncio.TimerHandle | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failed load: its reason, and the time of the next attempt."""
@@ -166,7 +154,7 @@ class Entry:
     `off` means that it stays unloaded; `problem` is the reason of the last failure.
     """
 
-    waiting: set[Waiter] = field(default_factory=set)
+    waiting: "set[asyncio.Future[None]]" = field(default_factory=set)
     wanted: ModelSource | None = None
     coming: bool = False
     counted: int = 0
@@ -178,22 +166,11 @@ class Entry:
     off: bool = False
     problem: str = ""
 
-    def forget(self, waiter: Waiter) -> bool:
-        """Remove a waiter without telling it; True if it was the last."""
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        if waiter not in self.waiting:
-            return False
-        self.waiting.discard(waiter)
-        return not self.waiting
-
     def tell(self, error: ServerError | None) -> None:
-        """Call all waiters with the error, None for success."""
+        """End all waits, with the error, None for success."""
         waiting, self.waiting = self.waiting, set()
-        for waiter in waiting:
-            if waiter.timer is not None:
-                waiter.timer.cancel()
-            waiter.done(error)
+        for future in waiting:
+            _end_wait(future, error)
 
     def resident(self, model: Model, pinned: bool) -> Resident | None:
         """The model as charged to the budget; None if it is not in memory, nor being loaded."""
@@ -211,6 +188,15 @@ class Entry:
             pinned,
             busy=self.coming or model.loading is not None or any(v.busy for v in versions),
         )
+
+
+def _end_wait(future: "asyncio.Future[None]", error: ServerError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def _last_run(versions: Iterable[ModelVersion]) -> float:
@@ -264,48 +250,32 @@ class OnRequest(Loads):
         failure = self._entry(name).failure
         return "" if failure is None else f"it could not be loaded: {failure.reason}"
 
-    def when_loaded(self, name: str, done: Told, patient: bool = False) -> Callable[[], None]:
-        """Call `done` once a model is in memory, or with an error.
+    def bring(self, name: str, patient: bool = False) -> "asyncio.Future[None]":
+        """Load a model on request; the future fails with a `ServerError`.
 
-        Unless `patient`, the wait is bounded. The returned function cancels it.
+        Unless `patient`, the wait is bounded. Cancelling the future ends it.
         """
         loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         entry, now = self._entry(name), self._clock()
         entry.asked = now
-        refusal: ServerError | None = ServerExiting("Server exiting") if self._stopped else None
-        if entry.failure is not None and now < entry.failure.until:
+        if self._stopped:
+            future.set_exception(ServerExiting("Server exiting"))
+        elif entry.failure is not None and now < entry.failure.until:
             seconds = ceil(entry.failure.until - now)
-            refusal = _refused(name, entry.failure.reason, seconds)
-        if refusal is not None:
-            loop.call_soon(done, refusal)
-            return _nothing
-        waiter = Waiter(done)
-        entry.waiting.add(waiter)
-        if not patient:
-            wait = self._options.wait_secs
-            waiter.timer = loop.call_later(wait, self._give_up, name, entry, waiter)
-        if not entry.coming:
-            entry.coming = True
-            self._begin(self._bring(name, entry))
-        return lambda: self._forget(entry, waiter)
-
-    async def bring(self, name: str, patient: bool = False) -> None:
-        """Load a model on request; raises `ServerError`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(error: ServerError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        forget = self.when_loaded(name, done, patient)
-        try:
-            await future
-        finally:
-            forget()
+            future.set_exception(_refused(name, entry.failure.reason, seconds))
+        else:
+            entry.waiting.add(future)
+            future.add_done_callback(partial(self._forget, entry))
+            if not patient:
+                text = f"was not loaded within {self._options.wait_secs:g} s; try again"
+                late = Unavailable(f"model '{name}' {text}", retry_after=1)
+                timer = loop.call_later(self._options.wait_secs, _end_wait, future, late)
+                future.add_done_callback(lambda _: timer.cancel())
+            if not entry.coming:
+                entry.coming = True
+                self._begin(self._bring(name, entry))
+        return future
 
     def cold_start(self, engine: Entrance, name: str, version: str) -> "ColdStart | None":
         return ColdStart(engine, self, name, version) if self.offers(name, version) else None
@@ -402,10 +372,10 @@ class OnRequest(Loads):
             problem = "internal error"
         finally:
             entry.coming, entry.counted, entry.wanted = False, 0, None
-            self._changed()
         if entry.waiting:
             entry.problem = problem or self._left_out(name)
             entry.tell(_refused(name, problem) if problem else None)
+        self._changed()  # behind those told, who use the model before it may be evicted
 
     async def _look(self, name: str, entry: Entry) -> object:
         """Examine the files of a model; returns a value that changes with them."""
@@ -499,14 +469,9 @@ class OnRequest(Loads):
             names = idle(self._residents(), self._clock(), seconds)
             self._unload(names, f"after {seconds:g} s without a request")
 
-    def _give_up(self, name: str, entry: Entry, waiter: Waiter) -> None:
-        self._forget(entry, waiter)
-        seconds = self._options.wait_secs
-        text = f"model '{name}' was not loaded within {seconds:g} s; try again"
-        waiter.done(Unavailable(text, retry_after=1))
-
-    def _forget(self, entry: Entry, waiter: Waiter) -> None:
-        if entry.forget(waiter):
+    def _forget(self, entry: Entry, future: "asyncio.Future[None]") -> None:
+        entry.waiting.discard(future)
+        if not entry.waiting:
             self._changed()
 
     def _changed(self) -> None:
@@ -541,10 +506,6 @@ def _refused(name: str, reason: str, retry_after: int = 1) -> ServerError:
     return Unavailable(f"model '{name}' could not be loaded: {reason}", retry_after)
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to cancel."""
-
-
 class ColdStart:
     """Target and owner of one call until its model is in memory.
 
@@ -557,7 +518,7 @@ class ColdStart:
     name = ""  # the version is only known once the model is loaded
     decoupled = False  # as far as known
 
-    __slots__ = ("_bringing", "_call", "_engine", "_forget", "model", "version")
+    __slots__ = ("_bringing", "_call", "_engine", "_loaded", "model", "version")
 
     def __init__(self, engine: Entrance, bringing: OnRequest, model: str, version: str) -> None:
         self.model = model
@@ -565,7 +526,7 @@ class ColdStart:
         self._engine = engine
         self._bringing = bringing
         self._call: Call | None = None
-        self._forget: Callable[[], None] | None = None
+        self._loaded: asyncio.Future[None] | None = None
 
     @property
     def obstacle(self) -> str:
@@ -576,7 +537,8 @@ class ColdStart:
         """Submit the call once the model is in memory."""
         self._call = call
         call.owner = self
-        self._forget = self._bringing.when_loaded(self.model, self._on_loaded)
+        self._loaded = self._bringing.bring(self.model)
+        self._loaded.add_done_callback(self._on_loaded)
 
     def waits_for(self, version: object) -> bool:
         """True if a call may have to wait for `version` to finish: never.
@@ -588,27 +550,25 @@ class ColdStart:
     def cancel(self, call: Call) -> None:
         """Implements `Owner.cancel`."""
         self._call = None
-        if self._forget is not None:
-            self._forget()
+        if self._loaded is not None:
+            self._loaded.cancel()
 
     def hold(self, call: Call, held: bool) -> None:
         """Implements `Owner.hold`."""
         call.held = held
 
-    def _on_loaded(self, error: ServerError | None) -> None:
+    def _on_loaded(self, loaded: "asyncio.Future[None]") -> None:
         call, self._call = self._call, None
         if call is None:
             return
-        if error is None:
-            try:
-                self._hand_over(call)
-                return
-            except ServerError as found:
-                error = found
-            except Exception as bug:
-                log.error("bug in a request that waited for its model", exc_info=bug)
-                error = ExecutionFailed(INTERNAL_TEXT)
-        call.pass_refusal(error)
+        try:
+            loaded.result()
+            self._hand_over(call)
+        except ServerError as error:
+            call.pass_refusal(error)
+        except Exception as bug:
+            log.error("bug in a request that waited for its model", exc_info=bug)
+            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
 
     def _hand_over(self, call: Call) -> None:
         found = self._engine.find(self.model, self.version)
