@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -151,19 +152,20 @@ def test_growth_is_held_to_what_files_make_likely(
 def test_growth_is_known_only_of_what_is_loaded_alone() -> None:
     resident = 100
     meter = GrowthMeter(lambda: resident)
-    first = meter.begin()
-    resident = 150
-    assert meter.end(first) == 50
-    outer = meter.begin()
-    inner = meter.begin()
-    resident = 200
-    assert meter.end(inner) is None
-    assert meter.end(outer) is None
-    early = meter.begin()
-    late = meter.begin()
-    assert meter.end(early) is None
-    resident = 201
-    assert meter.end(late) is None
-    last = meter.begin()
-    assert meter.end(last) == 0
-    assert GrowthMeter().begin().resident > MIB
+    with meter.measuring() as grown:
+        resident = 150
+        assert grown() == 50
+    with meter.measuring() as outer, meter.measuring() as inner:
+        resident = 200
+        assert (inner(), outer()) == (None, None)
+    with ExitStack() as later:
+        with meter.measuring():
+            late = later.enter_context(meter.measuring())
+        resident = 201
+        assert late() is None
+    with meter.measuring() as grown:
+        assert grown() == 0
+    with GrowthMeter().measuring() as grown:
+        block = bytearray(os.urandom(8 * MIB))
+        assert (grown() or 0) > MIB
+        del block

@@ -16,13 +16,12 @@ stays; if only its instance groups have changed, instances are added or removed.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
 from headrace.core.limits import ExecutionLimits
@@ -31,9 +30,8 @@ from headrace.core.signature import Signature, difference
 from headrace.core.tensors import Array
 from headrace.engine.chain import Compose, StageModel
 from headrace.engine.opening import LoadOptions, Opened, stage_explained
-from headrace.observability.machine import Beginning, GrowthMeter, in_process_estimate, memory_of
+from headrace.observability.machine import GrowthMeter, in_process_estimate, memory_of
 from headrace.placement.choice import IN_PROCESS, AutoChoice, InstanceKind
-from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel, threads_for
 from headrace.placement.warming import Sample
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -57,64 +55,6 @@ class GpuMemory:
     nbytes: int
 
 
-class Footprint:
-    """A measurement of an instance's memory while it is loaded: `with Footprint(…) as footprint`.
-
-    `here` is true if it is loaded into this process, whose memory grows by it. On a GPU, the
-    measurement is the growth of its memory in use, whoever took it. On a loading thread.
-    """
-
-    def __init__(
-        self, meter: GrowthMeter, here: bool, gpus: Gpus | None = None, device: int | None = None
-    ) -> None:
-        """`device` is the instance's GPU, None for the CPU."""
-        self._growth = _Growth(meter if here else None)
-        self._gpus = gpus
-        self._device = device
-        on_gpu = gpus.meter(device) if gpus is not None and device is not None else None
-        self._gpu_growth = _Growth(on_gpu)
-
-    def __enter__(self) -> "Footprint":
-        self._growth.begin()
-        self._gpu_growth.begin()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._growth.end()
-        self._gpu_growth.end()
-
-    def of(self, model: LoadedModel) -> tuple[int, GpuMemory | None]:
-        """Bytes taken in memory, and on its GPU; ends the measurement."""
-        on_gpu = None
-        if self._gpus is not None and self._device is not None:
-            grown = max(self._gpu_growth.end() or 0, 0)
-            on_gpu = GpuMemory(self._device, self._gpus.uuid(self._device), grown)
-        if model.pid:
-            return memory_of(model.pid), on_gpu
-        return in_process_estimate(model.file_bytes, self._growth.end()), on_gpu
-
-
-class _Growth:
-    """One measurement by one meter, or by none."""
-
-    def __init__(self, meter: GrowthMeter | None) -> None:
-        self._meter = meter
-        self._beginning: Beginning | None = None
-
-    def begin(self) -> None:
-        if self._meter is not None:
-            self._beginning = self._meter.begin()
-
-    def end(self) -> int | None:
-        beginning, self._beginning = self._beginning, None
-        return self._meter.end(beginning) if self._meter and beginning is not None else None
-
-
 log = logging.getLogger(__name__)
 
 # A model file of up to this size is first loaded with one thread and measured, since it may be fast
@@ -122,6 +62,10 @@ log = logging.getLogger(__name__)
 _SMALL_FILE = 16 << 20
 _GRACE_SECS = 0.5
 _MOST_PARTS = 1024  # batches of one request, each of some 50 us for a light model
+
+
+# The bytes that a loaded instance takes, in memory and on its GPU.
+Taken = Callable[[LoadedModel], tuple[int, GpuMemory | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +191,17 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
     threads = threads_for(len(placements), options.cores)
     loaded: list[LoadedInstance] = []
     with _closed_on_error(loaded):
-        first_spec = _spec(opened.source, early, version, placements[0], threads)
         open_rows = options.auto_complete and not opened.file.sets("max_batch_size")
         first_spec = replace(
-            first_spec,
+            _spec(opened.source, early, version, placements[0], threads, options),
             auto_complete=options.auto_complete,
-            environments=options.environments,
             default_max_batch_size=options.default_max_batch_size if open_rows else 0,
-            deadline=_deadline(options),
-            limits=options.limits,
         )
         inline = wanted == InstanceKind.INLINE
         here = not (opened.backend.isolated or elsewhere) and first_spec.device is None
         single = here and (inline or (wanted == "auto" and _is_small(first_spec.path)))
         first_threads = 1 if single else threads
-        with _footprint(opened, first_spec, wanted, options) as footprint:
+        with _footprint(opened, first_spec, wanted, options) as taken:
             model = _load(opened, replace(first_spec, threads=first_threads))
             loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
             config = complete(opened, model, options)
@@ -285,10 +225,10 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             loaded[:] = [LoadedInstance(placements[0].name, model, kind)]
             model.warm_up(signature, version, samples)
             place = _place(model, config, first_spec.device, options)
-            memory, on_gpu = footprint.of(model)
+            memory, on_gpu = taken(model)
             loaded[:] = [replace(loaded[0], memory=memory, gpu=on_gpu, place=place)]
         for placement in placements[1:]:
-            spec = _spec(opened.source, config, version, placement, first_threads)
+            spec = _spec(opened.source, config, version, placement, first_threads, options)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
     seconds = monotonic() - begun
     origin = opened.origins[version]
@@ -316,7 +256,7 @@ def load_instances(
     loaded: list[LoadedInstance] = []
     with _closed_on_error(loaded):
         for placement in placements:
-            spec = _spec(opened.source, config, version, placement, threads)
+            spec = _spec(opened.source, config, version, placement, threads, options)
             loaded.append(_load_copy(opened, spec, config, placement, samples, options))
     return loaded
 
@@ -330,10 +270,8 @@ def _load_copy(
     options: LoadOptions,
 ) -> LoadedInstance:
     """Load an instance of a model whose configuration is complete."""
-    environments, deadline = options.environments, _deadline(options)
     signature, wanted = reading.signature(config), reading.execution(config)
-    with _footprint(opened, spec, wanted, options) as footprint:
-        spec = replace(spec, environments=environments, deadline=deadline, limits=options.limits)
+    with _footprint(opened, spec, wanted, options) as taken:
         copy = _load(opened, spec)
         try:
             _begin(opened, copy, config, options)
@@ -343,15 +281,38 @@ def _load_copy(
             copy.close()
             raise
         place = _place(copy, config, spec.device, options)
-        return LoadedInstance(placement.name, copy, kind, *footprint.of(copy), place)
+        return LoadedInstance(placement.name, copy, kind, *taken(copy), place)
 
 
-def _footprint(opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions) -> Footprint:
-    backend = opened.backend
+@contextmanager
+def _footprint(
+    opened: Opened, spec: LoadSpec, wanted: str, options: LoadOptions
+) -> Iterator[Taken]:
+    """Measure the memory that an instance takes while it is loaded.
+
+    One in this process takes its growth, one on a GPU the growth of its memory in use, whoever took
+    it.
+    """
+    backend, gpus, device = opened.backend, options.gpus, spec.device
     here = not backend.isolated or wanted in IN_PROCESS
     if here:
         backend.prepare()  # before the measurement, since it is not part of a model's memory
-    return Footprint(options.meter, here, options.gpus, spec.device)
+    on_gpu = None if device is None else gpus.meter(device)
+    with _growth(options.meter if here else None) as grown, _growth(on_gpu) as gpu_grown:
+
+        def taken(model: LoadedModel) -> tuple[int, GpuMemory | None]:
+            gpu = None
+            if device is not None:
+                gpu = GpuMemory(device, gpus.uuid(device), max(gpu_grown() or 0, 0))
+            if model.pid:
+                return memory_of(model.pid), gpu
+            return in_process_estimate(model.file_bytes, grown()), gpu
+
+        yield taken
+
+
+def _growth(meter: GrowthMeter | None) -> AbstractContextManager[Callable[[], int | None]]:
+    return nullcontext(lambda: None) if meter is None else meter.measuring()
 
 
 def _place(
@@ -360,11 +321,6 @@ def _place(
     """The allocator for an instance's batches; None for ordinary memory."""
     pinned = device is not None and model.pins_inputs and reading.pinned_inputs(config)
     return options.gpus.pinned if pinned else None
-
-
-def _deadline(options: LoadOptions) -> float:
-    """The deadline for a worker's start: slightly later than any waiting load."""
-    return monotonic() + options.limit_secs + _GRACE_SECS if options.limit_secs else inf
 
 
 def _load(opened: Opened, spec: LoadSpec) -> LoadedModel:
@@ -404,9 +360,18 @@ def _spec(
     version: int,
     placement: reading.Placement,
     threads: int,
+    options: LoadOptions,
 ) -> LoadSpec:
     spec = reading.load_spec(config, source.path, version, placement, threads)
-    return spec if source.file is None else replace(spec, path=source.file)
+    # The deadline for a worker's start is slightly later than any waiting load's.
+    limit = options.limit_secs
+    return replace(
+        spec,
+        path=source.file or spec.path,
+        environments=options.environments,
+        deadline=monotonic() + limit + _GRACE_SECS if limit else inf,
+        limits=options.limits,
+    )
 
 
 def _is_small(path: Path) -> bool:

@@ -13,8 +13,8 @@ plausible.
 
 import mmap
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -140,15 +140,6 @@ def in_process_estimate(file_bytes: int, growth: int | None) -> int:
     return min(max(growth, file_bytes + _LEAST), _MOST * file_bytes + _MOST_MORE)
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The state of the process at the beginning of a measurement."""
-
-    number: int
-    resident: int
-    alone: bool
-
-
 class GrowthMeter:
     """Measures the growth of this process during a load. Thread-safe."""
 
@@ -159,16 +150,18 @@ class GrowthMeter:
         self._active = 0
         self._number = 0
 
-    def begin(self) -> Beginning:
-        """Begin a measurement; `end` must follow."""
+    @contextmanager
+    def measuring(self) -> Iterator[Callable[[], int | None]]:
+        """Measure during a load: yields a function that returns the bytes of growth since then.
+
+        It returns None if another measurement overlaps.
+        """
         with self._lock:
             self._active += 1
             self._number += 1
-            return Beginning(self._number, self._resident(), self._active == 1)
-
-    def end(self, beginning: Beginning) -> int | None:
-        """Bytes of growth since then; None if another measurement overlapped."""
-        with self._lock:
-            self._active -= 1
-            alone = beginning.alone and self._number == beginning.number
-            return self._resident() - beginning.resident if alone else None
+            number, before, alone = self._number, self._resident(), self._active == 1
+        try:
+            yield lambda: self._resident() - before if alone and number == self._number else None
+        finally:
+            with self._lock:
+                self._active -= 1
