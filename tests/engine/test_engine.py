@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.engine.engine import ForwardedHeaders
+from headrace.engine.engine import WantedHeaders
 from headrace.engine.model import parse_version
 
 
@@ -39,9 +39,9 @@ def test_an_unloaded_model_keeps_its_forwarded_headers() -> None:
     versions = [TENANT]
     model: Any = SimpleNamespace(name="m", ready_versions=lambda: versions)
     told: list[dict[str, object]] = []
-    headers = ForwardedHeaders()
+    headers = WantedHeaders()
     headers.watch(lambda names: told.append(dict(names)))
     for ready in ([TENANT], [], [TENANT], [], [PLAIN], []):
         versions[:] = ready
-        headers.follow(model)
-    assert told == [{"m": ("x-tenant",)}, {}]
+        headers.forward(model)
+    assert told == [{}, {"forwarded": {"m": ("x-tenant",)}}, {"forwarded": {}}]

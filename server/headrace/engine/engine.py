@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from headrace.core import plugins
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
@@ -39,7 +40,7 @@ from headrace.repository.layout import ModelSource, ambiguous, namespaced
 
 log = logging.getLogger(__name__)
 
-Watcher = Callable[[Mapping[str, Sequence[str]]], None]
+HeaderWatcher = Callable[[Mapping[str, Mapping[str, Any]]], object]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
 _NAMED = 5  # models named in a reason
@@ -102,34 +103,39 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-class ForwardedHeaders:
-    """Names of request headers, in lower case, that are forwarded to upstreams, by model."""
+class WantedHeaders:
+    """Headers that front ends must pass on with requests, by purpose and model.
+
+    `routed` requests are divided by traffic rules, `traced` ones may carry a trace context, and
+    `forwarded` headers go to upstreams.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[str, tuple[str, ...]] = {}
-        self._watchers: list[Watcher] = []
+        self._found: dict[str, Mapping[str, Any]] = {}
+        self._watchers: list[HeaderWatcher] = []
 
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` with the names whenever they change, and now if there are any."""
+    def watch(self, watcher: HeaderWatcher) -> None:
+        """Call `watcher` now, and whenever they change."""
         self._watchers.append(watcher)
-        if self._names:
-            watcher(dict(self._names))
+        watcher(dict(self._found))
 
-    def follow(self, model: Model) -> None:
-        """Update the names of a model whose ready versions may have changed.
+    def put(self, purpose: str, by_model: Mapping[str, Any]) -> None:
+        """Set the headers of one purpose."""
+        if by_model != self._found.get(purpose, {}):
+            self._found[purpose] = by_model
+            for watcher in self._watchers:
+                watcher(dict(self._found))
+
+    def forward(self, model: Model) -> None:
+        """Update the forwarded headers of a model whose ready versions may have changed.
 
         Those of a model without a ready version stay: a request may trigger its load, and must
         carry the headers.
         """
-        versions = model.ready_versions()
-        names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
-        if not versions or names == self._names.get(model.name, ()):
-            return
-        self._names.pop(model.name, None)
-        if names:
-            self._names[model.name] = names
-        for watcher in self._watchers:
-            watcher(dict(self._names))
+        if versions := model.ready_versions():
+            names = tuple(sorted({name for v in versions for name in v.forwarded_headers or ()}))
+            others = {n: v for n, v in self._found.get("forwarded", {}).items() if n != model.name}
+            self.put("forwarded", others | {model.name: names} if names else others)
 
 
 class Engine:
@@ -164,7 +170,7 @@ class Engine:
         self.logs = logs or LogControl(LogSettings())
         self.tracing = tracing or Tracing(TraceConfig())
         self.tracing.known = self._is_known
-        self.tracing.changed = self._compose_all
+        self.tracing.changed = self._on_tracing
         self.regions = regions or Regions(admission, 0)
         self._models: dict[str, Model] = {}
         # Models loaded on request do not count before they are requested.
@@ -172,8 +178,9 @@ class Engine:
         self.readiness = ServerReadiness(self._models, admission, strict)
         # `Entrance.known`: cached results of `find`.
         self.known: dict[tuple[str, str], ModelVersion | Router] = {}
-        self.traffic = traffic(self._models, admission, self.known.clear)
-        self.forwarded_headers = ForwardedHeaders()
+        self.traffic = traffic(self._models, admission, self._on_traffic)
+        self.wanted_headers = WantedHeaders()
+        self.wanted_headers.put("traced", self.tracing.contexts)
         self.model_metrics = ModelMetrics()
         # A newly loaded version may be higher than a cached one.
         self._lifecycle = Lifecycle(
@@ -215,16 +222,22 @@ class Engine:
             self.known[name, version] = found
         return found
 
-    def _compose_all(self) -> None:
+    def _on_tracing(self) -> None:
         """Recompose all chains: other calls are traced than before."""
+        self.wanted_headers.put("traced", self.tracing.contexts)
         for version in self.versions():
             version.compose()
+
+    def _on_traffic(self) -> None:
+        """Drop cached lookups: requests may be routed differently."""
+        self.wanted_headers.put("routed", self.traffic.headers)
+        self.known.clear()
 
     def _on_change(self, model: Model) -> None:
         """Drop cached lookups of a model whose versions have changed."""
         self.traffic.follow(model)
         self.known.clear()
-        self.forwarded_headers.follow(model)
+        self.wanted_headers.forward(model)
         self.readiness.may_have_changed()
 
     async def bring(self, name: str, version: str = "") -> None:

@@ -648,8 +648,6 @@ class Traffic:
     One for all models; see `headrace.plugins.traffic` for the plugin.
     """
 
-    headers: Mapping[str, str] = {}  # by model, the header that the rules evaluate
-
     def __init__(
         self,
         models: Mapping[str, Model],
@@ -665,6 +663,11 @@ class Traffic:
         self.changed = changed
         self.allowed = allowed
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The header that the rules evaluate, by model."""
+        return {}
+
     def follow(self, model: Model) -> None:
         """Update to a model's current versions and configuration."""
 
@@ -679,9 +682,6 @@ class Traffic:
     def metrics(self) -> Iterable[Sourced]:
         """Metric families of the traffic."""
         return ()
-
-    def watch_headers(self, callback: Callable[[Mapping[str, str]], None]) -> None:
-        """Call `callback` with `headers` whenever they change."""
 
     def close(self) -> None:
         """Stop deciding."""

@@ -301,7 +301,6 @@ class Tracing:
         self._thread = thread
         self._numbers = itertools.count(1)
         self._live: dict[int, Trace] = {}
-        self._watching: list[Callable[[Mapping[str, bool]], object]] = []
         self.changed: Callable[[], object] | None = None  # called when other models may be traced
         self.known: Callable[[str], bool] | None = None  # tells if a model exists
 
@@ -336,17 +335,10 @@ class Tracing:
         for sampler in self._table.change(model, changes):
             self._end_retired(sampler)
         self._tell()
-        for callback in self._watching:
-            callback(self._contexts())
 
-    def watch_contexts(self, callback: Callable[[Mapping[str, bool]], object]) -> None:
-        """Call `callback` now, and with each change, with the models whose requests need a trace
-        context; "" stands for all others.
-        """
-        self._watching.append(callback)
-        callback(self._contexts())
-
-    def _contexts(self) -> dict[str, bool]:
+    @property
+    def contexts(self) -> dict[str, bool]:
+        """True, by model, if its requests need a trace context; "" stands for all others."""
         if not self.takes_contexts:
             return {}
         return {model: self._traces(self._table.sampler(model)) for model in self._table.models}

@@ -352,17 +352,13 @@ async def test_keys_from_parameters_and_sequences(tmp_path: Path, key: str) -> N
 
 
 async def test_what_wants_a_header_is_told_of_it(world: World) -> None:
-    told: list[dict[str, str]] = []
-
-    def listen(headers: Any) -> None:
-        told.append(dict(headers))
-
+    told: list[Any] = []
     traffic = world.engine.traffic
-    traffic.watch_headers(listen)
+    world.engine.wanted_headers.watch(told.append)
     traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
     traffic.set("m", SPLIT | {"sticky": {"header": "a"}})
     traffic.set("m", {})
-    assert told == [{"m": "a"}, {}]
+    assert told == [{}, {"routed": {"m": "a"}}, {"routed": {}}]
 
 
 async def test_what_is_refused_for_what_it_says_counts_for_nobody(world: World) -> None:

@@ -10,8 +10,8 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from headrace.doors.grpc.call import Unary
@@ -196,22 +196,11 @@ class Supervisor:
         for session in self._sessions:
             session.tell_elsewhere()
 
-    def want_routed(self, headers: Mapping[str, str]) -> None:
-        """Set, by model, the header that traffic rules need of its requests."""
-        self._want(replace(self.headers, routed=dict(headers)))
-
-    def want_contexts(self, models: Mapping[str, bool]) -> None:
-        """Set, by model, whether requests must carry the trace context."""
-        self._want(replace(self.headers, traced=dict(models)))
-
-    def want_forwarded(self, headers: Mapping[str, Sequence[str]]) -> None:
-        """Set, by model, the headers that requests must carry for upstreams."""
-        self._want(replace(self.headers, forwarded=dict(headers)))
-
-    def _want(self, headers: WantedHeaders) -> None:
-        self.headers = headers
+    def want(self, headers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the headers that requests must carry: the fields of `WantedHeaders`."""
+        self.headers = WantedHeaders(**headers)
         for session in self._sessions:
-            session.tell_headers(headers)
+            session.tell_headers(self.headers)
 
     async def drain(self, seconds: float) -> int:
         """Drain and end all front ends.
@@ -278,9 +267,7 @@ def supervisor(
     made = Supervisor(engine, calls, FrontendConfig(*config), count, reachable)
     engine.logs.listeners.append(made.apply_logs)
     engine.logs.drops.append(lambda: made.unlogged)
-    engine.traffic.watch_headers(made.want_routed)
-    engine.tracing.watch_contexts(made.want_contexts)
-    engine.forwarded_headers.watch(made.want_forwarded)
+    engine.wanted_headers.watch(made.want)
     engine.readiness.watch(lambda: made.tell_ready(engine.ready))
     made.tell_ready(engine.ready)
     return made

@@ -148,9 +148,7 @@ class ModelTraffic:
     are the rules before the last promotion, until they change in another way.
     """
 
-    def __init__(
-        self, model: Model, admission: Admission, changed: Callable[[Model], None]
-    ) -> None:
+    def __init__(self, model: Model, admission: Admission, changed: Callable[[], None]) -> None:
         self.model = model
         self.rules = NO_RULES
         self.declared = ""
@@ -212,7 +210,7 @@ class ModelTraffic:
                 self._roll_back_bad,
             )  # fmt: skip
             self.watch.look()
-        self._changed(self.model)
+        self._changed()
 
     def counts(self) -> dict[int, Counts]:
         """The counts of the ready versions in the split."""
@@ -353,13 +351,16 @@ class TrafficControl(Traffic):
         allowed: bool = False,
     ) -> None:
         super().__init__(models, admission, changed, allowed)
-        self.headers = {}
         self._by_model: dict[str, ModelTraffic] = {}
-        self._watchers: list[Callable[[Mapping[str, str]], None]] = []
 
-    def watch_headers(self, callback: Callable[[Mapping[str, str]], None]) -> None:
-        """Call `callback` with `headers` whenever they change."""
-        self._watchers.append(callback)
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The header that the rules evaluate, by model."""
+        return {
+            name: traffic.rules.sticky.header
+            for name, traffic in self._by_model.items()
+            if traffic.rules.sticky is not None and traffic.rules.sticky.header
+        }
 
     def follow(self, model: Model) -> None:
         """Update to a model's ready versions and configuration."""
@@ -391,7 +392,7 @@ class TrafficControl(Traffic):
         model = self.models.get(name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return self._by_model.get(name) or ModelTraffic(model, self.admission, self._on_change)
+        return self._by_model.get(name) or ModelTraffic(model, self.admission, self.changed)
 
     def to_change(self, name: str) -> ModelTraffic:
         """The traffic of a model, for changing it; raises `Unavailable` if that is not allowed."""
@@ -456,7 +457,7 @@ class TrafficControl(Traffic):
         traffic = self._by_model.get(model.name)
         if traffic is None:
             self._forget_gone()
-            traffic = ModelTraffic(model, self.admission, self._on_change)
+            traffic = ModelTraffic(model, self.admission, self.changed)
             self._by_model[model.name] = traffic
         return traffic
 
@@ -466,18 +467,6 @@ class TrafficControl(Traffic):
             traffic = self._by_model.pop(name)
             if traffic.watch is not None:
                 traffic.watch.stop()
-
-    def _on_change(self, model: Model) -> None:
-        self.changed()
-        headers = {
-            name: traffic.rules.sticky.header
-            for name, traffic in self._by_model.items()
-            if traffic.rules.sticky is not None and traffic.rules.sticky.header
-        }
-        if headers != self.headers:
-            self.headers = headers
-            for callback in self._watchers:
-                callback(headers)
 
 
 def _number(version: str) -> int:
