@@ -75,13 +75,14 @@ def cuda_library(folder: Path, devices: int, init: int = 0) -> str:
 class NvmlOfTwo(Nvml):
     """NVML with a GPU and a part of another one, without any library."""
 
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self.used = 100
 
     def name(self, uuid: str) -> str:
         return f"GPU-{uuid}" if uuid.startswith("0a") else f"MIG-{uuid}"
 
     def memory(self, name: str) -> tuple[int, int]:
-        return 1000, 100
+        return 1000, self.used
 
     def read(self, name: str) -> GpuReading:
         return GpuReading(name, *self.memory(name))

@@ -10,11 +10,11 @@ Owned by the event-loop thread.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from headrace.core.errors import (
     InvalidConfig,
@@ -51,66 +51,6 @@ class LoadOverrides(IntEnum):
     CONFIG = 1
     FILES = 2
     CODE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Finds the source for a load request; `open` reads and checks a model's configuration."""
-
-    catalogue: Catalogue
-    allowed: LoadOverrides
-    uploads: Uploads
-    open: Callable[[ModelSource], Opened]
-
-    def read(self, name: str, parameters: LoadParameters) -> ModelSource | None:
-        """The model source to load; None if no repository has a model of this name.
-
-        Raises `RepositoryError` for invalid models, and `InvalidRequest` for files that are not
-        allowed.
-        """
-        if parameters.files:
-            return self._with_files(name, parameters)
-        found = self.catalogue.read(name)
-        if found is None or found.problem or parameters.config is None:
-            return found
-        self._check(LoadOverrides.CONFIG, "a configuration")
-        return replace(found, override=self._override(found, parameters.config))
-
-    def _override(self, source: ModelSource, text: str) -> ConfigFile:
-        """The configuration in a request for a model of a repository."""
-        file = parse_json_config(text, _called(source.name))
-        if file.config.name == source.name:  # the name that clients use
-            file.config.name = source.written_name
-        if self.allowed is LoadOverrides.CODE:
-            return file
-        opened = self.open(source)
-        return overridden(opened.file, normalise(opened.config), file)
-
-    def _with_files(self, name: str, parameters: LoadParameters) -> ModelSource:
-        self._check(LoadOverrides.FILES, "files")
-        if not _NEW_NAME.fullmatch(name) and name not in self.catalogue.names():
-            raise InvalidConfig(
-                "a new model is called by 1 to 128 letters, digits and any of . _ @ + -, beginning"
-                " with a letter or digit"
-            )
-        if parameters.config is None:
-            raise InvalidConfig("files have to come with a 'config', {} at least")
-        file = parse_json_config(parameters.config, _called(name))
-        restricted = self.allowed is not LoadOverrides.CODE
-        if restricted:
-            of_own_files(file)
-        upload = self.uploads.write(checked_paths(parameters.files))
-        source = read_model_directory(upload.path)
-        return replace(
-            source, name=name, config_path=None, override=file, upload=upload, data_only=restricted
-        )
-
-    def _check(self, needed: LoadOverrides, what: str) -> None:
-        if self.allowed < needed:
-            raise InvalidConfig(
-                f"{what} in a load request {'is' if needed is LoadOverrides.CONFIG else 'are'} not"
-                f" taken by this server; --load-overrides={needed.name.lower()} takes them"
-            )
 
 
 def _called(name: str) -> str:
@@ -166,18 +106,19 @@ class Control:
         open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
     ) -> None:
-        """`index` lists the models that have been loaded or attempted."""
+        """`index` lists the models that have been loaded or attempted; `open_source` reads and
+        checks a model's configuration.
+        """
         self._models = models
         self._lifecycle = lifecycle
         self._index = index
         self._options = options
         self._uploads = Uploads(options.max_bytes)
-        self._sources = Sources(options.catalogue, options.overrides, self._uploads, open_source)
+        self._open = open_source
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
         self._threads = Threads(_READERS, "read repositories")
-        self._exit = asyncio.Event()
         self._names: asyncio.Task[Mapping[str, str]] | None = None
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # the lock, and the number of waiters
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of models with requests
         self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
         self._handed: dict[str, _State] = {}  # states of the models being loaded
         # Configurations from requests, and the states of the directories that they were given for.
@@ -240,7 +181,8 @@ class Control:
     def stop(self) -> None:
         """Start nothing more; waiters get an error, since started loads are abandoned."""
         self._threads.stop()
-        self._exit.set()
+        for task in self._tasks:
+            task.cancel()
 
     def close(self) -> None:
         """Remove the uploaded files, even if still in use."""
@@ -318,7 +260,7 @@ class Control:
         kept = None if parameters.files else self._kept.get(name)
 
         def read() -> tuple[ModelSource, _State] | None:
-            source = self._sources.read(name, parameters)
+            source = self._source(name, parameters)
             if source is None:
                 return None
             state = fingerprint(replace(source, override=None))
@@ -339,6 +281,56 @@ class Control:
         if found[0].problem:
             raise ModelLoadFailed(_not_polled(name, found[0].problem))
         return found
+
+    def _source(self, name: str, parameters: LoadParameters) -> ModelSource | None:
+        """The model source to load; None if no repository has a model of this name.
+
+        Raises `RepositoryError` for invalid models, and `InvalidRequest` for files that are not
+        allowed.
+        """
+        if parameters.files:
+            return self._with_files(name, parameters)
+        found = self._options.catalogue.read(name)
+        if found is None or found.problem or parameters.config is None:
+            return found
+        self._permit(LoadOverrides.CONFIG, "a configuration")
+        return replace(found, override=self._override(found, parameters.config))
+
+    def _override(self, source: ModelSource, text: str) -> ConfigFile:
+        """The configuration in a request for a model of a repository."""
+        file = parse_json_config(text, _called(source.name))
+        if file.config.name == source.name:  # the name that clients use
+            file.config.name = source.written_name
+        if self._options.overrides is LoadOverrides.CODE:
+            return file
+        opened = self._open(source)
+        return overridden(opened.file, normalise(opened.config), file)
+
+    def _with_files(self, name: str, parameters: LoadParameters) -> ModelSource:
+        self._permit(LoadOverrides.FILES, "files")
+        if not _NEW_NAME.fullmatch(name) and name not in self._options.catalogue.names():
+            raise InvalidConfig(
+                "a new model is called by 1 to 128 letters, digits and any of . _ @ + -, beginning"
+                " with a letter or digit"
+            )
+        if parameters.config is None:
+            raise InvalidConfig("files have to come with a 'config', {} at least")
+        file = parse_json_config(parameters.config, _called(name))
+        restricted = self._options.overrides is not LoadOverrides.CODE
+        if restricted:
+            of_own_files(file)
+        upload = self._uploads.write(checked_paths(parameters.files))
+        source = read_model_directory(upload.path)
+        return replace(
+            source, name=name, config_path=None, override=file, upload=upload, data_only=restricted
+        )
+
+    def _permit(self, needed: LoadOverrides, what: str) -> None:
+        if self._options.overrides < needed:
+            raise InvalidConfig(
+                f"{what} in a load request {'is' if needed is LoadOverrides.CONFIG else 'are'} not"
+                f" taken by this server; --load-overrides={needed.name.lower()} takes them"
+            )
 
     def _admit(self, source: ModelSource) -> None:
         """Enforce the limit of models outside of repositories; raises `Overloaded`."""
@@ -403,40 +395,22 @@ class Control:
 
     async def _outcome(self, task: "asyncio.Task[T]") -> T:
         """The result of a task; raises `Unavailable` if the server shuts down first."""
-        exiting = asyncio.get_running_loop().create_task(self._exit.wait())
         try:
-            await asyncio.wait((task, exiting), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            exiting.cancel()
-        if not task.done():
-            raise Unavailable(EXITING)
-        return task.result()
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise Unavailable(EXITING) from None
+            raise
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._tasks.discard)
         return task
 
-    def _forget(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # mark the exception as retrieved
-
-    @asynccontextmanager
-    async def _turn(self, name: str) -> AsyncIterator[None]:
-        """Serialise the requests for each model."""
-        turn, wanted = self._turns.get(name) or (asyncio.Lock(), 0)
-        self._turns[name] = turn, wanted + 1
-        try:
-            async with turn:
-                yield
-        finally:
-            turn, wanted = self._turns[name]
-            if wanted == 1:
-                del self._turns[name]
-            else:
-                self._turns[name] = turn, wanted - 1
+    def _turn(self, name: str) -> asyncio.Lock:
+        """The lock that serialises the requests for a model."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
 
 def _not_polled(name: str, reason: str) -> str:

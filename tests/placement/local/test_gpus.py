@@ -63,11 +63,8 @@ WHOLE, PART = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a", "MIG-0b0b0b0b-0b0b-0b0
 
 
 def test_two_gpus(tmp_path: Path) -> None:
-    gpus = Gpus(
-        1 << 20,
-        partial(CudaDriver, cuda_library(tmp_path, devices=2)),
-        NvmlOfTwo,
-    )
+    nvml = NvmlOfTwo()
+    gpus = Gpus(1 << 20, partial(CudaDriver, cuda_library(tmp_path, devices=2)), lambda: nvml)
     before = gpus.pool
     assert before is None  # nobody has looked
     assert gpus.count == 2
@@ -76,7 +73,9 @@ def test_two_gpus(tmp_path: Path) -> None:
     assert [reading.uuid for reading in gpus.readings()] == [WHOLE, PART]
     meter = gpus.meter(1)
     assert meter is not None
-    assert meter.begin().resident == 100
+    with meter.measuring() as grown:
+        nvml.used = 140
+        assert grown() == 40
     assert gpus.meter(2) is None
     array = gpus.pinned(1 << 17)
     assert array is not None
