@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import headrace
 from headrace import Float32, N, ServeError, model
 from headrace.serving.sources import SourceError, source_of
 from tests.support.client import strings
+from tests.support.scrape import until
 from tests.support.server_process import EXAMPLES, onnx_examples
 
 FACTOR = 3
@@ -164,10 +166,26 @@ def test_a_script(number: signal.Signals, tmp_path: Path) -> None:
         rest = ran.stdout.read()
     assert ("every admitted request was answered" in rest) is (number == signal.SIGINT)
     assert psutil.wait_procs(children, timeout=30)[1] == []
-    until = time.monotonic() + 30
+    deadline = time.monotonic() + 30
     while list(tmp_path.glob("headrace-serve-*")):
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def prints(lines: int) -> int:
+    for number in range(lines):
+        print("line", number, "x" * 15_000)
+    return lines
+
+
+def test_a_long_log_loses_its_beginning(serve_model: Any) -> None:
+    server = serve_model(prints, {"more": prints})  # each within what a worker may print a second
+    assert server.log.startswith("headrace ")
+    for name in ("prints", "more"):
+        server.client.model(name)(lines=60)
+    until(lambda: re.search("more worker .* line 59 ", server.log) is not None, "the last line")
+    assert len(server.log) == 1 << 20
+    assert "headrace 0" not in server.log
 
 
 HEADRACE_MODELS = [Counter]

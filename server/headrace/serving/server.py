@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any, Self
 
 from headrace.client.blocking import Client
@@ -24,6 +25,8 @@ from headrace.serving.sources import ServeError, source_of
 START_SECS = 120.0
 _STOP_SECS = 60.0
 _LOOK_SECS = 0.02
+_LAST_SECS = 1.0  # until the output is left to descendants of the server
+_KEPT = 1 << 20  # bytes of output
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
 _STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
 _SHOWN = 4000  # characters of the log shown in an error
@@ -40,26 +43,29 @@ class Server:
 
     def __init__(self, command: list[str], directory: str, seconds: float) -> None:
         """Run `command`, with models in `directory`; raises `ServeError`."""
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
-        self._log = ""
+        self.url = self.grpc_url = ""
         self._directory = directory
-        self._process = _start(command, directory, self._output.fileno())
+        self._process = _start(command, directory)
+        self._lock = Lock()  # of the next two
+        self._log = bytearray()
+        self._written = 0
+        self._reader = Thread(target=self._read, name="headrace log", daemon=True)
+        self._reader.start()
         try:
             self._wait(seconds)
         except BaseException:
             self.stop()
             raise
         found = dict(_ADDRESS.findall(self.log))
-        self.url = f"http://{found['HTTP']}" if "HTTP" in found else ""
-        self.grpc_url = f"grpc://{found['gRPC']}" if "gRPC" in found else ""
+        if "HTTP" in found:
+            self.url = f"http://{found['HTTP']}"
+        if "gRPC" in found:
+            self.grpc_url = f"grpc://{found['gRPC']}"
 
     @property
     def log(self) -> str:
-        """Everything that the server has written so far."""
-        if not self._output.closed:  # the server shares the file's position
-            size = os.fstat(self._output.fileno()).st_size
-            self._log = os.pread(self._output.fileno(), size, 0).decode(errors="replace")
-        return self._log
+        """The last MiB that the server has written."""
+        return bytes(self._log).decode(errors="replace")
 
     @cached_property
     def client(self) -> Client:
@@ -71,29 +77,25 @@ class Server:
         shown = 0
         with suppress(KeyboardInterrupt):
             while self._process.poll() is None:
-                new = os.pread(self._output.fileno(), 1 << 20, shown)
-                new = new[: new.rfind(b"\n") + 1]  # whole lines only, so that they can be decoded
-                print(new.decode(errors="replace"), end="", flush=True)
-                shown += len(new)
+                shown = self._show(shown)
                 time.sleep(_LOOK_SECS)
         self.stop()
-        print(self._log.encode()[shown:].decode(errors="replace"), end="", flush=True)
+        self._show(shown)
 
     def stop(self) -> None:
         """Shut the server down, or kill it if that takes too long."""
         if client := self.__dict__.pop("client", None):
             client.close()
-        if self._output.closed:
-            return
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return
         with suppress(OSError), self._process.stdin as to_reaper:
             to_reaper.write(b"t")
             to_reaper.flush()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECS)
         self._process.wait()  # killed by now
-        self._log = self.log
-        self._output.close()
+        self._reader.join(_LAST_SECS)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -105,10 +107,32 @@ class Server:
     def __repr__(self) -> str:
         return f"<headrace server at {self.url or self.grpc_url}>"
 
+    def _read(self) -> None:
+        """Keep the server's output, whole until the addresses in it are known."""
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            while new := os.read(output.fileno(), 1 << 16):
+                with self._lock:
+                    self._log += new
+                    self._written += len(new)
+                    if self.url or self.grpc_url:
+                        del self._log[:-_KEPT]
+
+    def _show(self, shown: int) -> int:
+        """Print the output that follows its first `shown` bytes; returns how many those are now."""
+        with self._lock:
+            lost = self._written - len(self._log)
+            new = self._log[max(shown - lost, 0) :]
+        if self._process.returncode is None:  # whole lines only, so that they can be decoded
+            del new[new.rfind(b"\n") + 1 :]
+        print(new.decode(errors="replace"), end="", flush=True)
+        return max(shown, lost) + len(new)
+
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not _STARTED.search(self.log):
             if self._process.poll() is not None:
+                self._reader.join(_LAST_SECS)
                 raise ServeError(f"the server has ended:\n{self.log[-_SHOWN:]}")
             if time.monotonic() > until:
                 text = f"the server has not started within {seconds:g} s"
@@ -146,11 +170,12 @@ def serve(
         raise
 
 
-def _start(command: list[str], directory: str, output: int) -> "subprocess.Popen[bytes]":
+def _start(command: list[str], directory: str) -> "subprocess.Popen[bytes]":
     """Run a server under a reaper."""
     return subprocess.Popen(
         [sys.executable, reaper.__file__, "", directory, *command],
-        stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
     )  # fmt: skip
 
 
