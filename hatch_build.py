@@ -1,4 +1,4 @@
-"""Metadata of the built package: README as a package index shows it, and where the sources are.
+"""Metadata of the built package: README as an index shows it, the sources' address, own plugins.
 
 `HEADRACE_SOURCE_URL` is where the files of the version that is built can be read, such as
 `https://forge.example/headrace/blob/v0.1.0`: links of the README then lead there. Without it they
@@ -7,6 +7,7 @@ would lead nowhere on an index, so only their texts are kept.
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def readable_anywhere(text: str, url: str) -> str:
 
 
 class PackageMetadata(MetadataHookInterface):
-    """`readme` and `urls` of `[project]`."""
+    """`readme`, `urls` and `entry-points` of `[project]`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Fill in what pyproject.toml names as dynamic."""
@@ -37,3 +38,7 @@ class PackageMetadata(MetadataHookInterface):
         }
         pages = {"Source": "", "Documentation": "/docs", "Changelog": "/CHANGELOG.md"}
         metadata["urls"] = {name: f"{url}{page}" for name, page in pages.items() if url}
+        sys.path.insert(0, str(Path(self.root) / "server"))
+        from headrace.core.plugins import OWN
+
+        metadata["entry-points"] = {group: dict(own) for group, own in OWN.items()}

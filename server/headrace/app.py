@@ -104,7 +104,6 @@ class Application:
             settings.max_admitted_requests, settings.max_admitted_bytes, settings.shares(files)
         )
         gpus = Gpus(settings.pinned_memory_pool_byte_size)
-        stages = load_stages()
         options = LoadOptions(
             core_limit(),
             not settings.disable_auto_complete_config,
@@ -117,12 +116,11 @@ class Application:
             settings.model_load_timeout_secs,
             gpus=gpus,
             limits=settings.execution_limits,
-            stages=stages,
+            stages=load_stages(),
         )
         self._control = control_options(settings)
         allowed = settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT
-        made = (stage.traffic for stage in stages.values() if stage.traffic is not None)
-        traffic = partial(next(made, Traffic), allowed=allowed)
+        traffic = partial(plugins.part("traffic", Traffic), allowed=allowed)
         self._backends = load_backends(
             BackendContext(
                 gpus, settings.trust_model_code, settings.max_request_bytes, settings.tritons

@@ -17,6 +17,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from headrace.core.plugins import OWN
+
 REPO = Path(__file__).parents[2]
 PACKAGE = REPO / "server" / "headrace"
 SHIPPED = {".py", ".pyi", ".binpb", ".typed"}
@@ -98,10 +100,12 @@ def test_examples_are_served_without_a_source_tree(wheel: ZipFile, tmp_path: Pat
     assert server.returncode == 0
 
 
-def test_console_script(wheel: ZipFile) -> None:
+def test_the_command_and_the_plugins_are_entry_points(wheel: ZipFile) -> None:
     entry_points = ConfigParser()
     entry_points.read_string(dist_info(wheel, "entry_points.txt"))
     assert dict(entry_points["console_scripts"]) == {"headrace": "headrace.cli:main"}
+    declared = {group: dict(found) for group, found in entry_points.items() if "." in group}
+    assert declared == OWN
 
 
 def test_metadata(wheel: ZipFile, metadata: Message) -> None:

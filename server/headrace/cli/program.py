@@ -5,7 +5,6 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NoReturn
 
 from headrace import __version__
@@ -75,7 +74,7 @@ class ListPlugins(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         rows = []
-        for plugin in chain.from_iterable(plugins.installed(g).values() for g in plugins.GROUPS):
+        for plugin in plugins.all_plugins():
             offered = plugin.try_to(partial(_offered, plugin.group))
             failed = isinstance(offered, Exception)
             text = f"{type(offered).__name__}: {offered}" if failed else str(offered)

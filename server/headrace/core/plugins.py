@@ -1,9 +1,13 @@
 """Plugins: extensions in installed packages, found by entry points and imported when needed.
 
 A package declares `name = "module:attribute"` under one of the groups below. The server's own
-plugins are in `OWN`, so that they exist without installed metadata; `pyproject.toml` declares the
-same. A plugin that cannot be loaded is logged with its traceback and left out; so is one whose
-name is taken: the server's own plugins come first.
+plugins are in `OWN`, since a scan of installed packages takes longer than to start a command; the
+metadata of the server's package, made by `hatch_build.py`, has the same. A plugin that cannot be
+loaded is logged with its traceback and left out; so is one whose name is taken: the server's own
+plugins come first.
+
+`PARTS` are optional parts of the server that other packages do not add to: core packages, which
+import no plugin, get them by name (`part`).
 """
 
 import logging
@@ -24,16 +28,8 @@ STAGES = "headrace.stages"  # a `headrace.engine.chain.StagePlugin`
 COMMANDS = "headrace.commands"  # a `headrace.cli.command.Command`, named like it
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options.UpstreamProtocol`
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
-SERVERS = "headrace.servers"  # makes `headrace.placement.upstream.reconciler.OwnServers`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
-MEMORY = "headrace.memory"  # makes `headrace.engine.shared_memory.Open`
-TRACES = "headrace.traces"  # makes a `headrace.engine.tracing.TraceWriter` of a `TraceConfig`
 PAGES = "headrace.pages"  # makes a `headrace.doors.http.infer.Route`, see `create_app`
-PARTS = "headrace.parts"  # parts of the server that may be left out, by name: see `part`
-GROUPS = (
-    BACKENDS, STAGES, COMMANDS, PROTOCOLS, ENVIRONMENTS, SERVERS, SOURCES, MEMORY, TRACES, PAGES,
-    PARTS,
-)  # fmt: skip
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -65,33 +61,35 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "torchserve": "headrace.plugins.dialects:torchserve_protocol",
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
-    SERVERS: {"triton": "headrace.plugins.triton.servers:TritonServers"},
-    MEMORY: {"cuda": "headrace.plugins.cuda_memory:opener"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
-    TRACES: {
-        "triton": "headrace.plugins.traces:trace_files",
-        "opentelemetry": "headrace.plugins.traces:span_writer",
-    },
-    PARTS: {
-        # `headrace.doors.server.ServerDoors`
-        "frontends": "headrace.plugins.frontends.supervisor:supervisor",
-        # `load` of a module for workers, as `headrace.workers.python_loader`
-        "functions": "headrace.plugins.functions:load",
-        # makes a `headrace.doors.grpc.call.Server`, as others by the name of --grpc-transport
-        "grpcio": "headrace.plugins.grpcio:grpcio_server",
-        # a `LoadedModel` of a `LoadSpec` and a loader
-        "in_process": "headrace.plugins.in_process:LoadedInProcess",
-        # makes a `headrace.placement.local.gpus.GpuReader`
-        "nvml": "headrace.plugins.nvml:Nvml",
-        # `headrace.engine.lifecycle.Loads`, before those of the engine
-        "on_request": "headrace.plugins.on_request:OnRequest",
-        # `headrace.app.Application`
-        "poll": "headrace.plugins.following:Follower",
-        "reload": "headrace.plugins.following:Reloader",
-        # `headrace.placement.upstream.protocols.ProtocolClients`
-        "upstream_memory": "headrace.plugins.upstream_memory.client:sharing_clients",
-    },
     PAGES: {"openapi": "headrace.plugins.openapi:Pages"},
+}
+PARTS: Mapping[str, str] = {
+    # makes a `headrace.engine.shared_memory.Open`
+    "cuda_memory": "headrace.plugins.cuda_memory:opener",
+    # the supervisor of `headrace.doors.server.ServerDoors`
+    "frontends": "headrace.plugins.frontends.supervisor:supervisor",
+    # `load` of a module for workers, as `headrace.workers.python_loader`
+    "functions": "headrace.plugins.functions:load",
+    # makes a `headrace.doors.grpc.call.Server`, as others by the name of --grpc-transport
+    "grpcio": "headrace.plugins.grpcio:grpcio_server",
+    # a `headrace.placement.local.instances.LoadedModel` of a `LoadSpec` and a loader
+    "in_process": "headrace.plugins.in_process:LoadedInProcess",
+    # makes a `headrace.placement.local.gpus.GpuReader`
+    "nvml": "headrace.plugins.nvml:Nvml",
+    # `headrace.engine.lifecycle.Loads`, before those of the engine
+    "on_request": "headrace.plugins.on_request:OnRequest",
+    # `headrace.app.Application`
+    "poll": "headrace.plugins.following:Follower",
+    "reload": "headrace.plugins.following:Reloader",
+    # makes a `headrace.engine.tracing.TraceWriter`
+    "traces": "headrace.plugins.traces:trace_writer",
+    # a `headrace.engine.model.Traffic`
+    "traffic": "headrace.plugins.traffic.control:TrafficControl",
+    # `headrace.placement.upstream.reconciler.OwnServers`
+    "triton_servers": "headrace.plugins.triton.servers:TritonServers",
+    # `headrace.placement.upstream.protocols.ProtocolClients`
+    "upstream_memory": "headrace.plugins.upstream_memory.client:sharing_clients",
 }
 _US = "headrace"
 
@@ -140,17 +138,20 @@ def own(group: str) -> dict[str, Plugin]:
     return {name: Plugin(group, name, to, _US) for name, to in OWN.get(group, {}).items()}
 
 
-def find(group: str, name: str) -> Plugin:
-    """The plugin of this name, our own without a look at what is installed; raises `KeyError`."""
-    return own(group).get(name) or installed(group)[name]
+def part(name: str, without: Any = None) -> Any:
+    """The target of a part; `without` if the server does not have it, or else `LoadFailed`."""
+    if name in PARTS:
+        return resolve(PARTS[name])
+    if without is None:
+        raise LoadFailed(f"this server was installed without its part '{name}'")
+    return without
 
 
-def part(name: str) -> Any:
-    """The target of a part; raises `LoadFailed` where that was left out."""
-    try:
-        return find(PARTS, name).load()
-    except KeyError:
-        raise LoadFailed(f"this server was installed without its part '{name}'") from None
+def all_plugins() -> Iterator[Plugin]:
+    """The plugins of all groups, and the parts of the server, which are of the kind `part`."""
+    for group in OWN:
+        yield from installed(group).values()
+    yield from (Plugin("parts", name, to, _US) for name, to in PARTS.items())
 
 
 def installed(group: str) -> dict[str, Plugin]:

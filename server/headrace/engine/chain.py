@@ -51,9 +51,6 @@ class StagePlugin:
     """
 
     parameters: Collection[str] = ()
-    # Factory of the rules for calls without a version, like `headrace.engine.model.Traffic`, with
-    # the keyword `allowed`: whether clients may change the rules. None for most plugins.
-    traffic: Callable[..., Any] | None = None
 
     def check(self, parameters: Mapping[str, str]) -> None:
         """Check a model's parameters when it is opened; raises `InvalidOption`."""

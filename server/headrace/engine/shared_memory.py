@@ -266,8 +266,8 @@ class Regions:
     @cached_property
     def _open_cuda(self) -> Open:
         # Searched on first use, on a thread.
-        found: dict[str, Open] = plugins.load(plugins.MEMORY, lambda make: make(self._find_gpus))
-        return found.get("cuda", _without_plugin)
+        opened: Open = plugins.part("cuda_memory", lambda find: _without_plugin)(self._find_gpus)
+        return opened
 
     def unregister(self, name: str, cuda: bool) -> None:
         """Unregister a region, or all of the kind for "".

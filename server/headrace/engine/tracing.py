@@ -444,8 +444,7 @@ class Tracing:
 
 def make_tracing(config: TraceConfig) -> Tracing:
     """Create tracing from its configuration; raises `LoadFailed` for a missing dependency."""
-    make = plugins.find(plugins.TRACES, config.mode).load()
-    writer: TraceWriter | None = make(config)
+    writer: TraceWriter | None = plugins.part("traces")(config)
     if writer is not None:
         return Tracing(config, TraceThread(writer))
     if not config.settings.off:

@@ -10,7 +10,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from headrace.core import plugins
-from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.upstream.triton_options import (
@@ -119,12 +118,10 @@ class RemoteBackend(Backend):
             raise LoadFailed("no Triton is started here")
         with self._lock:
             if self._servers is None:
-                made = plugins.load(plugins.SERVERS, lambda make: make(self._options))
-                if not made:
-                    raise LoadFailed("no plugin starts servers, for a reason that the log has")
-                self._servers = next(iter(made.values()))
+                servers: OwnServers = plugins.part("triton_servers")(self._options)
                 if self._loop is not None:
-                    self._servers.attach(self._loop)
+                    servers.attach(self._loop)
                 if self._stopped:
-                    self._servers.stop()
+                    servers.stop()
+                self._servers = servers
             return self._servers

@@ -322,7 +322,7 @@ async def _loaded(client: ProtocolClient) -> RemoteDescription | None:
 
 
 class OwnServers(Protocol):
-    """Managed servers, created by a plugin of the group `headrace.servers`."""
+    """Managed servers, the part `triton_servers` of the server."""
 
     def attach(self, loop: AbstractEventLoop) -> None:
         """Attach processes to this loop; called before a model is placed."""

@@ -92,6 +92,4 @@ class PythonBackend(Backend):
 
 
 def _loader() -> str:
-    functions = plugins.own(plugins.PARTS).get("functions")
-    target = "headrace.workers.python_loader" if functions is None else functions.target
-    return target.partition(":")[0]
+    return plugins.PARTS.get("functions", "headrace.workers.python_loader").partition(":")[0]

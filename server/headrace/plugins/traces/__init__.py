@@ -4,18 +4,18 @@ from pathlib import Path
 
 from headrace.core.errors import LoadFailed
 from headrace.engine.tracing import TraceWriter
-from headrace.observability.trace_settings import TraceConfig
+from headrace.observability.trace_settings import Mode, TraceConfig
 
 
-def trace_files(config: TraceConfig) -> TraceWriter | None:
-    """The writer of a trace file, None without a path."""
-    from headrace.plugins.traces.files import TraceFiles
+def trace_writer(config: TraceConfig) -> TraceWriter | None:
+    """The writer of the mode: a file's, None without a path, or that of spans.
 
-    return TraceFiles(Path(config.file)) if config.file else None
+    Raises `LoadFailed` if a dependency of spans is missing.
+    """
+    if config.mode is Mode.TRITON:
+        from headrace.plugins.traces.files import TraceFiles
 
-
-def span_writer(config: TraceConfig) -> TraceWriter:
-    """The writer of spans; raises `LoadFailed` if a dependency is missing."""
+        return TraceFiles(Path(config.file)) if config.file else None
     try:
         from headrace.plugins.traces.spans import SpanWriter
     except ImportError as error:

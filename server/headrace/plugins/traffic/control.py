@@ -558,10 +558,9 @@ def _rules(rules: TrafficRules) -> pb.TrafficRules:
 
 
 class TrafficStage(StagePlugin):
-    """Traffic between the versions of a model: splits, shadows and roll-back, by rules."""
+    """The check of a model's traffic rules, by which `TrafficControl` routes its calls."""
 
     parameters = (TRAFFIC,)
-    traffic = TrafficControl
 
     def check(self, parameters: Mapping[str, str]) -> None:
         """Raise `InvalidOption` for invalid rules."""
