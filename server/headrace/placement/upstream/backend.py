@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from headrace.core import plugins
+from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.upstream.triton_options import (
