@@ -40,11 +40,11 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
     "test_documents::test_config_is_completed_from_the_model": _PLATFORM,
     "test_documents::test_config_as_written": _PARAMETERS,
     "test_http::test_config_as_json": _PARAMETERS,
-    "test_functions::test_its_metadata_and_configuration": _PLATFORM,
-    "test_functions::test_a_configuration_that_says_less": (
+    "test_functions::test_metadata_and_configuration_of_a_single_file": _PLATFORM,
+    "test_functions::test_a_partial_configuration": (
         "what a configuration leaves out is offered by a function alone"
     ),
-    "test_python_models::test_what_a_model_sees_of_a_request": (
+    "test_python_models::test_properties_of_a_request": (
         "it sees what is left of a time-out, not the whole"
     ),
     "test_python_models::test_a_traceback_is_in_the_log": _LOG,
@@ -54,17 +54,17 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
 }
 # Further exceptions for a real Triton.
 NOT_TRITON: dict[str, str] = {
-    "test_python_models::test_what_a_model_is_started_with": (
+    "test_python_models::test_arguments_of_initialize": (
         "it starts its models with the path of the server's own place for them"
     ),
     "test_python_models::test_parameters_of_a_response": "Triton 2.51 has no such parameters",
     "test_python_models::test_parameters_that_json_has_no_numbers_for": (
         "Triton 2.51 has no such parameters"
     ),
-    "test_python_models::test_a_model_that_does_wrong": (
+    "test_python_models::test_invalid_responses_of_a_model": (
         "it answers with whatever a model gives, and never if that is None"
     ),
-    "test_python_models::test_the_innocent_are_not_punished": (
+    "test_python_models::test_other_requests_of_a_failed_batch_succeed": (
         "it fails all requests of a batch whose model raises"
     ),
 }

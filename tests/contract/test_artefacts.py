@@ -124,7 +124,7 @@ def test_a_classifier(client: Client, model: str) -> None:
     assert only.outputs.keys() == {"predict"}
 
 
-def test_what_is_filled_in_and_what_is_declared(client: Client) -> None:
+def test_completed_and_declared_signatures(client: Client) -> None:
     metadata = client.model_metadata("skl")
     assert metadata.platform == "sklearn"
     tensors = [*metadata.inputs, *metadata.outputs]
@@ -163,9 +163,7 @@ def test_code_is_refused(client: Client, model: str) -> None:
         client.infer(model, {"input-0": ROWS[:1]})
 
 
-def test_a_file_that_cannot_be_read_and_a_parameter_that_nothing_reads(
-    client: Client, server: ServerProcess
-) -> None:
+def test_an_unreadable_file_and_an_unread_parameter(client: Client, server: ServerProcess) -> None:
     told = reason(client, "broken")
     assert told.startswith("ValueError: model.ubj cannot be loaded as an XGBoost model: ")
     assert "/" not in told
@@ -175,7 +173,7 @@ def test_a_file_that_cannot_be_read_and_a_parameter_that_nothing_reads(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
-def test_a_library_that_is_missing(client: Client) -> None:
+def test_a_missing_library(client: Client) -> None:
     told = reason(client, "torch")
     assert "needs the package torch" in told
     assert "requirements.txt beside the model" in told

@@ -77,13 +77,13 @@ def test_pages_of_other_sites_change_nothing(
         {"sec-fetch-site": "same-origin"},
     ],
 )  # fmt: skip
-def test_others_change_what_they_may(server: ServerProcess, headers: dict[str, str]) -> None:
+def test_allowed_pages_change_something(server: ServerProcess, headers: dict[str, str]) -> None:
     for path in ("/v2/repository/models/m/load", "/v2/models/m/traffic"):
         assert send(server, "POST", path, {}, headers).status_code == 200
     assert send(server, "POST", "/v2/logging", {"log_info": True}, headers).status_code == 200
 
 
-def test_inference_and_reading_are_for_every_page(server: ServerProcess) -> None:
+def test_inference_and_reading_are_open_to_every_page(server: ServerProcess) -> None:
     headers = {"host": EVIL, "origin": f"http://{EVIL}"}
     url = f"{server.url}/v2/models/m"
     assert (
@@ -100,7 +100,9 @@ LIVE = "GET /v2/health/live"
 
 @pytest.mark.parametrize("request_line", [INFER, LIVE, "POST /v2/logging"])
 @pytest.mark.parametrize("hosts", [[], ["a", "b"], ["a", "a"]])
-def test_not_one_host(server: ServerProcess, request_line: str, hosts: list[str]) -> None:
+def test_requests_with_several_hosts(
+    server: ServerProcess, request_line: str, hosts: list[str]
+) -> None:
     body = BODY if request_line == INFER else b""
     whole = _request(f"{request_line} HTTP/1.1", hosts, body)
     for _ in range(2):  # heads are known by their bytes the second time

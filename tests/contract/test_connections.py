@@ -154,7 +154,7 @@ def test_a_dead_peer_is_found(watchful: ServerProcess) -> None:
             assert client.at_end()
 
 
-def test_a_client_that_pings_too_often_is_told_and_hung_up_on(watchful: ServerProcess) -> None:
+def test_too_many_pings_end_the_connection_with_an_error(watchful: ServerProcess) -> None:
     host, _, port = watchful.grpc.rpartition(":")
     peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     peer.initiate_connection()
@@ -173,7 +173,7 @@ def test_a_client_that_pings_too_often_is_told_and_hung_up_on(watchful: ServerPr
 # --- age
 
 
-def test_an_old_connection_says_farewell(restless: ServerProcess) -> None:
+def test_an_old_connection_sends_goaway(restless: ServerProcess) -> None:
     with Connection(restless.grpc) as client:
         end = client.until(GOAWAY)
         assert end is not None
@@ -182,7 +182,7 @@ def test_an_old_connection_says_farewell(restless: ServerProcess) -> None:
         assert client.at_end()
 
 
-def test_calls_under_way_have_the_time_of_grace(restless: ServerProcess) -> None:
+def test_running_calls_have_the_grace_period(restless: ServerProcess) -> None:
     with Connection(restless.grpc) as client, Connection(restless.grpc) as late:
         number = client.call("ModelStreamInfer", None)
         late.call("ModelStreamInfer", None)
@@ -220,9 +220,7 @@ def test_no_call_is_lost_by_age(restless: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/identity/infer", "/v2/health/live"])
-def test_an_old_connection_for_http_closes_with_an_answer(
-    watchful: ServerProcess, path: str
-) -> None:
+def test_an_old_http_connection_closes_after_an_answer(watchful: ServerProcess, path: str) -> None:
     body = (
         b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":[1]}]}'
         if path.endswith("infer")
@@ -243,7 +241,7 @@ def test_an_old_connection_for_http_closes_with_an_answer(
 # --- compression
 
 
-def test_answers_are_compressed_for_those_who_take_it(watchful: ServerProcess) -> None:
+def test_answers_are_compressed_for_clients_that_accept_it(watchful: ServerProcess) -> None:
     message = prefixed(_LARGE.SerializeToString())
     for procedure_name in ("ModelInfer", "ModelStreamInfer"):
         path = f"{SERVICE}/{procedure_name}"

@@ -74,7 +74,7 @@ def world(request: pytest.FixtureRequest, explicit: tuple[Path, ServerProcess]) 
         yield World(root, server, client, request.param)
 
 
-def test_only_what_was_asked_for_is_loaded(world: World) -> None:
+def test_only_requested_models_are_loaded(world: World) -> None:
     assert world.index("first") == [("1", "READY", "")]
     assert world.index("twice") == [
         ("", "UNAVAILABLE", "model appears in two or more repositories")
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
     assert world.client.ready()
 
 
-def test_names_that_no_model_has(world: World) -> None:
+def test_unknown_model_names(world: World) -> None:
     for name, error, text in (
         ("nowhere", NotFound, "failed to load 'nowhere', failed to poll from model repository"),
         ("twice", InvalidRequest, "model appears in two or more repositories"),
@@ -177,7 +177,7 @@ def test_names_that_no_model_has(world: World) -> None:
          "Invalid value for 'unload_dependents': expected a boolean"),
     ],
 )  # fmt: skip
-def test_bodies_that_are_wrong(
+def test_invalid_bodies(
     explicit: tuple[Path, ServerProcess], action: str, body: bytes, text: str
 ) -> None:
     url = f"{explicit[1].url}/v2/repository/models/first/{action}"
@@ -249,7 +249,7 @@ def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
 SERVED = [("1", "READY", "")]
 
 
-def test_a_configuration_and_back(world: World) -> None:
+def test_a_configuration_is_overridden_and_restored(world: World) -> None:
     name = f"configured_{world.transport}"
     world.write(name, 7)
     world.client.load(name, config='{"max_batch_size": 2}')
@@ -289,7 +289,7 @@ def test_configurations_that_are_refused(world: World, config: str, text: str) -
     assert world.index("first") == SERVED
 
 
-def test_a_model_of_files_and_back(world: World) -> None:
+def test_a_model_of_files_is_loaded_and_restored(world: World) -> None:
     name = f"uploaded_{world.transport}"
     world.write(name, 1)
     world.client.load(name)
@@ -339,7 +339,7 @@ def test_larger_files_than_control_requests_have(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
+def test_files_are_removed_with_their_version(tmp_path: Path) -> None:
     folder = tmp_path / "tmp"
     folder.mkdir()
     write_model(tmp_path / "models", "first", graphs.add_constant(1), CONFIG)
@@ -380,7 +380,7 @@ def test_files_go_with_what_uses_them(tmp_path: Path) -> None:
         assert not list(folder.glob("headrace-*"))
 
 
-def test_a_model_that_hangs_while_it_is_loaded(tmp_path: Path) -> None:
+def test_a_model_that_hangs_in_its_load(tmp_path: Path) -> None:
     write_model(tmp_path, "first", graphs.add_constant(1), CONFIG)
     write_python(tmp_path, "hangs", "import time\n" + PYTHON + HANG)
     options = ("--model-control-mode=explicit", "--model-load-timeout-secs=1")

@@ -62,7 +62,7 @@ def head(path: str, length: int, headers: dict[str, str]) -> bytes:
 
 @pytest.mark.parametrize("ending", ["close", "reset"])
 @pytest.mark.parametrize("path", CONTROL)
-def test_a_client_that_goes_in_the_middle_is_no_bug(
+def test_a_client_that_disconnects_in_its_body_is_no_bug(
     server: ServerProcess, path: str, ending: str
 ) -> None:
     async def scenario() -> None:
@@ -96,18 +96,16 @@ def test_pages_of_other_sites_are_refused_before_their_body(server: ServerProces
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_no_body_is_awaited_where_nobody_controls_models(
-    uncontrolled: ServerProcess, action: str
-) -> None:
+def test_without_model_control_no_body_is_awaited(uncontrolled: ServerProcess, action: str) -> None:
     path = f"/v2/repository/models/m/{action}"
     _refused_for_its_head(uncontrolled, path, {}, 503, "not allowed")
 
 
-def test_what_is_no_route_awaits_no_body(uncontrolled: ServerProcess) -> None:
+def test_an_unknown_route_awaits_no_body(uncontrolled: ServerProcess) -> None:
     _refused_for_its_head(uncontrolled, "/v2/repository/x/y/z/load", {}, 404, "Not Found")
 
 
-async def test_a_body_is_counted_as_it_comes(server: ServerProcess) -> None:
+async def test_a_body_is_counted_as_it_is_received(server: ServerProcess) -> None:
     path = "/v2/repository/models/m/load"
     async with await HttpConnection.open(server.http) as connection:
         await connection.send(head(path, LARGE, KEY))

@@ -125,7 +125,7 @@ def generate(server: ServerProcess, verb: str, document: object) -> RawAnswer:
 # --- over gRPC
 
 
-def test_any_number_of_responses_and_a_final_one(streaming_grpc: GrpcClient, idle: Scraper) -> None:
+def test_many_responses_and_a_final_one(streaming_grpc: GrpcClient, idle: Scraper) -> None:
     with Stream(streaming_grpc) as stream:
         for count in (0, 1, 3):
             stream.send(tell("a", count, id=str(count)))
@@ -144,7 +144,7 @@ def test_any_number_of_responses_and_a_final_one(streaming_grpc: GrpcClient, idl
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_the_end_alone_is_told_to_who_asks(
+def test_an_empty_final_response_is_sent_on_request(
     streaming_grpc: GrpcClient, idle: Scraper, count: int
 ) -> None:
     with Stream(streaming_grpc) as stream:
@@ -281,7 +281,9 @@ def test_responses_are_counted_by_their_ordinals(
     assert first == after.response_stats["0"].success.count
 
 
-def test_doors_with_one_answer_refuse(streaming: ServerProcess, streaming_grpc: GrpcClient) -> None:
+def test_doors_of_a_single_answer_refuse(
+    streaming: ServerProcess, streaming_grpc: GrpcClient
+) -> None:
     body = b'{"inputs":[]}'
     answer = ask(streaming.http, "POST", "/v2/models/teller/infer", body)
     assert answer.status == 501

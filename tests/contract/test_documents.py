@@ -51,7 +51,7 @@ def test_versions_in_metadata(
     assert list(caller.model_metadata(model, version).versions) == versions
 
 
-def test_documents_of_what_is_not_there(caller: Client) -> None:
+def test_documents_of_unknown_models(caller: Client) -> None:
     for ask in (caller.model_metadata, caller.model_config):
         with pytest.raises(NotFound, match="Request for unknown model: 'nope' is not found"):
             ask("nope")

@@ -70,7 +70,7 @@ def tell(client: Client, model: str) -> dict[str, Any]:
     return told
 
 
-def test_models_with_packages_that_exclude_one_another(caller: Client, folder: Path) -> None:
+def test_models_with_conflicting_packages(caller: Client, folder: Path) -> None:
     one, two = tell(caller, "one"), tell(caller, "two")
     assert (one["flavour"], two["flavour"]) == ("1.0", "2.0")
     assert one["prefix"] != two["prefix"]
@@ -84,7 +84,7 @@ def test_models_with_packages_that_exclude_one_another(caller: Client, folder: P
     assert told["seen"] == []
 
 
-def test_environments_that_are_there_or_not_asked_for(caller: Client, folder: Path) -> None:
+def test_existing_and_absent_environments(caller: Client, folder: Path) -> None:
     ready, packed = tell(caller, "ready"), tell(caller, "packed")
     assert ready["flavour"] == "3.0"
     assert ready["prefix"] == str(folder / "repository" / "ready" / "environment")
@@ -94,7 +94,7 @@ def test_environments_that_are_there_or_not_asked_for(caller: Client, folder: Pa
     np.testing.assert_array_equal(answer["OUTPUT0"], [1])
 
 
-def test_an_environment_that_cannot_be_built_and_those_that_were(
+def test_a_failed_build_and_finished_ones(
     caller: Client, server: ServerProcess, folder: Path
 ) -> None:
     [bad] = [model for model in caller.index().models if model.name == "bad"]
@@ -114,7 +114,7 @@ def test_an_environment_that_cannot_be_built_and_those_that_were(
 
 
 @pytest.mark.slow
-def test_the_next_server_finds_them(server: ServerProcess, folder: Path) -> None:
+def test_the_next_server_reuses_environments(server: ServerProcess, folder: Path) -> None:
     ended = run("environments", "list", options(folder)[0])
     assert sorted(line.split("  ")[-1] for line in ended.stdout.splitlines()) == [
         "flavour==1.0", "flavour>=2", "packed.tar.gz",
@@ -136,7 +136,7 @@ def test_environments_in_use_are_not_removed(server: ServerProcess, folder: Path
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["in"] * 3
 
 
-def test_a_file_with_a_block_is_checked_by_itself(folder: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_script_block_is_checked_alone(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.py"
     source = (folder / "repository" / "two" / "1" / "model.py").read_text()
     model.write_text(

@@ -149,7 +149,7 @@ def test_a_decoupled_model_has_several_backends_too(
     assert served == 1
 
 
-def test_other_forms_of_requests_name_it_as_well(front: ServerProcess) -> None:
+def test_other_forms_of_requests_name_the_backend_too(front: ServerProcess) -> None:
     path = "/v2/models/second"
     timed = ask(
         front.http, "POST", f"{path}/infer",
@@ -171,7 +171,7 @@ def test_other_forms_of_requests_name_it_as_well(front: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_classes_are_found_here(front: ServerProcess, kind: str) -> None:
+def test_classification_runs_on_this_server(front: ServerProcess, kind: str) -> None:
     with CLIENTS[kind](front) as client:
         answer = client.infer("second", BOTH, classes={"OUTPUT0": 1})
     assert answer["OUTPUT0"].tolist() == [[b"4.000000:2:c"], [b"10.000000:2:c"]]
@@ -241,7 +241,7 @@ def test_a_request_that_no_backend_can_run(tmp_path: Path) -> None:
          "triton: no server answers for model 'first'"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_explained(
+def test_contradictory_settings_are_explained(
     there: ServerProcess, tmp_path: Path, parameters: dict[str, str], model: bytes | None, told: str
 ) -> None:
     write_remote(tmp_path, "first", there.grpc, **parameters)
@@ -253,7 +253,7 @@ def test_what_does_not_go_together_is_explained(
     assert told in str(refused.value)
 
 
-def test_what_is_set_for_either_backend_has_an_effect(there: ServerProcess, tmp_path: Path) -> None:
+def test_settings_of_each_backend_take_effect(there: ServerProcess, tmp_path: Path) -> None:
     parameters = {"execution": "thread", "intra_op_thread_count": "1", "fail_over_instances": "2"}
     write_remote(tmp_path, "first", there.grpc, fail_over="onnxruntime", **parameters)
     write_model(tmp_path, "first", SIMPLE)

@@ -67,7 +67,7 @@ def ask(client: Client, *texts: str, **more: Any) -> Mapping[str, Any]:
     return {name: outputs[name].tolist() for name in ("score", "label")}
 
 
-def test_a_file_by_itself(client: Client) -> None:
+def test_a_single_file(client: Client) -> None:
     assert ask(client, "good day", "bad, bad") == {
         "score": [1.0, -2.0], "label": [b"positive", b"negative"]
     }  # fmt: skip
@@ -75,7 +75,7 @@ def test_a_file_by_itself(client: Client) -> None:
     assert ask(client, "good day", "bad, bad", bias=bias)["score"] == [-1.0, 3.0]
 
 
-def test_its_metadata_and_configuration(client: Client) -> None:
+def test_metadata_and_configuration_of_a_single_file(client: Client) -> None:
     metadata = client.model_metadata("sentiment")
     assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
         ("text", "BYTES", [-1]), ("bias", "FP32", [-1])
@@ -88,7 +88,7 @@ def test_its_metadata_and_configuration(client: Client) -> None:
     assert [tensor.optional for tensor in config.input] == [False, True]
 
 
-def test_many_requests_are_few_calls(client: Client) -> None:
+def test_requests_are_batched_into_few_calls(client: Client) -> None:
     def calls(number: int) -> float:
         answer = client.infer("sentiment", {"text": text("." + "good " * number)})
         assert answer["score"].tolist() == [number]
@@ -98,7 +98,7 @@ def test_many_requests_are_few_calls(client: Client) -> None:
         assert len(set(pool.map(calls, range(100)))) < 100
 
 
-def test_what_is_wrong_with_one_request_is_its_own(client: Client) -> None:
+def test_an_invalid_request_does_not_affect_others(client: Client) -> None:
     def outcome(number: int) -> str:
         words = {3: "", 5: "boom"}.get(number % 8, "." + "good " * number)
         try:
@@ -117,7 +117,7 @@ def test_what_is_wrong_with_one_request_is_its_own(client: Client) -> None:
     ]
 
 
-def test_a_class_that_gets_whole_requests_and_a_coroutine(client: Client) -> None:
+def test_a_class_with_whole_requests_and_a_coroutine(client: Client) -> None:
     x = np.array([[1, 2, 3], [0, 0, 1]], np.float32)
     assert client.infer("counter", {"x": x})["output"].tolist() == [8.0, 2.0]
     assert client.model_config("counter").max_batch_size == 0
@@ -127,7 +127,7 @@ def test_a_class_that_gets_whole_requests_and_a_coroutine(client: Client) -> Non
     assert answer["output"].tolist() == [2.0, 4.0]
 
 
-def test_a_configuration_that_says_less(client: Client) -> None:
+def test_a_partial_configuration(client: Client) -> None:
     config = client.model_config("narrow")
     assert config.max_batch_size == 4
     assert {tensor.name for tensor in config.input} == {"width", "height", "unit"}
@@ -176,7 +176,7 @@ def test_a_generator(server: ServerProcess, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_a_generator_whose_client_goes_is_closed(
+def test_a_generator_is_closed_when_its_client_disconnects(
     server: ServerProcess, model: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -202,7 +202,7 @@ def test_a_generator_whose_client_goes_is_closed(
         ("from headrace import nothing", "cannot import name 'nothing' from 'headrace'"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_model(tmp_path: Path, source: str, says: str) -> None:
+def test_a_file_that_is_not_a_model(tmp_path: Path, source: str, says: str) -> None:
     with pytest.raises(RepositoryError) as raised:
         PythonBackend().load_apart(spec(tmp_path, source))
     assert says in str(raised.value)

@@ -99,7 +99,7 @@ def readers(
         yield process
 
 
-def test_answers_to_the_letter(server: ServerProcess) -> None:
+def test_exact_texts_of_answers(server: ServerProcess) -> None:
     answer = generate(server, "row_sum", {"INPUT0": [1, 2, 3.5], "id": "seven"})
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.body == (
@@ -114,7 +114,7 @@ def test_answers_to_the_letter(server: ServerProcess) -> None:
     assert event["OUTPUT0"] == "a\n\nb"
 
 
-def test_timings_are_in_a_header_but_for_streams(server: ServerProcess) -> None:
+def test_timings_are_in_a_header_except_for_streams(server: ServerProcess) -> None:
     answer = generate(server, "row_sum", {"INPUT0": 1})
     assert re.fullmatch(r'queue;dur=[\d.]+, compute;dur=[\d.]+, batch;desc="1"',
                         answer.headers["server-timing"])  # fmt: skip
@@ -153,7 +153,7 @@ def test_misspelt_members_are_refused(readers: ServerProcess) -> None:
         assert text in answer.error
 
 
-def test_models_that_read_parameters_get_all(readers: ServerProcess) -> None:
+def test_models_that_read_parameters_get_every_member(readers: ServerProcess) -> None:
     assert generate(readers, "box", {"width": 2, "height": 3}).document["output"] == 6
     answer = generate(readers, "greeter", {"name": "Ada", "word": "Salut", "other": 1})
     assert answer.document["output"] == "Salut Ada"

@@ -80,7 +80,7 @@ def test_requests_that_are_refused(
 
 
 @pytest.mark.parametrize("version", ["abc", "-1", " 1", "\u0661"])
-def test_version_that_is_no_number(grpc_client: GrpcClient, version: str) -> None:
+def test_a_version_that_is_not_a_number(grpc_client: GrpcClient, version: str) -> None:
     message = _simple()
     message.model_version = version
     with pytest.raises(InvalidRequest, match="version should be an integral value > 0"):
@@ -91,7 +91,7 @@ def test_version_that_is_no_number(grpc_client: GrpcClient, version: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "../simple", "SIMPLE"])
-def test_names_that_no_model_has(grpc_client: GrpcClient, name: str) -> None:
+def test_unknown_model_names(grpc_client: GrpcClient, name: str) -> None:
     message = _simple()
     message.model_name = name
     with pytest.raises(NotFound):
@@ -140,7 +140,7 @@ def test_timing_as_trailing_metadata(
             assert told.endswith('batch;desc="1"')
 
 
-def test_metadata_does_not_disturb(grpc_client: GrpcClient) -> None:
+def test_unknown_metadata_is_ignored(grpc_client: GrpcClient) -> None:
     metadata = [("x-anything", "1"), ("binary-bin", b"\x00\xff"), ("traceparent", "00-1-1-00")]
     infer = grpc_client.procedure("ModelInfer", pb.ModelInferResponse)
     assert infer(_simple(), timeout=60, metadata=metadata).model_name == "simple"

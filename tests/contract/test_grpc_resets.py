@@ -29,7 +29,7 @@ def calls(count: int) -> bytes:
     return sent
 
 
-def test_what_others_are_sent_in_the_same_turn_of_the_loop_is_sent(
+def test_a_reset_does_not_drop_other_writes_of_the_same_turn(
     server: ServerProcess, grpc_client: GrpcClient
 ) -> None:
     host, _, port = server.grpc.rpartition(":")

@@ -72,7 +72,7 @@ def test_file_of_a_symbol(grpc_client: GrpcClient, package: str, symbol: str, fi
     assert {name for descriptor in files for name in descriptor.dependency} <= names
 
 
-def test_several_questions_on_one_stream(grpc_client: GrpcClient) -> None:
+def test_several_reflection_requests_on_one_stream(grpc_client: GrpcClient) -> None:
     first, second, third = _ask(
         grpc_client,
         _REFLECTION[0],
@@ -90,7 +90,7 @@ def test_several_questions_on_one_stream(grpc_client: GrpcClient) -> None:
     reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="inference.Nothing"),
     reflection_pb2.ServerReflectionRequest(),
 ])  # fmt: skip
-def test_questions_without_an_answer(
+def test_reflection_requests_without_an_answer(
     grpc_client: GrpcClient, question: reflection_pb2.ServerReflectionRequest
 ) -> None:
     [answer] = _ask(grpc_client, _REFLECTION[0], question)

@@ -147,7 +147,7 @@ def test_errors_before_and_of_execution(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_a_real_status_cancels_what_else_is_under_way(
+def test_a_real_status_cancels_running_requests(
     client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
     with Stream(client) as other, Stream(client, ("triton_grpc_error", "true")) as stream:
@@ -181,7 +181,7 @@ def test_a_decoupled_model_answers_once_on_a_stream(grpc_client: GrpcClient) -> 
 
 
 @BOTH
-def test_timing_and_bytes_that_are_no_message(client: GrpcClient) -> None:
+def test_timing_and_an_unreadable_message(client: GrpcClient) -> None:
     with Stream(client) as stream:
         stream.send(_sum([1], headrace_timing=True))
         names = set(_parameters(stream.receive()))
@@ -195,7 +195,7 @@ def test_timing_and_bytes_that_are_no_message(client: GrpcClient) -> None:
 
 
 @BOTH
-def test_cancelling_a_stream_drops_what_waits(
+def test_cancelling_a_stream_drops_queued_requests(
     client: GrpcClient, number: int, gates: Gates, busy_metrics: Scraper
 ) -> None:
     name, labels = "nv_inference_request_failure", {"model": "held_limited", "reason": "CANCELED"}

@@ -50,7 +50,7 @@ def _with(**changes: str) -> list[tuple[str, str]]:
 
 
 @NATIVE
-def test_what_is_no_grpc(server: ServerProcess) -> None:
+def test_requests_that_are_not_grpc(server: ServerProcess) -> None:
     with Http2Socket(server.grpc) as client:
         for kind in ("application/json", "application/grpcx", ""):
             answer = client.call(_with(content_type=kind), b"x")
@@ -68,7 +68,7 @@ def test_what_is_no_grpc(server: ServerProcess) -> None:
     ({"grpc_timeout": "123456789S"}, 13, "bad grpc-timeout"),
 ])  # fmt: skip
 @NATIVE
-def test_heads_that_are_refused(
+def test_refused_headers(
     server: ServerProcess, changes: dict[str, str], code: int, text: str
 ) -> None:
     with Http2Socket(server.grpc) as client:
@@ -122,7 +122,7 @@ def test_large_messages_both_ways(wide: ServerProcess) -> None:
 
 
 @NATIVE
-def test_a_message_over_the_limit_is_refused_by_its_prefix(server: ServerProcess) -> None:
+def test_a_message_over_the_limit_is_refused_by_its_length_prefix(server: ServerProcess) -> None:
     """The rest is not awaited, and the text names the setting."""
     with Http2Socket(server.grpc) as client:
         answer = client.call(REQUEST, struct.pack(">BI", 0, (64 << 20) + 1), end=False)
@@ -131,7 +131,7 @@ def test_a_message_over_the_limit_is_refused_by_its_prefix(server: ServerProcess
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_message_that_unpacks_beyond_the_limit(
+def test_a_message_that_decompresses_beyond_the_limit(
     narrow: ServerProcess, algorithm: grpc.Compression
 ) -> None:
     with grpc.insecure_channel(narrow.grpc, OPTIONS, compression=algorithm) as channel:
@@ -142,7 +142,7 @@ def test_a_message_that_unpacks_beyond_the_limit(
 
 
 @NATIVE
-def test_answers_are_compressed_for_those_who_compress(server: ServerProcess) -> None:
+def test_answers_are_compressed_for_clients_that_compress(server: ServerProcess) -> None:
     message = _identity(12_000).SerializeToString()
     with Http2Socket(server.grpc) as client:
         plain = client.call(_with(grpc_accept_encoding="gzip"), prefixed(message))
@@ -179,7 +179,7 @@ def test_a_deadline(
     busy_metrics.until_idle()
 
 
-def test_the_server_keeps_the_deadline_by_itself(
+def test_the_server_enforces_the_deadline(
     busy_server: ServerProcess, rounds: Rounds, busy_metrics: Scraper
 ) -> None:
     message = infer_message("spin", [Input("ROUNDS", rounds(0.5))]).SerializeToString()

@@ -184,7 +184,7 @@ def test_restricted_routes(served: ServerProcess, header: str, method: str, path
         assert connection.ask(method, path, body, **{"X_" + header: right}).status != 403
 
 
-def test_routes_are_restricted_however_they_are_written(served: ServerProcess) -> None:
+def test_every_spelling_of_a_route_is_restricted(served: ServerProcess) -> None:
     for path in ("/v2/models/told/%69nfer", "/%76%32/models/told/infer", "/v2/models/t%6fld/infer"):
         assert ask(served.http, "POST", path, _BODY).status == 403
     assert ask(served.http, "DELETE", "/v2/models/told").status == 403
@@ -202,7 +202,7 @@ def test_routes_are_restricted_however_they_are_written(served: ServerProcess) -
         assert connection.receive().status == 403
 
 
-def test_what_describes_the_protocol_is_open(served: ServerProcess) -> None:
+def test_protocol_descriptions_are_unrestricted(served: ServerProcess) -> None:
     assert ask(served.http, "GET", "/docs").status == 200
     assert ask(served.http, "GET", "/openapi.json").status == 200
     # Models are listed like metadata: to clients with the key.
@@ -270,7 +270,7 @@ def test_restricted_streams_and_open_reflection(served: ServerProcess) -> None:
     assert POOL.FindServiceByName("inference.GRPCInferenceService").full_name.encode() in answer
 
 
-def test_both_protocols_have_a_status_for_it() -> None:
+def test_statuses_of_a_restricted_operation() -> None:
     assert (STATUS[Restricted].http, STATUS[Restricted].grpc) == (403, 14)
 
 
@@ -290,11 +290,11 @@ _ADMIN = "model-repository,trace:x=y"
      " --restricted-api restricts both", "health: restricted over gRPC, but open to all over HTTP;"
      " --restricted-api restricts both"]),
 ])  # fmt: skip
-def test_what_is_restricted_at_one_door_alone(given: dict[str, Any], warnings: list[str]) -> None:
+def test_restriction_of_one_door(given: dict[str, Any], warnings: list[str]) -> None:
     assert Settings(**given).open_at_one_door == warnings
 
 
-def test_a_server_warns_of_what_is_restricted_at_one_door_alone(repository: Path) -> None:
+def test_restricting_one_door_logs_a_warning(repository: Path) -> None:
     with ServerProcess(
         repository, options=["--http-restricted-api=model-repository:a=secret"], wait=False
     ) as process:

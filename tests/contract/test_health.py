@@ -32,7 +32,7 @@ def test_servers_and_models_that_are_ready(caller: Client) -> None:
     ("/v2/health/ready", 200), ("/v2/models/simple/versions/2/ready", 503),
     ("/v2/models/simple", 405),
 ])  # fmt: skip
-def test_heads_alone(server: ServerProcess, path: str, status: int) -> None:
+def test_head_requests(server: ServerProcess, path: str, status: int) -> None:
     """As some load balancers ask; the connection goes on."""
     connection = HTTPConnection(server.http.split("//")[-1], timeout=30)
     connection.request("HEAD", path)

@@ -52,7 +52,7 @@ def carrier(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return CARRIERS[request.param]
 
 
-def test_the_start_and_the_end(carrier: tuple[str, ...], tmp_path: Path) -> None:
+def test_start_and_shutdown(carrier: tuple[str, ...], tmp_path: Path) -> None:
     write_late_repository(tmp_path)
     with (
         ServerProcess(tmp_path, options=carrier, wait=False) as process,
@@ -71,7 +71,7 @@ def test_the_start_and_the_end(carrier: tuple[str, ...], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_becomes_of_a_model_is_not_the_servers_health(
+def test_changes_of_a_model_do_not_change_the_servers_health(
     carrier: tuple[str, ...], tmp_path: Path
 ) -> None:
     write_python_model(tmp_path, "mortal", MORTAL, MORTAL_CONFIG)
@@ -95,7 +95,7 @@ def test_what_becomes_of_a_model_is_not_the_servers_health(
 
 
 @pytest.mark.slow
-def test_a_server_of_a_model_that_goes_and_comes_back(
+def test_health_of_a_server_whose_worker_dies_and_restarts(
     carrier: tuple[str, ...], tmp_path: Path
 ) -> None:
     port = free_port()

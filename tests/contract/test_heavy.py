@@ -103,7 +103,7 @@ def test_a_pipelined_request_is_answered_behind_a_heavy_one(heavy: ServerProcess
         assert socket.receive().document["outputs"][0]["data"] == [7.0]
 
 
-def test_a_heavy_request_whose_client_goes(heavy: ServerProcess) -> None:
+def test_a_heavy_request_of_a_disconnected_client(heavy: ServerProcess) -> None:
     """Its charges are released; `clean_server` asserts that no bug was logged."""
     body = _zeros()
     with HttpSocket(heavy.http) as socket:
@@ -120,7 +120,9 @@ def test_a_heavy_request_whose_client_goes(heavy: ServerProcess) -> None:
          f"must be at most {MAX_CLASSES}"),
     ],
 )  # fmt: skip
-def test_caps_over_http(heavy: ServerProcess, parameters: dict[str, object], text: str) -> None:
+def test_decoding_limits_over_http(
+    heavy: ServerProcess, parameters: dict[str, object], text: str
+) -> None:
     document = json.loads(_json(b"7", "FP32", 1)) | parameters
     answer = ask(heavy.http, "POST", _INFER.format("identity_FP32"), json.dumps(document).encode())
     assert answer.status == 400
@@ -155,7 +157,7 @@ _WORDS = [b"", b"a", "ä€".encode(), b"seven!!"] * 250_000
 
 
 @pytest.mark.parametrize("model", ["identity_BYTES", "worker"])
-def test_a_million_texts(heavy: ServerProcess, model: str) -> None:
+def test_a_million_strings(heavy: ServerProcess, model: str) -> None:
     """Through each door, to a worker, and back."""
     message = pb.ModelInferRequest(model_name=model)
     given = message.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, len(_WORDS)])
@@ -175,7 +177,7 @@ def test_a_million_texts(heavy: ServerProcess, model: str) -> None:
     assert answer.document["outputs"][0]["data"] == texts
 
 
-def test_a_tensor_of_one_value_is_honest(heavy: ServerProcess) -> None:
+def test_a_tensor_of_one_value_is_accepted(heavy: ServerProcess) -> None:
     message = pb.ModelInferRequest(model_name="identity_FP32")
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 8_000_000])
     message.raw_input_contents.append(bytes(32_000_000))
@@ -194,7 +196,7 @@ def _map_entries(count: int) -> bytes:
     (_typed("INT64", 3, b"\x01" * 20_000_000, 20_000_000), "bytes once it is decoded"),
     (_typed("FP32", 3, b"\x01" * 1_000_000, 1_000_000), "expected fp32_contents"),
 ], ids=["map entries", "varints", "other contents"])  # fmt: skip
-def test_caps_over_grpc(heavy: ServerProcess, message: bytes, text: str) -> None:
+def test_decoding_limits_over_grpc(heavy: ServerProcess, message: bytes, text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         _call(heavy, message)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -217,7 +219,7 @@ def test_a_stream_keeps_its_order_behind_a_heavy_message(heavy: ServerProcess) -
         assert found[0].infer_response.raw_output_contents[0] == _NUMBERS.tobytes()
 
 
-def test_the_highest_of_many(heavy: ServerProcess) -> None:
+def test_classes_of_many_elements(heavy: ServerProcess) -> None:
     count = 1_000_000
     wanted = [{"name": "OUTPUT0", "parameters": {"classification": 2}}]
     body, headers = _binary(np.arange(count, dtype=np.float32).reshape(1, -1), wanted)

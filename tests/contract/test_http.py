@@ -73,7 +73,7 @@ def test_no_such_route(server: ServerProcess, method: str, path: str) -> None:
     assert answer.error.startswith("Not Found: /docs describes all paths")
 
 
-def test_the_nearest_route_is_told_and_where_one_is(server: ServerProcess) -> None:
+def test_a_404_names_the_nearest_route(server: ServerProcess) -> None:
     answer = ask(server.http, "POST", "/v1/models/simple:predict")
     text = "Not Found: /docs describes all paths; did you mean /v2/models/simple/infer?"
     assert (answer.status, answer.error) == (404, text)
@@ -255,7 +255,7 @@ def test_more_pipelined_requests_than_run_at_once(server: ServerProcess) -> None
             assert connection.receive().document["outputs"][0]["data"] == [1.0 + n]
 
 
-def test_heads_that_differ_in_one_header(server: ServerProcess) -> None:
+def test_request_heads_that_differ_in_one_header(server: ServerProcess) -> None:
     """A remembered head must not stand for another one."""
     with HttpSocket(server.http) as connection:
         for encoding in ("identity", "gzip", "identity", "deflate", "gzip"):
@@ -266,7 +266,7 @@ def test_heads_that_differ_in_one_header(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("token", ["h2c", "websocket"])
 @pytest.mark.parametrize("path", [_INFER, "/v2/repository/index"])
-def test_a_wish_to_upgrade_is_passed_over(server: ServerProcess, token: str, path: str) -> None:
+def test_a_request_to_upgrade_is_ignored(server: ServerProcess, token: str, path: str) -> None:
     """Java's client sends one with every request."""
     body = _GOOD if path == _INFER else b"{}"
     data = request(
@@ -283,7 +283,7 @@ def test_a_wish_to_upgrade_is_passed_over(server: ServerProcess, token: str, pat
         assert connection.receive().status == 200
 
 
-def test_a_wish_to_upgrade_in_two_pieces_never_hides_a_request(server: ServerProcess) -> None:
+def test_a_split_request_to_upgrade_hides_no_other_request(server: ServerProcess) -> None:
     inner = request("GET", "/v2/health/live")
     data = request("POST", _INFER, inner, Connection="Upgrade", Upgrade="h2c")
     with HttpSocket(server.http) as connection:
@@ -314,7 +314,7 @@ def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
     assert ask(server.http, "GET", "/v2/health/live").status == 200
 
 
-def test_lengths_that_are_odd(server: ServerProcess) -> None:
+def test_odd_content_lengths(server: ServerProcess) -> None:
     with HttpSocket(server.http) as connection:
         # As much as the parser accepts; more is invalid HTTP.
         head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**64 - 1}\r\n\r\n"

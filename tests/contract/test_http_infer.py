@@ -61,7 +61,7 @@ def _data(answer: RawAnswer) -> object:
 # --- JSON
 
 
-def test_an_answer_to_the_letter(server: ServerProcess) -> None:
+def test_the_exact_text_of_an_answer(server: ServerProcess) -> None:
     answer = _post(server, "row_sum", _request([1, 2], [1, 2], id="7"))
     assert answer.body == (
         b'{"id":"7","model_name":"row_sum","model_version":"1","outputs":'
@@ -73,7 +73,7 @@ def test_an_answer_to_the_letter(server: ServerProcess) -> None:
     assert answer.headers["server-timing"].startswith("queue;dur=")
 
 
-def test_what_json_has_no_form_for(server: ServerProcess) -> None:
+def test_values_without_a_json_form(server: ServerProcess) -> None:
     nothing = {"id": None, "parameters": None, "outputs": None}
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     answer = _post(server, "identity_FP32", {"inputs": [tensor | {"parameters": None}]} | nothing)
@@ -102,7 +102,7 @@ def test_requests_that_are_refused(server: ServerProcess, document: object, text
     assert len(answer.body) < 1000
 
 
-def test_names_that_are_no_text(server: ServerProcess) -> None:
+def test_names_with_half_surrogates(server: ServerProcess) -> None:
     """The slower parser, which reads NaN, accepts half a surrogate pair; nothing may fail on it."""
     for place in ("id", "input", "output", "parameter"):
         bad = {place: "\ud800"}
@@ -246,7 +246,7 @@ def test_compressed_response(server: ServerProcess, accept: str, encoding: str |
     assert json.loads(unpack(answer.body))["outputs"][0]["data"] == [0, 1, 2, 3]
 
 
-def test_bodies_that_cannot_be_unpacked(server: ServerProcess) -> None:
+def test_bodies_that_cannot_be_decompressed(server: ServerProcess) -> None:
     answer = _post(server, "convert", b"{}", Content_Encoding="br")
     assert answer.status == 501
     assert answer.error.startswith("Unsupported compression type")
@@ -260,7 +260,7 @@ def test_bodies_that_cannot_be_unpacked(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_small_body_cannot_become_a_large_one(server: ServerProcess, encoding: str) -> None:
+def test_decompression_is_limited(server: ServerProcess, encoding: str) -> None:
     bomb = _PACK[encoding](bytes(200 << 20))
     assert len(bomb) < 1 << 20
     answer = _post(server, "convert", bomb, Content_Encoding=encoding)

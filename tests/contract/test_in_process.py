@@ -81,7 +81,7 @@ def ask(client: Client, kind: str, value: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "number"), [("inline", 1), ("thread", 2)])
-def test_where_a_model_runs(
+def test_instances_run_in_the_servers_process(
     asked: Client, in_process: ServerProcess, kind: str, number: int
 ) -> None:
     properties = asked.model_metadata(f"py_{kind}").properties
@@ -92,7 +92,7 @@ def test_where_a_model_runs(
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread"])
-def test_what_goes_wrong_is_one_requests_own(asked: Client, kind: str) -> None:
+def test_an_error_affects_its_request_alone(asked: Client, kind: str) -> None:
     def answer(number: int) -> int | str:
         try:
             return ask(asked, kind, -(number % 4) or number)[-1]

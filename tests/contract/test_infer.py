@@ -108,7 +108,7 @@ def test_versions(client: Client, model: str, version: str, served: int) -> None
     assert answer["OUTPUT0"].tolist() == [[served]]
 
 
-def test_a_decoupled_model_is_for_streams(client: Client) -> None:
+def test_a_decoupled_model_needs_a_stream(client: Client) -> None:
     door = "ModelInfer RPC" if isinstance(client, GrpcClient) else "HTTP end point"
     text = f"^{door} doesn't support models with decoupled transaction policy$"
     with pytest.raises(Unsupported, match=text):
@@ -125,7 +125,7 @@ def test_unknown_model_and_version(client: Client) -> None:
         client.infer("versions_all", given, version="7")
 
 
-def test_id_comes_back_and_parameters_are_accepted(client: Client) -> None:
+def test_the_id_is_returned_and_parameters_are_accepted(client: Client) -> None:
     for id in ("", "a b", "x" * 500, "\u00fc\u20ac", '"\\'):
         assert client.infer("simple", _TWO_ROWS, id=id).id == id
     parameters: dict[str, Parameter] = {

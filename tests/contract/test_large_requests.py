@@ -45,7 +45,7 @@ def rows_of(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 
 @pytest.mark.parametrize("model", ["bare", "set_on", "short_queue"])
 @pytest.mark.parametrize("rows", [9, 16, 203])
-def test_they_are_answered_as_a_whole(client: Client, model: str, rows: int) -> None:
+def test_large_requests_get_one_answer(client: Client, model: str, rows: int) -> None:
     x = rows_of(rows)
     given = {"headrace_timing": True}
     answer = client.infer(model, {"INPUT0": x}, id="large", parameters=given)
@@ -71,6 +71,6 @@ def test_classes_and_one_row_that_fails(client: Client) -> None:
     ("off", 9, r"<= 8 for 'off', got 9 \(its limit is --default-max-batch-size, since its"),
     ("bare", 8_193, r"<= 8192 .* 1024 batches, whose size is --default-max-batch-size, since"),
 ])  # fmt: skip
-def test_what_limits_them(client: Client, model: str, rows: int, text: str) -> None:
+def test_limits_of_large_requests(client: Client, model: str, rows: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         client.infer(model, {"INPUT0": rows_of(rows)})

@@ -33,7 +33,7 @@ def test_too_large_a_request(client: Client) -> None:
     assert "--max-request-bytes" in str(refused.value)
 
 
-def test_one_too_many(
+def test_one_request_too_many(
     client: Client, metrics: Scraper, pool: ThreadPoolExecutor, number: int, gates: Gates
 ) -> None:
     refused = metrics.now().value("headrace_overloaded_total")

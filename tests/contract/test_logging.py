@@ -48,7 +48,7 @@ both = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 
 
 @both
-def test_settings_are_told_and_changed(server: ServerProcess, settings: Any) -> None:
+def test_settings_are_read_and_changed(server: ServerProcess, settings: Any) -> None:
     assert settings(server) == DEFAULTS
     changes = {"log_verbose_level": 1, "log_format": "ISO8601", "log_warning": False}
     try:
@@ -66,7 +66,7 @@ def test_settings_are_told_and_changed(server: ServerProcess, settings: Any) -> 
     ({"log_verbose_level": "1"}, InvalidRequest, "expect int32 for 'log_verbose_level'"),
     ({"log_nothing": True}, InvalidRequest, "unknown log setting 'log_nothing'"),
 ])  # fmt: skip
-def test_what_cannot_be_set(
+def test_invalid_settings(
     server: ServerProcess,
     settings: Any,
     change: dict[str, Any],
@@ -78,7 +78,7 @@ def test_what_cannot_be_set(
     assert settings(server) == DEFAULTS
 
 
-def test_a_format_that_is_none_has_a_status_of_its_own(server: ServerProcess) -> None:
+def test_an_invalid_format_has_its_own_status(server: ServerProcess) -> None:
     with pytest.raises(Unavailable, match="invalid argument for --log_format, got: xml"):
         http_settings(server, {"log_format": "xml"})
     with pytest.raises(InvalidRequest, match="invalid argument for log_format, got: xml"):

@@ -110,7 +110,7 @@ def test_calls_and_streams(server: ServerProcess) -> None:
         assert 0 < len(response.error_message.encode()) <= MOST
 
 
-def test_what_is_short_is_told_whole(server: ServerProcess) -> None:
+def test_short_values_are_quoted_in_full(server: ServerProcess) -> None:
     answer = ask(server.http, "GET", f"/v2/models/{'n' * 1_000}")
     assert "n" * 1_000 in answer.error
     assert not answer.error.endswith("…")

@@ -151,7 +151,7 @@ def kinds(kind: int) -> dict[str, Array]:
 
 @pytest.mark.parametrize("model", ["other", "other_inline"])
 @pytest.mark.parametrize("kind", GIVES)
-def test_outputs_that_are_not_as_declared(client: Client, model: str, kind: int) -> None:
+def test_outputs_that_differ_from_the_declaration(client: Client, model: str, kind: int) -> None:
     given = client.infer(model, kinds(kind))["OTHER"]
     assert given.dtype == GIVES[kind].dtype
     assert given.tolist() == GIVES[kind].tolist()
@@ -171,7 +171,7 @@ def test_a_wrong_number_of_rows(client: Client, model: str) -> None:
         client.infer(model, kinds(4))
 
 
-def test_a_model_whose_outputs_must_be_as_declared(client: Client) -> None:
+def test_strict_outputs(client: Client) -> None:
     assert client.infer("other_strict", kinds(0))["OTHER"].tolist() == GIVES[0].tolist()
     with pytest.raises(ExecutionFailed, match="as int16, its configuration says FP32"):
         client.infer("other_strict", kinds(1))
@@ -179,7 +179,7 @@ def test_a_model_whose_outputs_must_be_as_declared(client: Client) -> None:
         client.infer("other_strict", kinds(2))
 
 
-def test_the_log_tells_once_of_each_output(client: Client, server: ServerProcess) -> None:
+def test_each_differing_output_is_logged_once(client: Client, server: ServerProcess) -> None:
     for _ in range(2):
         client.infer("other", kinds(1))
     server.await_logged("model 'other' gave output 'OTHER' ")

@@ -101,7 +101,7 @@ def test_each_process_sees_its_own_gpu(caller: Client, pool: ThreadPoolExecutor)
     assert set(pool.map(ask, range(64))) == {b"4", b"5"}
 
 
-def test_each_process_loads_it_once(server: ServerProcess) -> None:
+def test_each_process_loads_a_model_once(server: ServerProcess) -> None:
     until(lambda: "model times: server triton-1 serves" in server.log, "the second process")
     for process in ("triton-0", "triton-1"):
         lines = [line for line in server.log.splitlines() if f"{process}: " in line]
@@ -118,12 +118,12 @@ def test_a_model_is_where_its_instances_are(caller: Client, pool: ThreadPoolExec
     assert [list(group.gpus) for group in groups] == [[1]]
 
 
-def test_a_gpu_that_there_is_not(caller: Client, server: ServerProcess) -> None:
+def test_a_missing_gpu(caller: Client, server: ServerProcess) -> None:
     assert not caller.model_ready("third")
     server.await_logged("config.pbtxt:8: instance_group[0].gpus: there is no GPU 2")
 
 
-def test_the_processes_have_metrics(caller: Client, server: ServerProcess) -> None:
+def test_metrics_of_the_processes(caller: Client, server: ServerProcess) -> None:
     caller.infer("times", {"INPUT0": ROW})
     with Scraper(server.metrics) as scraper:
         found = scraper.now()
@@ -133,7 +133,7 @@ def test_the_processes_have_metrics(caller: Client, server: ServerProcess) -> No
         assert found.value("headrace_endpoint_differences", **labels) == 0
 
 
-def test_only_this_server_can_ask_them(server: ServerProcess) -> None:
+def test_only_this_server_has_access(server: ServerProcess) -> None:
     """Any local user can reach the port, but a key is required."""
     commands = dict(descendants(server.pid))
     found = re.search(r"--grpc-port=(\d+)", commands[servers(server.pid)[0]])
@@ -160,7 +160,7 @@ def test_a_new_version_loses_no_request(updated: Client, root: Path) -> None:
     assert set(found) == {2, 7}
 
 
-def test_what_cannot_be_loaded_leaves_the_old_one(
+def test_a_failed_load_leaves_the_old_version(
     updated: Client, server: ServerProcess, root: Path
 ) -> None:
     client, name = updated, f"breaks_{next(NUMBERS)}"

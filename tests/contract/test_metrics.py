@@ -190,7 +190,7 @@ def test_content_type(server: ServerProcess, path: str) -> None:
     ("GET", "/", 404), ("GET", "/v2", 404), ("GET", "/metrics/x", 404), ("POST", "/metrics", 405),
     ("DELETE", "/metrics", 405),
 ])  # fmt: skip
-def test_what_the_port_does_not_answer(
+def test_requests_that_the_metrics_port_refuses(
     server: ServerProcess, method: str, path: str, status: int
 ) -> None:
     answer = ask(server.metrics, method, path)

@@ -77,7 +77,7 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[ServerProcess
         yield process
 
 
-def test_models_load_others_at_the_start_and_later(caller: Client) -> None:
+def test_models_load_others_at_start_and_later(caller: Client) -> None:
     for name in ("top", "middle", "other", "leaf"):
         assert caller.model_ready(name), name
         caller.unload(name)
@@ -100,7 +100,7 @@ def test_models_unload_others(caller: Client) -> None:
     ("lost", "TritonModelException: failed to load 'nobody'"),
     ("shy", "load failed for model 'shy': .* unloaded"),
 ])  # fmt: skip
-def test_loads_that_cannot_end_well_end(root: Path, caller: Client, name: str, says: str) -> None:
+def test_impossible_loads_fail(root: Path, caller: Client, name: str, says: str) -> None:
     with pytest.raises(ServerError, match=says):
         caller.load(name)
     assert not caller.model_ready(name)
@@ -111,7 +111,7 @@ def test_loads_that_cannot_end_well_end(root: Path, caller: Client, name: str, s
     write_steps(root, name, STEPS[name])
 
 
-def test_a_worker_that_is_started_again_loads_again(caller: Client) -> None:
+def test_a_restarted_worker_loads_again(caller: Client) -> None:
     caller.load("middle")
     caller.unload("leaf")
     pid = int(caller.infer("middle", {})["PID"][0])

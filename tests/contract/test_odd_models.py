@@ -37,7 +37,7 @@ def server(
         assert "was ended by" not in process.log
 
 
-def test_odd_things_that_are_answered(grpc_client: GrpcClient, server: ServerProcess) -> None:
+def test_odd_requests_that_are_answered(grpc_client: GrpcClient, server: ServerProcess) -> None:
     with pytest.raises(ExecutionFailed, match=r"gave output 'TODL', .* and no output 'TOLD'"):
         ask(grpc_client, "odd", "misspelt")
     # A model that calls itself.
@@ -71,7 +71,7 @@ def test_processes_that_a_model_starts(grpc_client: GrpcClient, server: ServerPr
     until(lambda: server.log.count("from the child") == 2, "what the children have logged")
 
 
-def test_processes_that_a_model_forks_ask_other_models(
+def test_forked_processes_call_other_models(
     grpc_client: GrpcClient, server: ServerProcess, tmp_path: Path
 ) -> None:
     before = ask(grpc_client, "odd", "pid")
@@ -88,7 +88,7 @@ def test_processes_that_a_model_forks_ask_other_models(
     assert "Exception ignored" not in server.log
 
 
-def test_a_coroutine_that_is_cancelled_from_within(grpc_client: GrpcClient) -> None:
+def test_a_coroutine_that_cancels_itself(grpc_client: GrpcClient) -> None:
     [error] = values(stream_of(grpc_client, "odd_coroutine", {"do": "cancel"}))
     assert "CancelledError" in str(error)
     assert values(stream_of(grpc_client, "odd_coroutine", {"do": ""})) == ["here"]

@@ -88,7 +88,7 @@ def state(client: Client, name: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["", "1"])
-def test_the_first_request_has_the_model_loaded(
+def test_the_first_request_loads_the_model(
     client: Client, fresh: Iterator[int], version: str
 ) -> None:
     number = next(fresh)
@@ -104,7 +104,7 @@ def test_the_first_request_has_the_model_loaded(
     assert add(client, name) == number
 
 
-def test_documents_have_the_model_loaded(client: Client, fresh: Iterator[int]) -> None:
+def test_documents_load_the_model(client: Client, fresh: Iterator[int]) -> None:
     name = f"add_{next(fresh)}"
     assert client.model_metadata(name).inputs[0].name == "INPUT0"
     assert state(client, name) == "READY"
@@ -113,9 +113,7 @@ def test_documents_have_the_model_loaded(client: Client, fresh: Iterator[int]) -
     assert state(client, other) == "READY"
 
 
-def test_raw_bodies_and_flat_json_have_models_loaded(
-    server: ServerProcess, fresh: Iterator[int]
-) -> None:
+def test_raw_bodies_and_flat_json_load_models(server: ServerProcess, fresh: Iterator[int]) -> None:
     number = next(fresh)
     answer = httpx.post(
         f"{server.url}/v2/models/add_{number}/infer",
@@ -131,7 +129,7 @@ def test_raw_bodies_and_flat_json_have_models_loaded(
         assert answer.json()["batch_rows"] == 1
 
 
-def test_a_stream_has_models_loaded(server: ServerProcess, fresh: Iterator[int]) -> None:
+def test_a_stream_loads_models(server: ServerProcess, fresh: Iterator[int]) -> None:
     numbers = [next(fresh), next(fresh)]
     with GrpcClient(server.grpc) as client, Stream(client) as stream:
         for number in numbers:
@@ -168,7 +166,7 @@ def test_decoupled_models(server: ServerProcess) -> None:
     assert [event["OUT"] for event in events(answer)] == ["b0", "b1"]
 
 
-def test_models_that_other_models_ask_for(server: ServerProcess) -> None:
+def test_models_called_by_other_models(server: ServerProcess) -> None:
     with GrpcClient(server.grpc) as client:
         assert state(client, "asked") == ""
         assert add(client, "asks") == 5

@@ -149,7 +149,7 @@ def test_answers_are_as_described(
     _check(server, document, method, path, path.format(**names), body, status)
 
 
-def test_what_shared_memory_answers(
+def test_shared_memory_answers_as_described(
     server: ServerProcess, document: dict[str, dict[str, dict[str, object]]]
 ) -> None:
     with SharedFile(64) as file:
@@ -222,7 +222,7 @@ def test_references_lead_somewhere(document: dict[str, object]) -> None:
             target = target[name]
 
 
-def test_schemas_are_schemas_that_fit(
+def test_schemas_are_valid_json_schema(
     document: dict[str, dict[str, dict[str, object]]], server: ServerProcess
 ) -> None:
     validator = pytest.importorskip(

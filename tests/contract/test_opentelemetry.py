@@ -174,7 +174,7 @@ def test_a_request_is_three_spans(
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_clients_trace_is_gone_on_with(
+def test_a_clients_trace_is_continued(
     server: ServerProcess, collector: OtlpReceiver, door: str, id: str
 ) -> None:
     trace, span = f"{next(_numbers):032x}", "b7ad6b7169203331"
@@ -187,7 +187,7 @@ def test_a_clients_trace_is_gone_on_with(
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_trace_that_its_client_does_not_record_is_not_recorded_here(
+def test_an_unsampled_client_trace_is_not_recorded(
     server: ServerProcess, collector: OtlpReceiver, door: str, id: str
 ) -> None:
     header = f"00-{next(_numbers):032x}-b7ad6b7169203331-00"
@@ -197,7 +197,7 @@ def test_a_trace_that_its_client_does_not_record_is_not_recorded_here(
     assert not any(map(of_request(f"not {id}"), spans))
 
 
-def test_what_a_model_asks_for_is_part_of_its_trace(
+def test_calls_of_a_model_join_its_trace(
     server: ServerProcess, collector: OtlpReceiver, id: str
 ) -> None:
     [told] = Doors(server).http("outer", "with the trace", id)
@@ -212,16 +212,14 @@ def test_what_a_model_asks_for_is_part_of_its_trace(
     assert parameters == {}
 
 
-def test_it_is_not_where_the_model_does_not_say_so(
+def test_calls_without_a_trace_context_do_not_join(
     server: ServerProcess, collector: OtlpReceiver, id: str
 ) -> None:
     Doors(server).http("outer", "without the trace", id)
     assert [span.name for span in collector.tree(of_request(id), 2).children] == ["compute"]
 
 
-def test_a_model_has_the_context_also_of_what_is_not_recorded(
-    server: ServerProcess, id: str
-) -> None:
+def test_a_model_sees_the_context_of_an_unsampled_trace(server: ServerProcess, id: str) -> None:
     headers = {"traceparent": f"00-{7:032x}-b7ad6b7169203331-00", "tracestate": "a=b,c=d"}
     [told] = Doors(server).http("outer", "alone", id, **headers)
     assert json.loads(json.loads(told)[0]) == headers

@@ -85,7 +85,7 @@ def test_a_sender_answers(caller: Client, how: str) -> None:
     assert ask(caller, "ordinary", how) == "sent"
 
 
-def test_what_a_sender_does_and_refuses(caller: Client) -> None:
+def test_responses_and_errors_of_a_sender(caller: Client) -> None:
     assert ask(caller, "ordinary", "thread") == "from a thread"
     with pytest.raises(NotFound, match="later"):
         ask(caller, "ordinary", "error")
@@ -101,7 +101,7 @@ def test_what_a_sender_does_and_refuses(caller: Client) -> None:
     ]
 
 
-def test_other_requests_run_while_one_is_kept(
+def test_other_requests_run_while_one_is_open(
     caller: Client, background: ThreadPoolExecutor, server: ServerProcess
 ) -> None:
     kept = background.submit(ask, caller, "ordinary", "after the next")
@@ -116,7 +116,7 @@ def _released(client: Client, kept: "Future[object]") -> bool:
     return kept.done()
 
 
-def test_a_model_sees_that_nobody_waits(
+def test_a_model_sees_a_cancellation(
     grpc_client: GrpcClient, tmp_path: Path, server: ServerProcess
 ) -> None:
     file = tmp_path / "started"
@@ -167,7 +167,7 @@ def test_any_number_of_responses(
     assert values(messages) == list(range(count))
 
 
-def test_requests_are_answered_side_by_side(grpc_client: GrpcClient) -> None:
+def test_requests_are_answered_concurrently(grpc_client: GrpcClient) -> None:
     commands = [{"count": 50, "thread": True} for _ in range(4)]
     messages = stream_of(grpc_client, "many", *commands)
     for index in range(4):
@@ -189,7 +189,7 @@ def test_the_last_response_may_be_the_end(grpc_client: GrpcClient) -> None:
     ({"return": "a list"}, "using the decoupled mode and the execute function must return"),
 ])  # fmt: skip
 @pytest.mark.parametrize("count", [0, 2])
-def test_what_a_decoupled_model_does_wrong(
+def test_errors_of_a_decoupled_model(
     grpc_client: GrpcClient, command: dict[str, object], says: str, count: int
 ) -> None:
     if command.get("do") == "raise" and count:
@@ -203,7 +203,7 @@ def test_what_a_decoupled_model_does_wrong(
     assert says in str(found[-1])
 
 
-def test_responses_of_several_rows_large_and_after_a_request_is_given_back(
+def test_responses_of_several_rows_large_and_after_a_released_request(
     grpc_client: GrpcClient,
 ) -> None:
     [message] = stream_of(grpc_client, "many", {"do": "rows"})
@@ -213,7 +213,7 @@ def test_responses_of_several_rows_large_and_after_a_request_is_given_back(
     assert values(stream_of(grpc_client, "many", {"do": "again", "count": 1})) == [0]
 
 
-def test_a_decoupled_model_sees_that_nobody_reads(grpc_client: GrpcClient, tmp_path: Path) -> None:
+def test_a_decoupled_model_sees_a_cancellation(grpc_client: GrpcClient, tmp_path: Path) -> None:
     file = tmp_path / "cancelled"
     command = {"do": "until cancelled", "file": str(file), "thread": True}
     array = strings([json.dumps(command).encode()], [1, 1])
@@ -225,7 +225,7 @@ def test_a_decoupled_model_sees_that_nobody_reads(grpc_client: GrpcClient, tmp_p
     assert values(stream_of(grpc_client, "many", {"count": 1})) == [0]
 
 
-def test_a_decoupled_model_is_for_streams(caller: Client) -> None:
+def test_a_decoupled_model_needs_a_stream(caller: Client) -> None:
     with pytest.raises(Unsupported, match="doesn't support models with decoupled transaction"):
         ask(caller, "many", "count")
 
@@ -257,7 +257,7 @@ def test_a_model_calls_another_and_itself(caller: Client) -> None:
     assert ask(caller, "caller", "large", size=500_000) is True
 
 
-def test_a_model_calls_a_decoupled_one_and_calls_it_off(caller: Client, tmp_path: Path) -> None:
+def test_a_model_calls_a_decoupled_one_and_cancels(caller: Client, tmp_path: Path) -> None:
     assert ask(caller, "caller", "stream", count=2) == [["0"], ["1"], []]
     file = tmp_path / "cancelled"
     assert ask(caller, "caller", "leave_stream", file=str(file)) == "left"
@@ -267,7 +267,7 @@ def test_a_model_calls_a_decoupled_one_and_calls_it_off(caller: Client, tmp_path
     until(other.exists, "the other model to see that nobody reads")
 
 
-def test_errors_of_other_models_come_as_responses(caller: Client) -> None:
+def test_errors_of_other_models_are_responses(caller: Client) -> None:
     nobody, version, wrong, decoupled = ask(caller, "caller", "errors")
     assert nobody == [2, "Request for unknown model: 'nobody' is not found"]
     assert version == [2, "Request for unknown model: 'add_sub' version 7 is not found"]
@@ -277,7 +277,7 @@ def test_errors_of_other_models_come_as_responses(caller: Client) -> None:
     assert "decoupled=True" in decoupled[1]
 
 
-def test_what_a_model_cannot_ask_for_and_controls(caller: Client) -> None:
+def test_invalid_calls_and_control_of_models(caller: Client) -> None:
     assert "only while the model executes" in ask(caller, "caller", "start")
     name, inputs, sender = ask(caller, "caller", "misuse")
     assert "needs the name of a model" in name
@@ -306,7 +306,7 @@ def test_metrics_of_models(grpc_client: GrpcClient, server: ServerProcess) -> No
     assert "# TYPE sizes histogram" in metrics.text
 
 
-def test_what_metrics_refuse(caller: Client) -> None:
+def test_refused_metrics(caller: Client) -> None:
     said = ask(caller, "caller", "metric_misuse")
     for text, expected in zip(
         said,
@@ -348,7 +348,7 @@ def test_a_model_says_whether_it_is_ready(caller: Client, root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["default"], indirect=True)
-def test_an_answer_that_comes_too_late_counts_as_no(grpc_client: GrpcClient, root: Path) -> None:
+def test_a_late_readiness_answer_counts_as_not_ready(grpc_client: GrpcClient, root: Path) -> None:
     """Even after it has arrived: such a model is not ready now and then."""
     answers = root / "it_is_ready.answers"
     late = root / "it_is_ready.late"

@@ -211,7 +211,7 @@ def test_a_model_that_completes_its_configuration(client: Client) -> None:
         client.infer("py_completed", {"X": np.zeros((5, 1), np.float32)})
 
 
-def test_what_a_model_sees_of_a_request(client: Client) -> None:
+def test_properties_of_a_request(client: Client) -> None:
     told = tell(client, id="seven", parameters={"own": "x", "timeout": 5_000_000})
     assert told == {
         "id": "seven", "parameters": {"own": "x"}, "outputs": ["MORE", "TOLD"],
@@ -220,7 +220,7 @@ def test_what_a_model_sees_of_a_request(client: Client) -> None:
     assert tell(client, outputs=["TOLD"])["outputs"] == ["TOLD"]
 
 
-def test_what_a_model_is_started_with(client: Client) -> None:
+def test_arguments_of_initialize(client: Client) -> None:
     args = tell(client, "args")["args"]
     assert isinstance(args, dict)
     assert all(isinstance(value, str) for value in args.values())
@@ -269,7 +269,7 @@ def test_errors_by_code(client: Client, code: str, error: type[ServerError]) -> 
     ("rows", r"shape \[3,1\] for a batch of 1 rows"),
     ("type", "'TOLD' as float32, its configuration says BYTES"),
 ])  # fmt: skip
-def test_a_model_that_does_wrong(client: Client, step: str, says: str) -> None:
+def test_invalid_responses_of_a_model(client: Client, step: str, says: str) -> None:
     with pytest.raises(ExecutionFailed, match=says):
         tell(client, step)
     assert tell(client)["count"] == 1
@@ -282,7 +282,7 @@ def test_a_traceback_is_in_the_log(server: ServerProcess, client: Client) -> Non
     server.await_logged("py_telling/1/model.py")
 
 
-def test_the_innocent_are_not_punished(client: Client) -> None:
+def test_other_requests_of_a_failed_batch_succeed(client: Client) -> None:
     def ask(number: int) -> str:
         step = "raise" if number % 8 == 3 else "code NOT_FOUND" if number % 8 == 5 else ""
         try:

@@ -133,7 +133,7 @@ def test_every_form_of_tensors(pair: tuple[Client, Client], datatype: Datatype, 
         assert here["OUTPUT0"].tolist() == there["OUTPUT0"].tolist()
 
 
-def test_numbers_that_are_none_and_large_tensors(pair: tuple[Client, Client]) -> None:
+def test_nan_and_large_tensors(pair: tuple[Client, Client]) -> None:
     for array in (
         np.array([[np.nan, np.inf, -np.inf, 0.1]], np.float32),
         np.arange(1 << 20, dtype=np.float32).reshape(8, -1),
@@ -143,7 +143,7 @@ def test_numbers_that_are_none_and_large_tensors(pair: tuple[Client, Client]) ->
             np.testing.assert_array_equal(answer["OUTPUT0"], array)
 
 
-def test_bytes_that_are_no_text_are_refused_where_they_cannot_be_sent(
+def test_bytes_that_are_not_utf8_are_refused_over_json(
     front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     """Other requests of the batch are answered."""
@@ -191,7 +191,7 @@ def test_metadata_are_completed_from_the_server(pair: tuple[Client, Client]) -> 
         assert config.max_batch_size == direct.model_config(name).max_batch_size
 
 
-def test_another_name_and_version_there(pair: tuple[Client, Client]) -> None:
+def test_another_remote_name_and_version(pair: tuple[Client, Client]) -> None:
     _, through = pair
     answer = through.infer("other_name", {"INPUT0": INTS, "INPUT1": INTS})
     assert (answer.model_name, answer.model_version) == ("other_name", "1")
@@ -242,9 +242,7 @@ def test_requests_are_batched_here(
     assert after.value("headrace_endpoint_healthy", **labels) == 1
 
 
-def test_a_model_that_asks_for_second_calls_is_served_with_single_ones(
-    endpoint: str, front: ServerProcess
-) -> None:
+def test_hedging_settings_are_ignored_with_a_warning(endpoint: str, front: ServerProcess) -> None:
     """One warning says so."""
     with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
         answer = through.infer("hedged", {"INPUT0": INTS, "INPUT1": INTS})
@@ -274,7 +272,7 @@ def test_one_of_a_batch_that_fails_fails_alone(
     assert list(pool.map(ask, [0, 10_000] * 16)) == [True, False] * 16
 
 
-def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
+def test_forward_transparent_sends_requests_one_by_one(
     endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     """They are decoded and checked here. One warning says so."""
@@ -295,7 +293,7 @@ def test_a_model_that_asks_for_untouched_bytes_is_sent_its_requests_one_by_one(
     assert "transparent/config.pbtxt:6: parameters['forward']: 'transparent' passes no" in told
 
 
-def test_requests_with_parameters_keep_theirs(
+def test_requests_keep_their_parameters(
     pair: tuple[Client, Client], pool: ThreadPoolExecutor
 ) -> None:
     """The upstream answers `headrace_timing` itself."""
@@ -327,7 +325,7 @@ def test_requests_with_parameters_keep_theirs(
     ("nope", "", {}, r"no server answers for model 'nope'"),
     ("simple", "", {"max_in_fligth": "2"}, None),
 ])  # fmt: skip
-def test_what_cannot_be_served_is_explained(
+def test_models_that_cannot_be_served_are_explained(
     there: ServerProcess,
     tmp_path_factory: pytest.TempPathFactory,
     name: str,

@@ -109,7 +109,7 @@ def over_grpc(channel: grpc.Channel, *metadata: tuple[str, str], timeout: float 
     return json.loads(told.partition("|")[0])
 
 
-def test_headers_that_are_named_go_on_as_headers(front: ServerProcess) -> None:
+def test_configured_headers_are_forwarded(front: ServerProcess) -> None:
     told, _ = over_http(front, X_Tenant="me", X_Other="no", X_As_Parameter="yes")
     assert told == {"x-tenant": "me", "X-As-Parameter": "yes"}
     with grpc.insecure_channel(front.grpc) as channel:
@@ -120,7 +120,7 @@ def test_headers_that_are_named_go_on_as_headers(front: ServerProcess) -> None:
     assert told == {"a": 2}
 
 
-def test_each_request_has_its_own(front: ServerProcess, pool: ThreadPoolExecutor) -> None:
+def test_each_request_keeps_its_own_headers(front: ServerProcess, pool: ThreadPoolExecutor) -> None:
     with grpc.insecure_channel(front.grpc) as channel:
 
         def told(number: int) -> Any:
@@ -130,7 +130,7 @@ def test_each_request_has_its_own(front: ServerProcess, pool: ThreadPoolExecutor
     assert found == [{"x-tenant": str(number % 3)} for number in range(60)]
 
 
-def test_priority_and_timeout_go_on(front: ServerProcess) -> None:
+def test_priority_and_timeout_are_forwarded(front: ServerProcess) -> None:
     told, rest = over_http(front, {"priority": 2, "timeout": 60_000_000})
     assert told == {}
     seen = eval(rest)
@@ -179,7 +179,7 @@ def timed(
 
 
 @pytest.mark.parametrize(("timeout", "most"), [(None, 0), (40, 41)])
-def test_deadlines_go_on(timed: ServerProcess, timeout: float | None, most: float) -> None:
+def test_deadlines_are_forwarded(timed: ServerProcess, timeout: float | None, most: float) -> None:
     message = pb.ModelInferRequest(model_name="timed", raw_input_contents=[b"\1\0\0\0"])
     message.inputs.add(name="X", datatype="INT32", shape=[1])
     with grpc.insecure_channel(timed.grpc) as channel:
@@ -205,7 +205,7 @@ def test_the_call_is_part_of_the_trace(front: ServerProcess, collector: OtlpRece
     assert behind.trace == root.trace == "5" * 32
 
 
-def test_what_the_client_does_not_record_is_told_to_the_server_too(
+def test_an_unsampled_trace_is_forwarded_as_such(
     front: ServerProcess, collector: OtlpReceiver
 ) -> None:
     unrecorded, client = f"{next(_clients):016x}", f"{next(_clients):016x}"

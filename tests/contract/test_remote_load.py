@@ -65,7 +65,9 @@ def counts(client: Client, name: str) -> list[int]:
     return [group.count for group in client.model_config(name).instance_group]
 
 
-def test_models_are_loaded_there_with_the_groups_asked_for(client: Client, beyond: Client) -> None:
+def test_models_are_loaded_with_the_configured_instance_groups(
+    client: Client, beyond: Client
+) -> None:
     assert client.infer("plain", {"INPUT0": ROW})["OUTPUT0"].tolist() == [[3, 6]]
     assert counts(beyond, "plain") == [2]
     assert counts(client, "plain") == [2]  # as it is there
@@ -74,7 +76,7 @@ def test_models_are_loaded_there_with_the_groups_asked_for(client: Client, beyon
     assert beyond.model_config("three").max_batch_size == 8  # all else is as it was
 
 
-def test_what_somebody_changes_there_is_mended(client: Client, beyond: Client) -> None:
+def test_changes_on_the_upstream_are_reverted(client: Client, beyond: Client) -> None:
     beyond.load("three")
     until(lambda: counts(beyond, "three") == [3], "three instances")
     beyond.unload("three")
@@ -95,7 +97,7 @@ def test_a_model_is_unloaded_with_its_last_use(client: Client, beyond: Client) -
         client.infer("leaves", {"INPUT0": ROW})
 
 
-def test_differences_are_told(
+def test_differences_are_reported(
     client: Client, beyond: Client, front: ServerProcess, there: ServerProcess
 ) -> None:
     beyond.load("drifts")

@@ -108,14 +108,14 @@ def test_an_id_of_64_bits(caller: Client, servers: tuple[SequenceServer, Sequenc
     assert any(id == -2 for server in servers for id, *_ in server.told)
 
 
-def test_a_sequence_is_begun_again_where_it_is(caller: Client) -> None:
+def test_a_restarted_sequence_stays_on_its_upstream(caller: Client) -> None:
     for _ in range(3):
         assert add(caller, 3, "again", start=True) == 3
         assert add(caller, 4, "again") == 7
     assert add(caller, 1, "again", end=True) == 8
 
 
-def test_what_is_no_request_of_a_sequence(caller: Client) -> None:
+def test_invalid_sequence_requests(caller: Client) -> None:
     with pytest.raises(InvalidRequest) as raised:
         add(caller, 1)
     assert str(raised.value) == (
@@ -205,7 +205,7 @@ def test_an_idle_sequence_is_forgotten(
     assert len(there[0].told) == 1
 
 
-def test_a_client_that_goes_meanwhile_loses_its_sequence(
+def test_a_disconnected_client_loses_its_sequence(
     tmp_path: Path, started: Callable[..., tuple[list[SequenceServer], ServerProcess, Client]]
 ) -> None:
     there, front, client = started(tmp_path)

@@ -122,7 +122,7 @@ def test_answers_are_the_same(front: ServerProcess, there: ServerProcess, kind: 
 
 
 @pytest.mark.slow
-def test_a_server_that_takes_no_part(models: Path, tmp_path: Path) -> None:
+def test_an_upstream_without_shared_memory(models: Path, tmp_path: Path) -> None:
     with (
         ServerProcess(models) as other,
         ServerProcess(write_front(tmp_path, other.grpc)) as front,
@@ -146,7 +146,7 @@ def answers(client: Client) -> bool:
 
 
 @pytest.mark.slow
-def test_a_server_that_was_started_again_gets_regions_again(models: Path, tmp_path: Path) -> None:
+def test_a_restarted_upstream_gets_regions_again(models: Path, tmp_path: Path) -> None:
     port = free_port()
     options = (*ALLOWED, f"--grpc-port={port}")
     root = write_front(tmp_path, f"127.0.0.1:{port}")
@@ -168,7 +168,7 @@ def test_a_server_that_was_started_again_gets_regions_again(models: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_has_left_goes_with_the_next_start(
+def test_leftovers_of_a_killed_server_are_removed_at_the_next_start(
     there: ServerProcess, tmp_path: Path
 ) -> None:
     root = write_front(tmp_path, there.grpc)

@@ -127,7 +127,7 @@ def test_a_version_that_is_not_available(there: TfServing, tmp_path: Path) -> No
     ("half", "sequence_batching { }", {}, "tfserving has no sequences"),
     ("half", 'input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }', {}, "is FP32, not INT32"),
 ])  # fmt: skip
-def test_what_cannot_be_served_is_explained(
+def test_models_that_cannot_be_served_are_explained(
     there: TfServing,
     tmp_path: Path,
     kind: str,

@@ -98,7 +98,7 @@ def order(*sent: "Future[Answer]") -> list["Future[Answer]"]:
     return sorted(sent, key=lambda one: int(one.result()["TURN"][0, 0]))
 
 
-def test_whole_requests_that_wait_together_run_together(crowd: Crowds) -> None:
+def test_queued_requests_form_one_batch(crowd: Crowds) -> None:
     held = crowd("held")
     first = held.run()
     waiting = [held.queue(10 * n, 10 * n + 1) for n in range(1, 5)]
@@ -121,7 +121,7 @@ def test_whole_requests_that_wait_together_run_together(crowd: Crowds) -> None:
     assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[n]] * n for n in sizes]
 
 
-def test_two_instances_run_side_by_side(crowd: Crowds) -> None:
+def test_two_instances_run_concurrently(crowd: Crowds) -> None:
     two = crowd("held_two")
     slow = two.run()
     assert two.send(1).result()["OUTPUT0"].tolist() == [[1]]
@@ -225,7 +225,7 @@ def test_preferred_batch_size_ends_the_delay(caller: Client, pool: ThreadPoolExe
     assert {answer.parameters["batch_rows"] for answer in answers} == {4}
 
 
-def test_a_lone_request_waits_for_the_delay(caller: Client) -> None:
+def test_a_single_request_waits_for_the_delay(caller: Client) -> None:
     with took(at_least=0.15):
         answer = _add_one(caller, "patient", 1)
     assert 150_000 <= answer.parameters["queue_us"] < 5_000_000

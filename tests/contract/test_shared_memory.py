@@ -141,9 +141,7 @@ def test_registrations_that_are_refused(control: MemoryClient, shared: SharedFil
     ("cuda", {"raw_handle": {"b64": "!"}, "device_id": 0, "byte_size": 8}, "'raw_handle'"),
     ("cuda", {"raw_handle": {"b64": ""}, "device_id": None, "byte_size": 8}, "'device_id'"),
 ])  # fmt: skip
-def test_bodies_that_are_no_registration(
-    server: ServerProcess, kind: str, body: object, part: str
-) -> None:
+def test_invalid_registrations(server: ServerProcess, kind: str, body: object, part: str) -> None:
     path = f"/v2/{kind}sharedmemory/region/r/register"
     answer = ask(server.http, "POST", path, json.dumps(body).encode())
     assert answer.status == 400
@@ -172,7 +170,7 @@ def attempts(client: MemoryClient, key: str) -> list[Callable[[], object]]:
     ]
 
 
-def test_it_is_off_by_default(narrow: ServerProcess, shared: SharedFile) -> None:
+def test_shared_memory_is_off_by_default(narrow: ServerProcess, shared: SharedFile) -> None:
     with GrpcClient(narrow.grpc) as client:
         for off in (HttpMemory(narrow.http), GrpcMemory(client)):
             assert off.status() == off.status(kind="cuda") == []
@@ -224,7 +222,7 @@ def test_short_and_long(memory: MemoryClient, file: SharedFile, nbytes: int) -> 
         assert file.get(nbytes, SIZE - nbytes) == array.tobytes()
 
 
-def test_some_here_and_some_there(memory: MemoryClient, file: SharedFile) -> None:
+def test_tensors_in_and_outside_of_regions(memory: MemoryClient, file: SharedFile) -> None:
     first, second = np.arange(16, dtype=np.int32)[None], np.full((1, 16), 3, np.int32)
     file.put(first.tobytes(), 100)
     place = Place("r", 100, 64, Datatype.INT32)
@@ -248,7 +246,7 @@ def test_some_here_and_some_there(memory: MemoryClient, file: SharedFile) -> Non
     (Place("r", SIZE), InvalidRequest, "Invalid offset for shared memory region: 'r'"),
     (Place("r", SIZE - 63), InvalidRequest, "Invalid offset + byte size for shared memory re"),
 ])  # fmt: skip
-def test_places_that_are_none(
+def test_invalid_places(
     memory: MemoryClient, file: SharedFile, place: Place, error: type[ServerError], part: str
 ) -> None:
     kind = ServerError if isinstance(memory, StreamMemory) else error  # there it is a text
@@ -258,7 +256,7 @@ def test_places_that_are_none(
         assert part in str(raised.value)
 
 
-def test_inputs_that_do_not_fit(memory: MemoryClient, file: SharedFile) -> None:
+def test_inputs_that_do_not_match_the_model(memory: MemoryClient, file: SharedFile) -> None:
     """Requests that the model refuses are refused before reading."""
     file.put(b"\xff" * 64)
     for model, inputs, outputs, text in (
@@ -277,7 +275,7 @@ def test_inputs_that_do_not_fit(memory: MemoryClient, file: SharedFile) -> None:
             memory.infer(f"identity_{model}", {"INPUT0": inputs}, outputs)
 
 
-def test_an_output_without_room(memory: MemoryClient, file: SharedFile) -> None:
+def test_an_output_larger_than_its_place(memory: MemoryClient, file: SharedFile) -> None:
     kind = ServerError if isinstance(memory, StreamMemory) else ExecutionFailed
     with pytest.raises(kind) as raised:
         memory.infer("identity_FP32", ones(16), {"OUTPUT0": Place("r", 0, 63)})
@@ -287,7 +285,7 @@ def test_an_output_without_room(memory: MemoryClient, file: SharedFile) -> None:
     )
 
 
-def test_a_file_that_becomes_shorter(memory: MemoryClient, file: SharedFile) -> None:
+def test_a_truncated_file(memory: MemoryClient, file: SharedFile) -> None:
     """With a mapping the server would crash."""
     file.resize(10)
     for nbytes in (64, LONG):

@@ -64,7 +64,7 @@ def test_versions_are_counted_apart(client: Client) -> None:
     assert (after["1"] - before["1"], after["10"] - before["10"]) == (2, 1)
 
 
-def test_which_versions_are_shown(caller: Client) -> None:
+def test_versions_in_statistics(caller: Client) -> None:
     versions = [m.version for m in caller.statistics("versions_latest")]
     assert versions == ["3", "10"]
     everything = [(m.name, m.version) for m in caller.statistics()]

@@ -101,13 +101,13 @@ def test_errors_have_one_status_in_each_protocol(
 
 
 @pytest.mark.parametrize("operation", [_BAD_REGION, _REGISTER_CUDA, _FORGET])
-def test_what_is_not_allowed_is_not_offered(narrow: ServerProcess, operation: Operation) -> None:
+def test_disabled_operations_are_unknown(narrow: ServerProcess, operation: Operation) -> None:
     statuses, texts = _ask(narrow, operation)
     assert statuses == (501, grpc.StatusCode.UNIMPLEMENTED.value[0])
     assert texts[0] == texts[1]
 
 
-def test_a_region_that_is_there(server: ServerProcess) -> None:
+def test_an_existing_region(server: ServerProcess) -> None:
     """The one error class without an HTTP status of its own."""
     with SharedFile(64) as file:
         operation = _register("there", file.key)

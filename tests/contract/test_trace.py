@@ -85,7 +85,7 @@ def test_settings_of_a_server_that_traces_nothing(
     ({"trace_nothing": "1"}, InvalidRequest, "unknown trace setting 'trace_nothing'"),
     ({"trace_level": ["TENSORS"]}, InvalidRequest, "trace setting :trace file name is not"),
 ])  # fmt: skip
-def test_what_cannot_be_set(
+def test_invalid_settings(
     server: ServerProcess,
     settings: Settings,
     change: dict[str, Any],
@@ -98,7 +98,7 @@ def test_what_cannot_be_set(
 
 
 @both
-def test_models_that_there_are_not(server: ServerProcess, settings: Settings) -> None:
+def test_unknown_models(server: ServerProcess, settings: Settings) -> None:
     for changes in ({}, {"trace_rate": "1"}):
         with pytest.raises(InvalidRequest, match="Request for unknown model : nope"):
             settings(server, "nope", **changes)
@@ -107,7 +107,7 @@ def test_models_that_there_are_not(server: ServerProcess, settings: Settings) ->
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b'{"trace_level": "OFF"}', b'{"trace_rate": 5}', b'{"trace_rate": ["5"]}']
 )
-def test_bodies_that_are_no_settings(server: ServerProcess, body: bytes) -> None:
+def test_invalid_bodies(server: ServerProcess, body: bytes) -> None:
     assert ask(server.http, "POST", "/v2/trace/setting", body).status == 400
 
 

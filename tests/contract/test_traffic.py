@@ -131,7 +131,7 @@ def test_promotion_in_one_call(caller: Client, traffic: TrafficClient) -> None:
     (lambda t: t.promote("plain", "9"), InvalidRequest, "version 9 is not ready"),
     (lambda t: t.roll_back("plain", "3"), InvalidRequest, "version 3 gets no requests"),
 ])  # fmt: skip
-def test_calls_that_make_no_sense(
+def test_invalid_calls(
     traffic: TrafficClient,
     act: Callable[[TrafficClient], object],
     kind: type[ServerError],
@@ -148,16 +148,14 @@ def test_calls_that_make_no_sense(
     ("traffic/promote", b'{"to": "2"}', "unknown member 'to', it may have version, reason"),
     ("traffic/rollback", b'{"version": true}', "'version' must be a string"),
 ])  # fmt: skip
-def test_bodies_that_make_no_sense(
-    server: ServerProcess, path: str, body: bytes, text: str
-) -> None:
+def test_invalid_bodies(server: ServerProcess, path: str, body: bytes, text: str) -> None:
     answer = ask(server.http, "POST", f"/v2/models/plain/{path}", body)
     assert answer.status == 400
     assert text in answer.error
 
 
 @pytest.mark.parametrize("client", [HttpTraffic, GrpcTraffic])
-def test_what_is_not_allowed(
+def test_traffic_control_is_off_by_default(
     busy_server: ServerProcess, client: Callable[[ServerProcess], TrafficClient]
 ) -> None:
     traffic = client(busy_server)
@@ -223,7 +221,7 @@ def test_a_raw_body_goes_to_a_version(server: ServerProcess, traffic: TrafficCli
     assert b'"model_version":"2"' in answer.body
 
 
-def test_copies_are_counted_apart(
+def test_shadow_requests_are_counted_separately(
     server: ServerProcess, caller: Client, traffic: TrafficClient
 ) -> None:
     traffic.set("plain", {"split": {"1": 1}, "shadow": {"version": "3"}})
@@ -282,7 +280,7 @@ def test_a_bad_version_loses_its_requests(
     server.await_logged("version 2 is rolled back")
 
 
-def test_requests_that_expire_are_not_the_fault_of_a_version(
+def test_expired_requests_do_not_count_against_a_version(
     caller: Client, traffic: TrafficClient
 ) -> None:
     traffic.reset("hurried")
@@ -352,7 +350,7 @@ def python_server(
 
 
 @pytest.mark.slow
-def test_what_models_ask_for_is_divided(python_server: ServerProcess) -> None:
+def test_calls_of_models_are_divided(python_server: ServerProcess) -> None:
     with GrpcClient(python_server.grpc) as client:
         inputs = {"MODEL": strings([b"plain"], [1, 1]), "INPUT0": X}
         answers = [float(client.infer("asker", inputs)["OUTPUT0"][0, 0]) for _ in range(20)]

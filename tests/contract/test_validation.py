@@ -66,9 +66,7 @@ _MISMATCH = "'INPUT1'.*input byte size mismatch|input byte size mismatch.*'INPUT
         ("simple", {"inputs": {}, "id": "call 7"}, r"^\[request id: call 7\] expected 2 inputs"),
     ],
 )  # fmt: skip
-def test_requests_that_do_not_fit(
-    client: Client, model: str, given: dict[str, Any], message: str
-) -> None:
+def test_invalid_requests(client: Client, model: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         client.infer(model, **given)
 

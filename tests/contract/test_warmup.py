@@ -69,7 +69,7 @@ def test_every_instance_runs_every_sample(root: Path, server: ServerProcess) -> 
     assert runs[:3] == RUNS
 
 
-def test_nobody_counts_it(caller: Client, server: ServerProcess) -> None:
+def test_warm_up_runs_are_not_counted(caller: Client, server: ServerProcess) -> None:
     for model in ("two", "here", "onnx"):
         [found] = caller.statistics(model)
         assert (found.inference_count, found.execution_count, found.last_inference) == (0, 0, 0)
@@ -110,7 +110,7 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ser
         yield root, process
 
 
-def test_a_model_that_asks_another(asking: tuple[Path, ServerProcess]) -> None:
+def test_a_model_that_calls_another(asking: tuple[Path, ServerProcess]) -> None:
     root, server = asking
     loaded = ask(server.http, "POST", "/v2/repository/models/asker/load", b"{}")
     assert loaded.status == 200, loaded.body
@@ -136,7 +136,7 @@ def test_models_that_wait_for_one_another(
     assert loaded.status == 200, loaded.body
 
 
-def test_a_worker_that_is_started_again_is_warm_first(root: Path, server: ServerProcess) -> None:
+def test_a_restarted_worker_is_warmed_up_first(root: Path, server: ServerProcess) -> None:
     first = set(seen(root, "two"))
     os.kill(min(first), signal.SIGKILL)
     until(lambda: sorted(map(len, seen(root, "two").values())) == [3, 3, 3], "the third to be warm")

@@ -55,7 +55,7 @@ async def received(client: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_connections_that_wait_when_it_closes_are_taken_over() -> None:
+def test_waiting_connections_are_accepted_at_close() -> None:
     async def scenario(stack: ExitStack) -> None:
         listener = bind("127.0.0.1", 0)
         address = listener.getsockname()
@@ -73,7 +73,7 @@ def test_connections_that_wait_when_it_closes_are_taken_over() -> None:
         uvloop.run(scenario(stack))
 
 
-def test_clients_for_whom_there_is_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_without_a_descriptor_are_closed(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stack: ExitStack) -> None:
         failures = list[int]()
         listener = bind("127.0.0.1", 0)

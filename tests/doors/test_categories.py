@@ -60,5 +60,5 @@ def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
             restricted(handlers, HeaderRules())
 
 
-def test_every_category_is_there() -> None:
+def test_every_category_exists() -> None:
     assert {operation.category for operation in OPERATIONS} == set(Category) | {None}

@@ -35,7 +35,7 @@ async def cancelled(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("ending", ["close", "reset"])
-async def test_http_client_goes_while_queued(busy: Busy, ending: str) -> None:
+async def test_http_client_disconnects_while_queued(busy: Busy, ending: str) -> None:
     server = busy.server
     runs, dropped = await run_count(server), await cancelled(server)
     async with holding(busy, MODEL):
@@ -53,7 +53,7 @@ async def test_http_client_goes_while_queued(busy: Busy, ending: str) -> None:
     assert await run_count(server) == runs + 1
 
 
-async def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
+async def test_http_client_disconnects_while_its_request_runs(busy: Busy) -> None:
     server = busy.server
     dropped = await cancelled(server)
     connection = await HttpConnection.open(server.http)
@@ -67,7 +67,7 @@ async def test_http_client_goes_while_its_request_runs(busy: Busy) -> None:
 
 @over_both_transports("shared_server")
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
-async def test_grpc_client_goes_while_queued(busy: Busy, ending: str) -> None:
+async def test_grpc_client_disconnects_while_queued(busy: Busy, ending: str) -> None:
     server = busy.server
     runs, dropped = await run_count(server), await cancelled(server)
     timeout = 0.8 if ending == "deadline" else None  # it leaves time for the call to come
@@ -125,9 +125,7 @@ async def test_a_stream_is_cancelled_with_its_queued_requests(busy: Busy) -> Non
 
 
 @pytest.mark.parametrize(("length", "ending"), [("known", "close"), ("chunked", "reset")])
-async def test_http_client_goes_in_the_middle_of_its_body(
-    busy: Busy, length: str, ending: str
-) -> None:
+async def test_http_client_disconnects_in_its_body(busy: Busy, length: str, ending: str) -> None:
     server = busy.server
     runs = await run_count(server)
     whole = post_bytes(INFER[MODEL], busy_json(2))
@@ -168,7 +166,7 @@ def test_many_connections_are_reset_at_every_point(busy: Busy) -> None:
 
 
 @over_both_transports("shared_server")
-def test_many_grpc_channels_are_closed_with_calls_under_way(busy: Busy) -> None:
+def test_many_grpc_channels_are_closed_with_running_calls(busy: Busy) -> None:
     async def one(value: int) -> None:
         channel = open_channel(busy.server.grpc)
         started = call(channel, "ModelInfer", busy_message("busy_alone", value, 200))

@@ -55,7 +55,7 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
-def test_a_build_ends_with_the_server_and_is_made_up_for(
+def test_a_build_ends_with_the_server_and_is_repeated(
     number: int, status: int, folder: Path
 ) -> None:
     async def building() -> bool:

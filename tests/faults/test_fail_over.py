@@ -78,7 +78,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         assert "Traceback" not in found.front.log
 
 
-async def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
+async def test_a_killed_upstream_fails_only_begun_requests(servers: Servers) -> None:
     async with load(servers.front) as under_way, open_channel(servers) as channel:
         assert await servers.answers(channel) == "triton"
         assert servers.there.stop(signal.SIGKILL) != 0
@@ -100,7 +100,7 @@ def reason(front: ServerProcess) -> str:
     return str(entry.get("reason", ""))
 
 
-async def test_a_server_that_is_stopped_or_halted_loses_nothing(servers: Servers) -> None:
+async def test_a_stopped_or_halted_upstream_loses_no_request(servers: Servers) -> None:
     async with load(servers.front) as under_way:
         for _ in range(2):
             await asyncio.gather(asyncio.to_thread(servers.there.stop), under_way.more())

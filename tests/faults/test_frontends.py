@@ -133,7 +133,7 @@ def wide_message(rows: int = 1) -> bytes:
     return message.SerializeToString()
 
 
-async def test_requests_of_a_killed_front_end_fail_alone(fronted: Busy) -> None:
+async def test_only_requests_of_a_killed_front_end_fail(fronted: Busy) -> None:
     server = fronted.server
     before = (await statistics(server, MODEL))["inference_stats"]["success"]["count"]
     async with AsyncExitStack() as stack:
@@ -182,7 +182,7 @@ async def test_batches_form_across_front_ends(fronted: Busy) -> None:
     assert after["execution_count"] - before["execution_count"] == 3
 
 
-async def test_statistics_are_of_all_front_ends(fronted: Busy) -> None:
+async def test_statistics_cover_all_front_ends(fronted: Busy) -> None:
     server = fronted.server
     before = await statistics(server, "busy")
     async with open_channel(server.grpc) as channel:
@@ -225,7 +225,7 @@ async def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
     assert "every admitted request was answered" in server.log
 
 
-async def test_signals_to_a_front_end_are_not_for_it(fronted: Busy) -> None:
+async def test_a_front_end_ignores_signals_for_the_server(fronted: Busy) -> None:
     server = fronted.server
     ends = await both_serve(server)
     for process in ends:

@@ -44,7 +44,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
-async def test_garbage(busy: Busy, door: str) -> None:
+async def test_random_bytes(busy: Busy, door: str) -> None:
     server = busy.server
     async with open_channel(server.grpc) as channel:
         for kind, garbage in GARBAGE.items():
@@ -60,7 +60,7 @@ async def test_garbage(busy: Busy, door: str) -> None:
     assert (await metrics(server))["headrace_ready"] == 1
 
 
-async def test_what_is_no_http_is_hung_up_on(busy: Busy) -> None:
+async def test_invalid_http_closes_the_connection(busy: Busy) -> None:
     for kind in ("noise", "lines", "negative length", "length and chunks", "bad chunk"):
         async with await HttpConnection.open(busy.server.http) as connection:
             await connection.send(GARBAGE[kind])
@@ -69,7 +69,7 @@ async def test_what_is_no_http_is_hung_up_on(busy: Busy) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"X-A: b\r\n" * 1000, b"b" * 10_000], ids=["many", "long"])
-async def test_headers_without_end_are_refused(busy: Busy, piece: bytes) -> None:
+async def test_endless_headers_are_refused(busy: Busy, piece: bytes) -> None:
     async with await HttpConnection.open(busy.server.http) as connection:
         await connection.send(b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: ")
         answer = asyncio.ensure_future(connection.receive())
@@ -87,7 +87,7 @@ async def test_headers_without_end_are_refused(busy: Busy, piece: bytes) -> None
 
 
 @over_both_transports("shared_server")
-async def test_messages_that_are_no_protobuf(busy: Busy) -> None:
+async def test_messages_that_are_not_protobuf(busy: Busy) -> None:
     noise = random.Random(8)
     async with open_channel(busy.server.grpc) as channel:
         for method in ("ModelInfer", "ModelMetadata", "ServerLive", "RepositoryIndex"):
@@ -97,7 +97,7 @@ async def test_messages_that_are_no_protobuf(busy: Busy) -> None:
                 assert code.name == "INVALID_ARGUMENT", method
 
 
-async def test_clients_that_send_a_byte_at_a_time_hold_nobody_up(busy: Busy) -> None:
+async def test_clients_that_send_single_bytes_do_not_block_others(busy: Busy) -> None:
     server = busy.server
     whole = post_bytes(INFER["busy"], busy_json(6))
     slow = [await HttpConnection.open(server.http) for _ in range(40)]
@@ -113,7 +113,7 @@ async def test_clients_that_send_a_byte_at_a_time_hold_nobody_up(busy: Busy) -> 
         await connection.close()
 
 
-async def test_clients_that_never_finish_their_headers_hold_nobody_up(busy: Busy) -> None:
+async def test_clients_with_unfinished_headers_do_not_block_others(busy: Busy) -> None:
     server = busy.server
     slow = [await HttpConnection.open(server.http) for _ in range(100)]
     head = b"POST /v2/models/busy/infer HTTP/1.1\r\nHost: x\r\nX-Slo"
@@ -128,7 +128,7 @@ async def test_clients_that_never_finish_their_headers_hold_nobody_up(busy: Busy
     await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
-async def test_a_client_that_reads_slowly_holds_nobody_up(busy: Busy) -> None:
+async def test_a_slow_reader_does_not_block_others(busy: Busy) -> None:
     server = busy.server
     whole = post_bytes(INFER["busy"], busy_json(2, request_id="x" * 200_000))
     async with await HttpConnection.open(server.http) as connection:

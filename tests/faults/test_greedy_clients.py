@@ -96,7 +96,7 @@ async def given_up(server: ServerProcess, reason: str) -> float:
     return (await metrics(server))[f'headrace_given_up_total{{reason="{reason}"}}']
 
 
-async def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> None:
+async def test_messages_being_received_do_not_count_as_requests(hasty: ServerProcess) -> None:
     before = await given_up(hasty, "unsent")
     async with contextlib.AsyncExitStack() as stack:
         callers = [await stack.enter_async_context(open_http2(hasty.grpc)) for _ in range(3)]
@@ -114,9 +114,7 @@ async def test_messages_on_their_way_take_no_places(hasty: ServerProcess) -> Non
 
 
 @pytest.mark.parametrize("elements", [10, 1_000_000])
-async def test_whole_messages_of_calls_that_go_on_count(
-    hasty: ServerProcess, elements: int
-) -> None:
+async def test_complete_messages_of_open_calls_count(hasty: ServerProcess, elements: int) -> None:
     whole = message(elements)
     pieces = [whole[start : start + 16384] for start in range(0, len(whole), 16384)]
     async with open_http2(hasty.grpc) as caller:
@@ -128,7 +126,7 @@ async def test_whole_messages_of_calls_that_go_on_count(
         await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
-async def test_what_is_sent_at_once_buys_no_time(hasty: ServerProcess) -> None:
+async def test_early_bytes_buy_no_time(hasty: ServerProcess) -> None:
     """A megabyte, and a byte now and then."""
     body, headers = binary(1 << 20)
     whole = post_bytes(INFER, body, headers)
@@ -160,7 +158,7 @@ async def unread(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("closing", [False, True])
-async def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing: bool) -> None:
+async def test_unread_http_answers(hasty: ServerProcess, closing: bool) -> None:
     before = await given_up(hasty, "unread")
     body, headers = binary(MANY)
     if closing:
@@ -177,7 +175,7 @@ async def test_answers_over_http_that_are_not_read(hasty: ServerProcess, closing
     await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
-async def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProcess) -> None:
+async def test_slowly_read_http_answers_arrive(hasty: ServerProcess) -> None:
     """Over more time than a client without progress has."""
     body, headers = binary(MANY)
     with open_deaf(hasty.http) as slow:
@@ -196,7 +194,7 @@ async def test_answers_over_http_that_are_read_slowly_arrive(hasty: ServerProces
 
 
 @pytest.mark.parametrize("window", [0, 1 << 30])
-async def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window: int) -> None:
+async def test_unread_grpc_answers(hasty: ServerProcess, window: int) -> None:
     """With a window of 0, and with a large window on an unread socket."""
     before = await given_up(hasty, "unread")
     whole = message(MANY)
@@ -216,7 +214,7 @@ async def test_answers_over_grpc_that_are_not_read(hasty: ServerProcess, window:
     await until(lambda: admitted(hasty), lambda found: found == (0, 0))
 
 
-async def test_more_connections_than_there_may_be(echo: Path) -> None:
+async def test_connections_beyond_the_limit(echo: Path) -> None:
     with ServerProcess(echo, options=["--max-connections=3"]) as server:
         async with contextlib.AsyncExitStack() as stack:
             kept = [
@@ -251,9 +249,7 @@ async def test_more_connections_than_there_may_be(echo: Path) -> None:
 
 @pytest.mark.parametrize("front_ends", ["0", "1"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
-async def test_more_connections_than_there_are_descriptors(
-    echo: Path, door: str, front_ends: str
-) -> None:
+async def test_connections_beyond_the_descriptors(echo: Path, door: str, front_ends: str) -> None:
     """They are closed at once, counted and logged, and existing ones go on."""
     # Fewer than the three quarters that connections may have, and the server's open files.
     prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
@@ -299,7 +295,7 @@ async def test_idle_connections_over_grpc_end(echo: Path) -> None:
             assert await call(channel, "ModelInfer", data)
 
 
-async def test_front_ends_have_one_limit_together(echo: Path) -> None:
+async def test_front_ends_share_one_limit(echo: Path) -> None:
     """Bodies being received by all of them count together: with separate limits, half would do."""
     size = 100_000
     options = ["--frontends=2", f"--max-admitted-bytes={10 * size}"]

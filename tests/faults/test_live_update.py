@@ -90,7 +90,7 @@ def until_reason(client: Client, name: str, version: str, told: str) -> None:
 @pytest.mark.parametrize("server", [
     [], pytest.param(["--frontends=2"], marks=pytest.mark.slow, id="front ends"),
 ], indirect=True)  # fmt: skip
-def test_a_repository_that_changes_in_every_way(
+def test_a_repository_with_every_kind_of_change(
     server: ServerProcess, repository: Repository, client: Client
 ) -> None:
     """Versions, files, configurations and models are added, changed and removed under load."""
@@ -152,7 +152,7 @@ def test_a_repository_that_changes_in_every_way(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_hundreds_of_swaps_while_many_ask(tmp_path: Path) -> None:
+def test_hundreds_of_swaps_under_load(tmp_path: Path) -> None:
     """Swaps and failing loads of ONNX and Python models leave nothing behind."""
     repository = Repository(tmp_path / "repository", ("graph", "graph2", "code"))
     for name, kind in {"graph": "inline", "graph2": "thread"}.items():

@@ -58,7 +58,7 @@ def ask_often(server: ServerProcess, count: int) -> None:
 
 
 @pytest.mark.parametrize("front_ends", [0, 1])
-def test_a_reader_that_stands_still(unread: Unread, tmp_path: Path, front_ends: int) -> None:
+def test_a_halted_log_reader(unread: Unread, tmp_path: Path, front_ends: int) -> None:
     options = ["--access-log", f"--frontends={front_ends}"]
     with (
         ServerProcess(onnx_examples(tmp_path), options=options, errors=unread.writing) as server,
@@ -79,7 +79,7 @@ def test_a_reader_that_stands_still(unread: Unread, tmp_path: Path, front_ends: 
     assert "stopped; every admitted request was answered" in unread.rest()
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_logged_once(tmp_path: Path) -> None:
     options = ["--access-log", "--log-file=/dev/full"]
     with (
         ServerProcess(onnx_examples(tmp_path), options=options) as server,

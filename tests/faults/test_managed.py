@@ -69,7 +69,7 @@ def ask(client: GrpcClient) -> float:
     return float(client.infer("times", {"INPUT0": ROW})["OUTPUT0"][0, 1])
 
 
-def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
+def test_one_of_two_tritons_is_killed_under_load(program: Path, tmp_path: Path) -> None:
     """Its running requests are lost, and no others; it is restarted, loaded, and serves again."""
     failures: Counter[str] = Counter()
     answered = 0
@@ -110,7 +110,7 @@ def test_one_of_two_is_killed_under_load(program: Path, tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-def test_the_only_one_is_killed(program: Path, tmp_path: Path) -> None:
+def test_the_only_triton_is_killed(program: Path, tmp_path: Path) -> None:
     """Requests wait for its restart."""
     with serving(program, tmp_path, config=CPU + PATIENT) as (server, client):
         for _ in range(2):
@@ -130,7 +130,7 @@ def answers(client: GrpcClient) -> bool:
         return False
 
 
-def test_one_that_hangs_is_killed(stand_in: Path, tmp_path: Path) -> None:
+def test_a_hanging_triton_is_killed(stand_in: Path, tmp_path: Path) -> None:
     with serving(stand_in, tmp_path, "--triton-hang-secs=2") as (server, client):
         [pid] = servers(server.pid)
         os.kill(pid, signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_one_that_hangs_is_killed(stand_in: Path, tmp_path: Path) -> None:
         assert pid not in servers(server.pid)
 
 
-def test_none_outlives_the_server(program: Path, tmp_path: Path) -> None:
+def test_no_triton_outlives_the_server(program: Path, tmp_path: Path) -> None:
     with serving(program, tmp_path, "--triton-processes=2") as (server, _):
         below = [pid for pid, _ in descendants(server.pid)]
         assert len(servers(server.pid)) == 2
@@ -148,7 +148,7 @@ def test_none_outlives_the_server(program: Path, tmp_path: Path) -> None:
         until(lambda: left_behind(tmp_path) == [], "their files to go")
 
 
-def test_one_that_ignores_the_order_to_end_is_killed(stand_in: Path, tmp_path: Path) -> None:
+def test_a_triton_that_ignores_sigterm_is_killed(stand_in: Path, tmp_path: Path) -> None:
     with serving(stand_in, tmp_path, "--triton-exit-timeout-secs=1") as (server, _):
         below = [pid for pid, _ in descendants(server.pid)]
         for pid in servers(server.pid):
@@ -159,7 +159,7 @@ def test_one_that_ignores_the_order_to_end_is_killed(stand_in: Path, tmp_path: P
     assert left_behind(tmp_path) == []
 
 
-def test_one_that_ends_again_and_again(stand_in: Path, tmp_path: Path) -> None:
+def test_a_triton_that_crashes_repeatedly(stand_in: Path, tmp_path: Path) -> None:
     """It is no longer restarted after a while, and the model is not ready."""
     with serving(stand_in, tmp_path) as (server, client):
         ended = 0

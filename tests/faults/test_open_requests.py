@@ -100,7 +100,7 @@ def test_a_worker_that_is_replaced_finishes_its_open_requests(
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_replaced_and_dies_does_not_come_back(
+def test_a_replaced_worker_that_dies_is_not_restarted(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     def started_again() -> int:
@@ -135,7 +135,7 @@ def test_a_worker_that_was_replaced_and_dies_does_not_come_back(
     ("model", "command"),
     [("coroutine", {"do": "meet", "where": "nowhere"}), ("ordinary", {"do": "after the next"})],
 )
-def test_requests_that_wait_fail_with_their_worker(
+def test_waiting_requests_fail_with_their_worker(
     server: ServerProcess, model: str, command: dict[str, str]
 ) -> None:
     with ThreadPoolExecutor(1) as pool, Scraper(server.metrics) as scraper:
@@ -148,7 +148,7 @@ def test_requests_that_wait_fail_with_their_worker(
     assert ask(server, model, do="give").status_code == 200
 
 
-def test_a_model_hears_of_clients_that_have_gone_before_its_worker_ends(tmp_path: Path) -> None:
+def test_a_model_sees_cancellations_before_its_worker_ends(tmp_path: Path) -> None:
     write_python_model(tmp_path, "many", MANY, DECOUPLED)
     with (
         clean_server(tmp_path, options=["--exit-timeout-secs=20"]) as server,
@@ -161,7 +161,7 @@ def test_a_model_hears_of_clients_that_have_gone_before_its_worker_ends(tmp_path
 
 
 @pytest.mark.slow
-def test_a_shutdown_ends_streams_within_its_time(tmp_path: Path) -> None:
+def test_a_shutdown_ends_streams_in_time(tmp_path: Path) -> None:
     write_python_model(tmp_path, "many", MANY, DECOUPLED)
     with ServerProcess(tmp_path, options=["--exit-timeout-secs=2"]) as server:
         with GrpcClient(server.grpc) as client, Stream(client) as stream:

@@ -130,7 +130,7 @@ async def test_too_many_bytes(small: Busy) -> None:
     await until(lambda: admitted(server), lambda found: found == (0, 0))
 
 
-async def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others(
+async def test_announced_but_unsent_bytes_do_not_affect_others(
     small: Busy,
 ) -> None:
     server = small.server
@@ -151,7 +151,7 @@ async def test_bytes_that_are_announced_and_do_not_come_take_nothing_from_others
 
 
 @pytest.mark.parametrize("why", ["overload", "no such model"])
-async def test_a_request_is_refused_while_its_body_is_yet_to_come(few: Busy, why: str) -> None:
+async def test_a_request_is_refused_before_its_body(few: Busy, why: str) -> None:
     server = few.server
     path = INFER[MODEL] if why == "overload" else "/v2/models/nobody/infer"
     whole = post_bytes(path, busy_json(2) + b" " * 300_000)

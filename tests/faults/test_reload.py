@@ -135,7 +135,7 @@ def test_several_quick_changes_end_with_the_last(served: Served, name: str) -> N
     served.await_number(name, first + 19)
 
 
-def test_a_request_that_comes_in_pieces_is_run_by_what_serves_in_the_end(served: Served) -> None:
+def test_a_request_in_pieces_runs_on_the_version_at_its_end(served: Served) -> None:
     number = served.numbers["code"]
     row = {"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [0]}
     body = json.dumps({"inputs": [row]}).encode()
@@ -179,7 +179,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_the_end_comes_while_a_change_is_being_loaded(tmp_path: Path) -> None:
+def test_shutdown_during_a_load(tmp_path: Path) -> None:
     marker = tmp_path / "loading"
     more = f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     with start(tmp_path) as server:

@@ -183,7 +183,7 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]
 
 
 @EACH
-async def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers) -> None:
+async def test_a_killed_upstream_fails_only_begun_requests(servers: Servers) -> None:
     async with load(servers.front) as under_way:
         assert servers.first.stop(signal.SIGKILL) != 0
         await until(lambda: healthy(servers.front, servers.first), lambda found: not found)
@@ -201,7 +201,7 @@ async def test_a_killed_server_takes_with_it_what_it_had_begun(servers: Servers)
 
 
 @EACH
-async def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
+async def test_a_stopped_upstream_loses_no_request(servers: Servers) -> None:
     async with load(servers.front) as under_way:
         for _ in range(2):
             stopping = asyncio.to_thread(servers.first.stop, signal.SIGTERM)
@@ -214,7 +214,7 @@ async def test_a_server_that_is_stopped_loses_nothing(servers: Servers) -> None:
 
 
 @EACH
-async def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers: Servers) -> None:
+async def test_a_hanging_upstream_delays_only_its_own_requests(servers: Servers) -> None:
     """It gets no requests while it is silent, and is used again soon after it continues."""
     async with load(servers.front) as under_way:
         for _ in range(2):
@@ -231,7 +231,7 @@ async def test_a_server_that_hangs_holds_up_what_it_has_and_nothing_else(servers
     assert not under_way.failures, under_way.failures
 
 
-async def test_without_any_server_requests_wait_and_then_fail(servers: Servers) -> None:
+async def test_without_upstreams_requests_wait_and_then_fail(servers: Servers) -> None:
     async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
         for server in (servers.first, servers.second):
             assert server.stop(signal.SIGKILL) != 0
@@ -251,7 +251,7 @@ async def test_without_any_server_requests_wait_and_then_fail(servers: Servers) 
 
 
 @EITHER
-async def test_a_call_that_nobody_waits_for_is_cancelled_there(servers: Servers) -> None:
+async def test_a_cancelled_request_is_cancelled_on_the_upstream(servers: Servers) -> None:
     async with grpc.aio.insecure_channel(servers.front.grpc) as channel:
         outstanding = [
             f'headrace_endpoint_outstanding{{endpoint="{address}",model="busy",version="1"}}'

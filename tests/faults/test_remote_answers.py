@@ -234,7 +234,7 @@ def neighbour(front: ServerProcess) -> int:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_answer_without_end(front: ServerProcess, upstream: Upstream, kind: str) -> None:
+def test_an_endless_answer(front: ServerProcess, upstream: Upstream, kind: str) -> None:
     upstream.before, upstream.again = ENDLESS[kind]
     if kind == "a bomb":
         upstream.before = _bomb(200 << 20)
@@ -267,7 +267,7 @@ def test_the_limit_is_named(front: ServerProcess, upstream: Upstream) -> None:
     assert text.format(8388608) in ask(front, "usual").json()["error"]
 
 
-def test_an_answer_that_trickles(front: ServerProcess, upstream: Upstream) -> None:
+def test_a_trickling_answer(front: ServerProcess, upstream: Upstream) -> None:
     upstream.before, upstream.again, upstream.pause = _CHUNKED, b"1\r\n \r\n", 0.05
     upstream.hung_up.clear()
     response = ask(front, "hasty")

@@ -46,9 +46,7 @@ def flood(file: Path) -> pb.ModelInferRequest:
     return infer_message("flood", inputs)
 
 
-def test_a_server_that_is_killed_fails_what_it_was_answering(
-    servers: list[ServerProcess], tmp_path: Path
-) -> None:
+def test_a_killed_upstream_fails_its_streams(servers: list[ServerProcess], tmp_path: Path) -> None:
     *there, front = servers
     with GrpcClient(front.grpc) as client, Scraper(front.metrics) as scraper:
         with Stream(client) as stream:

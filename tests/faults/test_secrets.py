@@ -107,7 +107,7 @@ def users() -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", users())
-def test_a_model_reaches_nothing_of_its_server(prefix: Sequence[str]) -> None:
+def test_a_model_cannot_read_its_servers_secrets(prefix: Sequence[str]) -> None:
     secret = {"HEADRACE_HTTP_RESTRICTED_API": "trace:key=SECRET", "DATABASE_PASSWORD": "SECRET"}
     with serving("--frontends=1", prefix=prefix, environment=secret) as server:
         found = reached(server)

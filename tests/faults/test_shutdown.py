@@ -98,7 +98,7 @@ async def test_nothing_in_flight_is_lost(
         assert "every admitted request was answered" in server.log
 
 
-async def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None:
+async def test_a_half_received_body_is_awaited(repository: Path) -> None:
     with serving(repository) as server:
         whole = post_bytes(INFER[MODEL], busy_json(4))
         async with await HttpConnection.open(server.http) as connection:
@@ -112,7 +112,7 @@ async def test_a_body_that_is_half_there_is_waited_for(repository: Path) -> None
         assert await ended(server) == 0
 
 
-async def test_not_ready_first_and_refusing_later(repository: Path) -> None:
+async def test_readiness_ends_before_requests_are_refused(repository: Path) -> None:
     with serving(repository, "--shutdown-delay-secs=4") as server:
         async with open_channel(server.grpc) as channel:
             assert (await get(server.http, "/v2/health/ready")).status == 200
@@ -133,7 +133,7 @@ async def test_not_ready_first_and_refusing_later(repository: Path) -> None:
 
 
 @transports
-async def test_nothing_new_is_admitted_while_the_rest_is_finished(
+async def test_no_request_is_admitted_during_the_drain(
     repository: Path, gates: Gates, transport: str
 ) -> None:
     with serving(repository, f"--grpc-transport={transport}") as server:
@@ -230,7 +230,7 @@ def test_no_request_of_a_client_that_retries_nothing_is_lost(
 
 
 @transports
-async def test_idle_connections_and_streams_do_not_hold_it_up(
+async def test_idle_connections_and_streams_do_not_delay_shutdown(
     repository: Path, transport: str
 ) -> None:
     with serving(repository, f"--grpc-transport={transport}", "--exit-timeout-secs=30") as server:
@@ -252,7 +252,7 @@ async def test_idle_connections_and_streams_do_not_hold_it_up(
                 await connection.close()
 
 
-async def test_a_second_signal_ends_it_at_once(repository: Path) -> None:
+async def test_a_second_signal_ends_the_server_at_once(repository: Path) -> None:
     with serving(repository) as server:
         async with await HttpConnection.open(server.http) as connection:
             await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
@@ -270,7 +270,7 @@ async def status_of(server: ServerProcess, body: bytes) -> int:
 
 
 @pytest.mark.parametrize("over", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
-async def test_a_request_that_never_ends_is_given_up(repository: Path, over: str) -> None:
+async def test_an_endless_request_is_abandoned_at_shutdown(repository: Path, over: str) -> None:
     with serving(repository, "--exit-timeout-secs=1") as server:
         async with open_channel(server.grpc) as channel:
             waiting: asyncio.Future[int | grpc.StatusCode]
@@ -290,7 +290,7 @@ async def test_a_request_that_never_ends_is_given_up(repository: Path, over: str
         assert "Traceback" not in server.log, server.log
 
 
-async def test_a_run_whose_client_has_gone_is_ended(repository: Path) -> None:
+async def test_a_run_without_a_client_is_terminated(repository: Path) -> None:
     with serving(repository, "--exit-timeout-secs=4") as server:
         async with await HttpConnection.open(server.http) as connection:
             await connection.send(post_bytes(INFER[MODEL], busy_json(1, FOREVER)))
@@ -311,7 +311,7 @@ SLEEPING = """
 """
 
 
-def test_a_thread_that_cannot_be_ended_is_given_up(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_be_terminated_is_abandoned(tmp_path: Path) -> None:
     config = tensors("input", ("IN", "FP32", "1")) + tensors("output", ("OUT", "FP32", "1"))
     write_python_model(tmp_path, "sleeping", SLEEPING, config + execution("thread"))
     options = ["--allow-in-process-python", "--exit-timeout-secs=1"]
@@ -341,7 +341,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_can_be_ended_while_it_loads(endless: Path) -> None:
+def test_a_loading_server_can_be_stopped(endless: Path) -> None:
     with ServerProcess(endless, options=["--shutdown-delay-secs=60"], wait=False) as server:
         assert server.stop(timeout=30) == 0
         assert "stopped while models were loading" in server.log
@@ -350,7 +350,7 @@ def test_it_can_be_ended_while_it_loads(endless: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> None:
+async def test_admitted_requests_are_answered_at_shutdown_during_a_load(endless: Path) -> None:
     with ServerProcess(endless, wait=False) as server:
         await until(lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200)
         cost = cost_of_a_second(server.http)
@@ -363,7 +363,7 @@ async def test_what_is_under_way_while_it_loads_is_answered(endless: Path) -> No
 
 
 @pytest.mark.slow
-async def test_a_second_signal_while_it_loads(endless: Path) -> None:
+async def test_a_second_signal_during_a_load(endless: Path) -> None:
     with ServerProcess(endless, wait=False) as server:
         await until(lambda: get(server.http, "/v2/models/busy/ready"), lambda a: a.status == 200)
         async with await HttpConnection.open(server.http) as connection:

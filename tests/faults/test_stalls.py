@@ -102,7 +102,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(("protocol", "model", "counter"), [
     ("http", "told", "headrace_worker_ends_total"), ("grpc", "busy", "headrace_ended_runs_total"),
 ])  # fmt: skip
-def test_a_hang_is_told_and_ended(
+def test_a_hang_is_reported_and_terminated(
     server: ServerProcess, protocol: str, model: str, counter: str
 ) -> None:
     with (
@@ -142,7 +142,7 @@ def test_a_stream_may_take_as_long_as_it_likes(server: ServerProcess) -> None:
     assert asyncio.run(counted(server, "headrace_worker_ends_total", "steps", reason="limit")) == 0
 
 
-def test_a_client_that_reads_slowly_is_no_hang_of_the_model(server: ServerProcess) -> None:
+def test_a_slow_reader_is_no_hang_of_the_model(server: ServerProcess) -> None:
     """Its limit is below that of the hanging model, which is terminated."""
     with client_of(server, "http") as other, GrpcClient(server.grpc) as client:
         request = infer_message("flood", [Input("STEPS", np.array([1], np.int32))])
@@ -156,7 +156,7 @@ def test_a_client_that_reads_slowly_is_no_hang_of_the_model(server: ServerProces
     assert asyncio.run(counted(server, "headrace_worker_ends_total", "flood", reason="limit")) == 0
 
 
-def test_a_worker_that_nobody_waits_for_is_no_crash_of_its_model(server: ServerProcess) -> None:
+def test_a_terminated_worker_without_clients_is_no_crash(server: ServerProcess) -> None:
     """More often than crashes would open the breaker, and each time with the same input."""
     for number in range(1, 7):
         protocol = ("http", "grpc")[number % 2]
@@ -170,7 +170,7 @@ def test_a_worker_that_nobody_waits_for_is_no_crash_of_its_model(server: ServerP
     assert asyncio.run(refused) == 0
 
 
-def test_batch_after_batch_that_nobody_waits_for_is_no_hang(server: ServerProcess) -> None:
+def test_successive_batches_without_clients_are_no_hang(server: ServerProcess) -> None:
     with client_of(server, "http") as client:
         pid = told(client, "napping", "pid")
         for number in range(1, 9):  # for longer than one of them may go on
@@ -189,7 +189,7 @@ def leave(server: ServerProcess, protocol: str, model: str, begun: Callable[[], 
     asyncio.run(until(lambda: admitted(server), lambda found: found[0] == 0))
 
 
-def test_a_worker_that_was_replaced_ends_though_it_hangs(server: ServerProcess) -> None:
+def test_a_replaced_hanging_worker_ends(server: ServerProcess) -> None:
     client = hang(server, "http", "replaced")
     taken = r"takes over from worker (\d+)$"
     eventually(lambda: re.search(rf"of replaced_0 {taken}", server.log, re.MULTILINE))
@@ -212,7 +212,7 @@ def test_a_graph_with_a_loop_is_not_run_on_the_event_loop(server: ServerProcess)
 
 
 @protocols
-def test_a_run_that_nobody_waits_for_is_ended(server: ServerProcess, protocol: str) -> None:
+def test_a_run_without_clients_is_terminated(server: ServerProcess, protocol: str) -> None:
     before = server.log.count("the run of busy_left_0_0 is ended")
     leave(server, protocol, "busy_left", lambda: True)
     with client_of(server, protocol) as client:
@@ -232,7 +232,7 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @each_model
-def test_a_hung_request_outlives_no_unload(stuck: Path, protocol: str, model: str) -> None:
+def test_a_hung_request_ends_with_the_unload(stuck: Path, protocol: str, model: str) -> None:
     options = ["--model-control-mode=explicit", "--load-model=*"]
     with clean_server(stuck, options=options) as server, client_of(server, protocol) as client:
         leave(server, protocol, model, lambda: begun(server, model))
@@ -250,7 +250,7 @@ def begun(server: ServerProcess, model: str) -> bool:
 
 
 @each_model
-def test_a_hung_request_that_nobody_waits_for_keeps_no_server_up(
+def test_a_hung_request_without_a_client_does_not_delay_shutdown(
     stuck: Path, protocol: str, model: str
 ) -> None:
     with ServerProcess(stuck, options=["--exit-timeout-secs=20"]) as server:

@@ -35,7 +35,7 @@ def free_ports() -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
+def test_a_failed_model_ends_the_start(half_bad: Path) -> None:
     done = start("--model-repository", str(half_bad), *free_ports())
     assert done.returncode == 1
     assert "broken" in done.stderr
@@ -48,7 +48,7 @@ def test_a_model_that_fails_ends_the_start(half_bad: Path) -> None:
     (["--strict-readiness=true"], {"ready": False,
      "reason": "models are not loaded (--strict-readiness): broken"}),
 ])  # fmt: skip
-async def test_the_rest_is_served_if_asked_for(
+async def test_other_models_are_served_if_configured(
     half_bad: Path, options: list[str], ready: dict[str, object]
 ) -> None:
     with ServerProcess(half_bad, options=["--exit-on-error=false", *options]) as server:
@@ -68,7 +68,7 @@ async def test_the_rest_is_served_if_asked_for(
 
 
 @pytest.mark.slow
-def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_repository(tmp_path: Path) -> None:
     done = start("--model-repository", str(tmp_path / "nowhere"), *free_ports())
     assert done.returncode == 1
     assert "nowhere" in done.stderr
@@ -77,7 +77,7 @@ def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
 @pytest.mark.slow
-def test_a_port_that_is_taken(tmp_path: Path, door: str) -> None:
+def test_a_port_in_use(tmp_path: Path, door: str) -> None:
     write_busy_model(tmp_path)
     with ServerProcess(tmp_path) as server:
         port = getattr(server, door).rpartition(":")[2]

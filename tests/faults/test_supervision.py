@@ -62,7 +62,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
         assert "bug " not in server.log, server.log
 
 
-def test_a_worker_that_is_stopped_and_one_that_is_stuck(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_stopped_worker_and_a_stuck_one(chaos: Chaos, tmp_path: Path) -> None:
     stopped, stuck, begun = chaos.pid("stopped"), chaos.pid("stuck"), tmp_path / "begun"
     with ThreadPoolExecutor(3) as pool:
         os.kill(stopped, signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_an_infinite_loop(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_computes_for_long_does_not_hang(chaos: Chaos) -> None:
+def test_a_long_computation_is_no_hang(chaos: Chaos) -> None:
     before = chaos.pid("stopped")
     ended = chaos.counted("headrace_worker_ends_total", "stopped", reason="hang")
     assert chaos.answer("stopped", "compute 5") == "compute 5"  # of 2 that may pass without a sign
@@ -133,7 +133,7 @@ def test_a_model_is_not_ready_while_none_of_its_workers_runs(chaos: Chaos) -> No
 
 
 @pytest.mark.parametrize("command", ["raise it", "nothing", "rows", "type", "hog 500"])
-def test_an_error_is_no_death(chaos: Chaos, command: str) -> None:
+def test_an_error_is_not_a_crash(chaos: Chaos, command: str) -> None:
     before = chaos.pid("limited")
     response = chaos.ask("limited", command)
     assert response.status_code == 500
@@ -149,7 +149,7 @@ def test_an_error_is_no_death(chaos: Chaos, command: str) -> None:
     pytest.param(pack_header(Kind.RESULT, 3, 0, 0, 1 << 40), marks=pytest.mark.slow),
     pytest.param(pack("<BBxxIIQ", 21, 0, 0, len(_DEEP), 0) + _DEEP, marks=pytest.mark.slow),
 ], ids=["noise", "no_file", "deep"])  # fmt: skip
-def test_a_worker_that_sends_nonsense(chaos: Chaos, frame: bytes) -> None:
+def test_a_worker_that_sends_invalid_frames(chaos: Chaos, frame: bytes) -> None:
     before = chaos.counted("headrace_worker_ends_total", "plain", reason="nonsense")
     response = chaos.ask("plain", f"write {frame.hex()}")
     assert response.status_code == 500
@@ -253,7 +253,7 @@ def test_a_worker_that_has_grown_is_recycled_when_it_has_finished(
     assert chaos.pid("growing") == after
 
 
-def test_a_worker_that_is_too_large_from_its_start_is_not_recycled_for_ever(chaos: Chaos) -> None:
+def test_a_worker_too_large_from_its_start_is_not_recycled_for_ever(chaos: Chaos) -> None:
     eventually(lambda: chaos.logged("outsized_0_0 takes"))
     assert chaos.counted("headrace_worker_recycles_total", "outsized", reason="max_rss") == 1
     assert chaos.answer("outsized", "x") == "x"

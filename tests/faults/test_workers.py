@@ -109,7 +109,7 @@ def test_an_idle_worker_is_killed(chaos: Chaos) -> None:
     assert chaos.pid("one") != pid
 
 
-def test_what_was_not_begun_goes_to_the_next_worker(chaos: Chaos, tmp_path: Path) -> None:
+def test_unbegun_requests_go_to_the_next_worker(chaos: Chaos, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     for n in range(30):  # its batches are short, so that the worker is given the next one early
         chaos.answer("one", str(n))
@@ -125,7 +125,7 @@ def test_what_was_not_begun_goes_to_the_next_worker(chaos: Chaos, tmp_path: Path
             assert other.result().json()["outputs"][0]["data"] == [f"number {n}"]
 
 
-def test_a_sibling_goes_on(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_sibling_worker_continues(chaos: Chaos, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(chaos.ask, "two", f"sleep {begun}")
@@ -139,7 +139,7 @@ def test_a_sibling_goes_on(chaos: Chaos, tmp_path: Path) -> None:
         assert first.result().status_code == 500
 
 
-def test_a_worker_that_dies_again_and_again(own: Chaos) -> None:
+def test_a_worker_that_dies_repeatedly(own: Chaos) -> None:
     for status in range(5):  # with different inputs: the same one would be quarantined
         assert own.ask("one", f"exit {status}").status_code == 500
     eventually(lambda: not own.ready("one"))
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_again_and_again(own: Chaos) -> None:
 
 
 @pytest.mark.slow
-def test_kills_from_outside_are_no_crashes_of_the_model(own: Chaos) -> None:
+def test_kills_from_outside_do_not_count_as_crashes(own: Chaos) -> None:
     for number in range(1, 8):
         [worker] = [p for p in own.workers() if p.pid == _pid_of(own, "one")]
         worker.kill()
@@ -182,7 +182,7 @@ def _pid_of(chaos: Chaos, model: str) -> int:
 
 
 @pytest.mark.slow
-def test_no_descriptors_are_no_crashes_of_the_model(own: Chaos) -> None:
+def test_missing_descriptors_do_not_count_as_crashes(own: Chaos) -> None:
     process = psutil.Process(own.server.pid)
     before = process.rlimit(psutil.RLIMIT_NOFILE)
     pid = own.pid("one")
@@ -210,7 +210,7 @@ SLOW_START = """
 
 
 @pytest.mark.slow
-def test_a_kill_while_it_starts_says_so(tmp_path: Path) -> None:
+def test_a_kill_during_the_start_is_reported(tmp_path: Path) -> None:
     write_python_model(tmp_path, "slow", SLOW_START, _CONFIG)
     with ServerProcess(tmp_path, options=["--exit-on-error=false"], wait=False) as server:
         eventually(lambda: "begun as" in server.log)
@@ -231,14 +231,14 @@ def test_workers_end_with_the_server(own: Chaos) -> None:
     assert not any(process.is_running() for process in found)
 
 
-def test_a_shutdown_leaves_nothing(own: Chaos) -> None:
+def test_a_shutdown_leaves_nothing_behind(own: Chaos) -> None:
     found = own.workers()
     assert own.server.stop() == 0
     assert not any(process.is_running() for process in found)
 
 
 @pytest.mark.parametrize("command", ["surrogate", "parameter 70", "raise half a pair"])
-def test_an_answer_that_cannot_be_sent(chaos: Chaos, command: str) -> None:
+def test_an_unsendable_answer(chaos: Chaos, command: str) -> None:
     before = chaos.pid("one")
     assert chaos.ask("one", command).status_code == 500
     with InferenceServerClient(chaos.server.grpc) as client:
@@ -259,18 +259,18 @@ def test_a_model_that_prints_without_end(chaos: Chaos) -> None:
         assert flooding.result().status_code == 500
 
 
-def test_what_a_model_prints_is_in_the_log(chaos: Chaos) -> None:
+def test_output_of_a_model_is_logged(chaos: Chaos) -> None:
     chaos.answer("one", "print 100000")
     eventually(lambda: chaos.server.log.count("x" * 1000) >= 1)
     chaos.server.await_logged(f"{'x' * 100}")
 
 
-def test_what_a_worker_has_of_its_server(chaos: Chaos) -> None:
+def test_descriptors_and_variables_of_a_worker(chaos: Chaos) -> None:
     assert "DATABASE_PASSWORD" not in chaos.answer("one", "environment")
     assert int(chaos.answer("one", "files")) < 12
 
 
-def test_a_forked_process_that_comes_back_is_none_of_the_servers(chaos: Chaos) -> None:
+def test_a_returning_forked_process_is_ignored(chaos: Chaos) -> None:
     pid = chaos.pid("one")
     for size in (10, 1 << 20):
         assert chaos.answer("one", f"twins {size}") == "x" * size
@@ -306,7 +306,7 @@ def test_models_that_cannot_be_loaded(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_kills_lose_only_what_was_begun(own: Chaos) -> None:
+def test_many_kills_lose_only_begun_requests(own: Chaos) -> None:
     """Each kill costs at most the request that the worker had; everything else is answered."""
     done = False
 

@@ -28,7 +28,7 @@ class Transport(asyncio.Transport):
         return self.closed
 
 
-async def test_what_a_lost_connection_would_still_be_sent_goes_nowhere() -> None:
+async def test_writes_to_a_lost_connection_are_dropped() -> None:
     """Nor does it keep other connections from being written to in the same turn of the loop."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))

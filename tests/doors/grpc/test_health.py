@@ -63,7 +63,7 @@ class Timers:
         cast(Any, loop).call_at = call_at
 
 
-async def test_a_thousand_streams_ask_once_for_each_change() -> None:
+async def test_a_thousand_streams_share_one_check_per_change() -> None:
     server, admission = Server(), Admission(0, 0)
     readiness = Readiness(server.look)
     _, watch = health_handlers(readiness, admission)
@@ -98,7 +98,7 @@ async def test_a_thousand_streams_ask_once_for_each_change() -> None:
     readiness.may_have_changed()  # for nobody
 
 
-def test_a_stream_that_asks_nothing_ends_when_the_server_does() -> None:
+def test_a_stream_without_requests_ends_with_the_server() -> None:
     admission = Admission(0, 0)
     _, watch = health_handlers(Readiness(lambda: True), admission)
     ends: list[ServerError | None] = []
@@ -115,7 +115,7 @@ def test_a_stream_that_asks_nothing_ends_when_the_server_does() -> None:
     stream.closed()
 
 
-async def test_a_change_that_is_undone_in_the_same_turn_is_none() -> None:
+async def test_a_change_undone_in_the_same_turn_is_not_sent() -> None:
     server = Server()
     readiness = Readiness(server.look)
     told: list[bool] = []

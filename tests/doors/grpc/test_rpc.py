@@ -25,7 +25,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     ("waits", "least", "most"),
     [(None, 0, 0), (60.0, 1, 60), (1e-5, 1e-6, 2e-5), (0.0, 1e-6, 1e-6)],
 )
-async def test_how_long_its_client_waits(waits: float | None, least: float, most: float) -> None:
+async def test_deadline_of_a_call(waits: float | None, least: float, most: float) -> None:
     """Also a timeout of almost nothing: uvloop creates another kind of timer for it."""
     context = ServerContext({}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
     fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
@@ -80,7 +80,7 @@ def give(call: Rpc, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-async def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart: bool) -> None:
+async def test_messages_behind_a_compressed_one_keep_their_order(apart: bool) -> None:
     """Also those in the same frame."""
     admission = Admission(0, 0)
     call, session, connection = opened(admission)
@@ -98,7 +98,7 @@ async def test_messages_behind_one_that_is_being_unpacked_keep_their_order(apart
     assert (admission.messages, admission.bytes) == (0, 0)
 
 
-async def test_a_message_that_there_is_no_memory_for_is_counted_out(
+async def test_a_message_without_memory_is_uncounted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class NoMemory:

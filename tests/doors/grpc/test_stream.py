@@ -135,7 +135,7 @@ def test_responses_of_several_requests_interleave(stream: Stream) -> None:
     assert (first.cancelled, second.cancelled, third.cancelled) == (True, True, False)
 
 
-def test_ordinary_models_keep_the_order_and_the_others_overtake(stream: Stream) -> None:
+def test_ordinary_models_keep_the_order_and_decoupled_ones_overtake(stream: Stream) -> None:
     first, many, second = (
         stream.ask("plain", "a"), stream.ask("many", "m"), stream.ask("plain", "b"),
     )  # fmt: skip
@@ -148,7 +148,7 @@ def test_ordinary_models_keep_the_order_and_the_others_overtake(stream: Stream) 
     assert stream.engine.admission.requests == 0
 
 
-def test_an_end_without_a_response_is_not_told(stream: Stream) -> None:
+def test_an_end_without_a_response_is_silent(stream: Stream) -> None:
     many, plain = stream.ask("many", "a"), stream.ask("plain", "b")
     many.answer("x")
     many.request.finish()
@@ -163,7 +163,7 @@ def test_an_end_without_a_response_is_not_told(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "3"])
-def test_an_end_without_a_response_is_told_if_asked_for(version: str, stream: Stream) -> None:
+def test_an_end_without_a_response_is_sent_on_request(version: str, stream: Stream) -> None:
     for _ in range(2):  # the second time the request is known by its bytes
         message = infer_message("many", id="a", version=version)
         message.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -181,7 +181,7 @@ def test_an_end_without_a_response_is_told_if_asked_for(version: str, stream: St
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_the_wish_counts_for_messages_that_are_known_by_their_bytes(
+def test_remembered_messages_request_the_empty_final_response_too(
     value: bool, stream: Stream
 ) -> None:
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_errors_before_execution(stream: Stream) -> None:
     assert stream.engine.admission.requests == 1
 
 
-def test_real_statuses_after_what_came_before_the_error() -> None:
+def test_real_statuses_follow_earlier_responses() -> None:
     stream = Stream(triton_grpc_error="true")
     work, other = stream.ask("many", "a"), stream.ask("many", "b")
     stream.send(infer_message("nobody", id="c"))  # not an error of execution
@@ -300,7 +300,7 @@ def test_many_requests_together_pause_earlier() -> None:
     assert not any(work.held for work in works)
 
 
-def test_a_model_that_does_not_pause_is_given_up() -> None:
+def test_a_model_that_does_not_pause_is_cancelled() -> None:
     stream = Stream(takes=0)
     good, bad = stream.ask("many", "good"), stream.ask("many", "bad-one")
     good.answer("x")
@@ -320,7 +320,7 @@ def test_a_model_that_does_not_pause_is_given_up() -> None:
     stream.close()
 
 
-def test_ordinary_answers_may_wait_whatever_their_size() -> None:
+def test_ordinary_answers_of_any_size_may_wait() -> None:
     stream = Stream(takes=0)
     for name in "abc":
         stream.ask("plain", name).answer(_GIVE_UP, final=True)
@@ -362,7 +362,7 @@ def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
     stream.close()
 
 
-def test_a_model_that_turns_out_to_be_decoupled(stream: Stream) -> None:
+def test_a_model_learned_to_be_decoupled_after_submission(stream: Stream) -> None:
     """A front end learns of it some time after the request was sent."""
     model = stream.engine.plain
     first = stream.ask("plain", "a")
@@ -434,7 +434,7 @@ async def test_a_stream_that_ends_while_a_request_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "many"])
-def test_what_waits_for_the_client_counts(model: str) -> None:
+def test_unread_responses_are_charged(model: str) -> None:
     stream = Stream(takes=0)
     admission, work = stream.engine.admission, stream.ask(model, "a")
     before = admission.bytes

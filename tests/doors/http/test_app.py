@@ -17,7 +17,7 @@ from tests.doors.http.test_changing_routes import application, ask
 from tests.engine.worlds import LOAD_OPTIONS
 
 
-def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None:
+def test_a_client_that_disconnects_in_its_request_gets_no_answer() -> None:
     """It is not counted either."""
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
     answers = engine.admission.answers
@@ -45,7 +45,7 @@ def test_a_client_that_goes_before_its_request_is_there_gets_no_answer() -> None
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", ["/", "/openapi.json", "/v2/health/live"])
-def test_what_tools_look_for_with_head(path: str, method: str) -> None:
+def test_head_requests_of_tools(path: str, method: str) -> None:
     assert asyncio.run(ask(application(), method, path)) == 200
 
 
@@ -60,7 +60,7 @@ class Table(tuple[Operation, ...]):
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
-def test_the_description_is_made_beside_the_event_loop(path: str) -> None:
+def test_the_openapi_document_is_built_off_the_event_loop(path: str) -> None:
     """There may be thousands of models in it."""
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
     table = Table(OPERATIONS)

@@ -57,7 +57,7 @@ async def ask(app: ASGIApp, method: str, path: str, *headers: tuple[bytes, bytes
     return status
 
 
-def test_routes_that_change_something_are_for_allowed_pages() -> None:
+def test_changing_routes_are_open_to_allowed_pages() -> None:
     app = application("https://ops.example")
     routes = unsafe()
     assert {path for _, path in routes} > READING
@@ -83,7 +83,7 @@ def test_routes_that_change_something_are_for_allowed_pages() -> None:
     asyncio.run(scenario())
 
 
-def test_reading_is_for_every_page() -> None:
+def test_reading_routes_are_open_to_every_page() -> None:
     app = application()
     evil = (b"origin", b"http://evil.example")
     assert asyncio.run(ask(app, "GET", "/v2/logging", evil)) == 200

@@ -15,7 +15,7 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 )
 
 
-async def test_an_answer_that_waits_for_those_before_it_counts() -> None:
+async def test_an_answer_behind_earlier_ones_is_charged() -> None:
     engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     fast, admission = fast_protocol(engine, 1 << 20, False), engine.admission

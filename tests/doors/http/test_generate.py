@@ -229,7 +229,7 @@ async def test_a_wrong_method() -> None:
     assert (await call.answer())[0] == 405
 
 
-async def test_no_encoding_is_an_encoding() -> None:
+async def test_identity_and_absent_content_encodings() -> None:
     async with calling("generate", content_encoding="identity") as call:
         (await call.work()).answer("a", final=True)
         assert (await call.answer())[0] == 200
@@ -266,7 +266,7 @@ async def test_a_model_pauses_while_its_client_does_not_read(call: AskedCall) ->
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 @pytest.mark.parametrize("before", [0, 1])
-async def test_the_client_goes_away(verb: str, before: int) -> None:
+async def test_the_client_disconnects(verb: str, before: int) -> None:
     async with calling(verb) as call:
         work = await call.work()
         for _ in range(before):
@@ -276,7 +276,7 @@ async def test_the_client_goes_away(verb: str, before: int) -> None:
         assert work.cancelled
 
 
-async def test_the_client_goes_away_before_its_request_is_there() -> None:
+async def test_the_client_disconnects_in_its_request() -> None:
     async with calling(body=None) as call:
         call.leave()
         await call.task
@@ -316,7 +316,7 @@ async def test_a_connection_does_not_outlast_the_server(call: AskedCall) -> None
     assert dict(call.sent[0]["headers"])[b"connection"] == b"close"
 
 
-async def test_without_a_signature_the_body_goes_on_as_it_is() -> None:
+async def test_without_a_signature_the_body_is_forwarded_undecoded() -> None:
     """A front end knows no models; their refusal arrives late."""
     async with calling(body=b'{"x":') as call:
         call.engine.many.signature = None
@@ -340,7 +340,7 @@ def rows(count: int) -> InferResponse:
     return InferResponse("m", "1", "", [], Timing(0, 0, count))
 
 
-async def test_a_model_that_does_not_pause_is_given_up() -> None:
+async def test_a_model_that_does_not_pause_is_cancelled() -> None:
     engine = FakeEngine()
     responses = Responses(counted, 10 * PAUSE_BYTES)
     work = Work(engine.many, Call("many", "", "", {}))
@@ -356,7 +356,7 @@ async def test_a_model_that_does_not_pause_is_given_up() -> None:
     assert responses.count == 2
 
 
-async def test_what_comes_before_it_is_under_way() -> None:
+async def test_responses_within_submit() -> None:
     engine = FakeEngine()
     responses = Responses(counted)
     responses.respond(rows(PAUSE_BYTES + 1), False)
@@ -369,7 +369,7 @@ async def test_what_comes_before_it_is_under_way() -> None:
     assert work.cancelled
 
 
-async def test_what_comes_behind_a_large_response_waits_for_it(call: AskedCall) -> None:
+async def test_later_responses_wait_for_a_large_one(call: AskedCall) -> None:
     """It is encoded on a thread."""
     work = await call.work()
     work.answer(200_000)
@@ -380,7 +380,7 @@ async def test_what_comes_behind_a_large_response_waits_for_it(call: AskedCall) 
     assert rest == [b"data: " + document(b"b"), b""]
 
 
-async def test_a_client_that_goes_while_a_response_is_encoded(call: AskedCall) -> None:
+async def test_a_client_that_disconnects_while_a_response_is_encoded(call: AskedCall) -> None:
     work = await call.work()
     work.answer(200_000)
     work.answer("b")
@@ -390,7 +390,7 @@ async def test_a_client_that_goes_while_a_response_is_encoded(call: AskedCall) -
     assert call.text == b""
 
 
-async def test_what_waits_for_the_client_counts(call: AskedCall) -> None:
+async def test_unread_responses_are_charged(call: AskedCall) -> None:
     work, admission = await call.work(), call.engine.admission
     before = admission.bytes
     work.answer("first")

@@ -61,5 +61,5 @@ def test_probes(path: str, status: int) -> None:
     ("GET", "/v2/models/a/b/ready", 404), ("GET", "/v2/models/a/versions/x/ready", 404),
     ("GET", "/v2/models/a/versions/²/ready", 404), ("GET", "/v2/models/a/infer", 404),
 ])  # fmt: skip
-def test_what_is_no_probe(method: str, path: str, status: int) -> None:
+def test_requests_that_are_not_probes(method: str, path: str, status: int) -> None:
     assert asked(create_app(engine(), 1 << 20), path, method=method)[0]["status"] == status

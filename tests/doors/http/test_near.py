@@ -22,7 +22,7 @@ def test_the_nearest_path(path: str, near: str) -> None:
     assert hint(path) == f"; did you mean {near}?"
 
 
-def test_metrics_are_elsewhere() -> None:
+def test_metrics_have_their_own_port() -> None:
     assert "--metrics-port" in hint("/metrics")
 
 
@@ -31,5 +31,5 @@ def test_metrics_are_elsewhere() -> None:
     ["/favicon.ico", "/zzz", "/wp-admin/setup.php", "/v2/models/simple/nothing",
      "/v2/models/simple/versions/abc", "/v2/models/" + "x" * 200, "/v2/models/m/infer"],
 )  # fmt: skip
-def test_what_is_like_nothing(path: str) -> None:
+def test_paths_without_a_near_route(path: str) -> None:
     assert hint(path) == ""

@@ -53,7 +53,7 @@ async def connected(client: socket.socket, server: socket.socket) -> BoundedProt
     return protocol
 
 
-async def test_a_request_that_is_here_when_the_server_ends_is_answered() -> None:
+async def test_a_received_request_is_answered_at_shutdown() -> None:
     client, server = socket.socketpair()
     with client:
         protocol = await connected(client, server)
@@ -74,7 +74,7 @@ async def test_an_idle_connection_ends_soon() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "what is no request\r\n\r\n"])
-async def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> None:
+async def test_every_request_of_a_closed_connection_is_cancelled(end: str) -> None:
     """Also a request behind which the client has sent another."""
     begun, told = asyncio.Event(), asyncio.Event()
 
@@ -97,7 +97,7 @@ async def test_all_requests_of_a_connection_are_told_that_it_ends(end: str) -> N
             await told.wait()
 
 
-async def test_heads_and_requests_that_wait_count() -> None:
+async def test_waiting_heads_and_requests_are_charged() -> None:
     go_on, admission = asyncio.Event(), Admission(0, 0)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
