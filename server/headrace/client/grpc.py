@@ -98,7 +98,7 @@ class GrpcTransport:
         """The responses to a request."""
         head = self._heads.head(self._operations["ModelStreamInfer"].procedure.encode())
         begun = asyncio.get_running_loop().time()
-        call = _Stream(head, b"", self._message(request), begun, 0, MAX_MESSAGE)
+        call = _Stream(head, self._message(request), begun, 0, MAX_MESSAGE)
         responses: Responses[Buffer] = Responses(call.hold, seconds, late(self._address, seconds))
         call.responses, call.explain = responses, lambda end: self._explained(end, seconds)
         call.urgent = True
@@ -143,8 +143,8 @@ class GrpcTransport:
         )
 
     async def _ask(self, operation: Operation, message: list[Buffer], seconds: float) -> Buffer:
-        head = self._heads.head(operation.procedure.encode())
-        data, end = await self._channel.answer(head, self._heads.own((), seconds), message, seconds)
+        head = self._heads.head(operation.procedure.encode(), seconds=seconds)
+        data, end = await self._channel.answer(head, message, seconds)
         if data is None:
             assert end is not None
             raise self._explained(end, seconds)

@@ -33,7 +33,7 @@ from headrace.protocol.grpc import (
 )
 from headrace.protocol.http2.asyncio_protocol import Http2Protocol
 from headrace.protocol.http2.connection import ClientConnection, ClientStreams
-from headrace.protocol.http2.headers import RepeatedFields, literal
+from headrace.protocol.http2.headers import header_block
 from headrace.protocol.http2.protocol import Limits
 
 _BUFFER = 256 << 10  # bytes received at once
@@ -144,30 +144,28 @@ class RequestHeads:
         shown = authorization.encode()
         self._shown = [(_AUTHORIZATION.encode(), shown)] if shown else []
         self._coded = [(b"grpc-encoding", packing.encode())]
-        self._heads: dict[tuple[bytes, bool, bool], RepeatedFields] = {}
+        self._heads: dict[tuple[bytes, bool, bool], bytes] = {}
         self._seconds = 0.0
         self._timeout = b""
 
     def head(
-        self, path: bytes, headers: Sequence[tuple[str, str]] = (), packed: bool = False
-    ) -> RepeatedFields:
-        """The head of calls of a procedure, with further `headers`, before the fixed ones."""
+        self,
+        path: bytes,
+        headers: Sequence[tuple[str, str]] = (),
+        seconds: float = 0.0,
+        packed: bool = False,
+    ) -> bytes:
+        """The head of a call of a procedure, with its `headers` and timeout, 0 for none."""
         own = not any(name == _AUTHORIZATION for name, _ in headers)
         key = path, own, packed
         head = self._heads.get(key)
         if head is None:
             fields = self._common + (self._shown if own else []) + (self._coded if packed else [])
             head = self._heads[key] = with_path(fields, path)
-        return head
-
-    def own(self, headers: Sequence[tuple[str, str]], seconds: float) -> bytes:
-        """The fields of one call: its headers, and its timeout, 0 for none."""
         if seconds != self._seconds:
             self._seconds, self._timeout = seconds, timeout_field(seconds)
-        if not headers:
-            return self._timeout
-        fields = [literal(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
-        return self._timeout + b"".join(fields)
+        fields = [(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in headers]
+        return head + self._timeout + header_block(fields)
 
 
 class ChannelCall(ClientCall):
@@ -176,15 +174,12 @@ class ChannelCall(ClientCall):
     An `urgent` call triggers a connection attempt even soon after a failed one.
     """
 
-    __slots__ = ("begun", "head", "own", "tries", "urgent")
+    __slots__ = ("begun", "head", "tries", "urgent")
 
-    def __init__(
-        self, head: RepeatedFields, own: bytes, begun: float, seconds: float, largest: int
-    ) -> None:
-        """`seconds` is the timeout, 0 for none; `own` are fields beside the head's."""
+    def __init__(self, head: bytes, begun: float, seconds: float, largest: int) -> None:
+        """`seconds` is the timeout, 0 for none."""
         super().__init__(begun + seconds if seconds else inf, largest)
         self.head = head
-        self.own = own
         self.begun = begun
         self.tries = 0
         self.urgent = False
@@ -202,15 +197,14 @@ class UnaryCall(ChannelCall):
     def __init__(
         self,
         channel: "Channel",
-        head: RepeatedFields,
+        head: bytes,
         message: list[Buffer],
         begun: float,
         seconds: float,
-        own: bytes = b"",
         packed: bool = False,
     ) -> None:
         """`message` is compressed if `packed`. Raises `PayloadTooLarge`."""
-        super().__init__(head, own, begun, seconds, channel.largest)
+        super().__init__(head, begun, seconds, channel.largest)
         self.channel = channel
         self.pieces = message
         self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
@@ -228,7 +222,7 @@ class UnaryCall(ChannelCall):
         """Send the whole request."""
         http2 = connection.http2
         self.begin(http2)
-        http2.sender.request(self, self.head, self.own, self.pieces, self.size, self.packed)
+        http2.sender.request(self, self.head, self.pieces, self.size, self.packed)
 
     def message(self, data: Buffer) -> None:
         """Keep the message until the status arrives."""
@@ -302,8 +296,7 @@ class StreamCall(ChannelCall):
 
     def __init__(
         self,
-        head: RepeatedFields,
-        own: bytes,
+        head: bytes,
         message: list[Buffer],
         begun: float,
         seconds: float,
@@ -311,7 +304,7 @@ class StreamCall(ChannelCall):
         packed: bool = False,
     ) -> None:
         """`message` is compressed if `packed`; see `ChannelCall`."""
-        super().__init__(head, own, begun, seconds, largest)
+        super().__init__(head, begun, seconds, largest)
         self._pieces = message
         self._packed = packed
 
@@ -325,7 +318,7 @@ class StreamCall(ChannelCall):
         """Send the whole request."""
         self.begin(connection.http2)
         size = sum(map(len, self._pieces))
-        connection.http2.sender.request(self, self.head, self.own, self._pieces, size, self._packed)
+        connection.http2.sender.request(self, self.head, self._pieces, size, self._packed)
 
 
 class Channel:
@@ -372,8 +365,7 @@ class Channel:
 
     async def answer(
         self,
-        head: RepeatedFields,
-        own: bytes,
+        head: bytes,
         message: list[Buffer],
         seconds: float,
         packed: bool = False,
@@ -382,7 +374,7 @@ class Channel:
 
         Cancelling the wait cancels the call. A connection is attempted in any case.
         """
-        call = AwaitedCall(self, head, message, self._loop.time(), seconds, own, packed)
+        call = AwaitedCall(self, head, message, self._loop.time(), seconds, packed)
         call.outcome = self._loop.create_future()
         call.urgent = True
         self.start(call)

@@ -21,7 +21,7 @@ from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
 from headrace.protocol.compression import ANSWER_RATIO, ENCODINGS, decompress
 from headrace.protocol.http2.connection import ClientConnection, ClientStream
-from headrace.protocol.http2.headers import Headers, RepeatedFields, literal
+from headrace.protocol.http2.headers import Headers, header_block, literal
 from headrace.protocol.http2.protocol import ErrorCode, StreamFailure
 from headrace.protocol.http2.streams import Fields, Stream
 from headrace.protocol.parameters import parse_grpc_timeout
@@ -45,7 +45,7 @@ _MAX_LENGTH_DIGITS = 18
 _TYPE = (b"content-type", b"application/grpc")
 _ACCEPTED = (b"grpc-accept-encoding", b"identity,deflate,gzip")
 RESPONSE_FIELDS: Fields = [(b":status", b"200"), _TYPE, _ACCEPTED]
-RESPONSE_HEAD = RepeatedFields(RESPONSE_FIELDS)
+RESPONSE_HEAD = header_block(RESPONSE_FIELDS)
 _NOT_SENT = (b"te", b"content-type")  # by applications; the transport sets them
 
 
@@ -65,9 +65,9 @@ def request_fields(secure: bool, authority: str, agent: bytes) -> Fields:
     ]
 
 
-def with_path(fields: Headers, path: bytes) -> RepeatedFields:
+def with_path(fields: Headers, path: bytes) -> bytes:
     """The head of requests to a procedure: `request_fields`, the path, and further fields."""
-    return RepeatedFields([*fields[:2], (b":path", path), *fields[2:]])
+    return header_block([*fields[:2], (b":path", path), *fields[2:]])
 
 
 def timeout_field(seconds: float) -> bytes:

@@ -294,7 +294,7 @@ def test_a_server_that_is_not_trusted(port: int, tmp_path: Path) -> None:
 async def test_a_stream_that_is_held_keeps_its_window() -> None:
     """The server has to buffer the rest."""
     options = RemoteOptions.of({"endpoints": "grpc://127.0.0.1"}, "m", 0, Path())
-    stream = GrpcStream(GrpcMessages(options, "m"), [], Heard(), HEAD, b"", 0, 0)
+    stream = GrpcStream(GrpcMessages(options, "m"), [], Heard(), HEAD, 0, 0)
     seen = [stream.keeps_window]
     for held in (True, False):
         stream.hold(held)

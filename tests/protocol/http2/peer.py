@@ -8,7 +8,7 @@ from hpack import Decoder, Encoder
 
 from headrace.protocol.grpc import CallHead
 from headrace.protocol.http2.connection import ClientConnection, ServerConnection
-from headrace.protocol.http2.headers import Headers, RepeatedFields
+from headrace.protocol.http2.headers import Headers, header_block
 from headrace.protocol.http2.keep_alive import KeepAlive
 from headrace.protocol.http2.protocol import (
     ACK,
@@ -34,7 +34,7 @@ REQUEST = [
     (":method", "POST"), (":scheme", "http"), (":path", "/a/b"), (":authority", "test"),
     ("te", "trailers"), ("content-type", "application/grpc"),
 ]  # fmt: skip
-RESPONSE_HEAD = RepeatedFields(
+RESPONSE_HEAD = header_block(
     [
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),

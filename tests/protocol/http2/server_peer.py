@@ -6,7 +6,7 @@ from math import inf
 from headrace.core.tensors import Buffer
 from headrace.protocol.grpc import ClientCall, End, ResponseBlock
 from headrace.protocol.http2.connection import ClientConnection
-from headrace.protocol.http2.headers import RepeatedFields
+from headrace.protocol.http2.headers import header_block
 from headrace.protocol.http2.protocol import (
     DATA,
     END_HEADERS,
@@ -17,12 +17,11 @@ from headrace.protocol.http2.protocol import (
 )
 from tests.protocol.http2.peer import Bench, Frame, build, settings, settings_ack
 
-HEAD = RepeatedFields(
-    [
-        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b":authority", b"test"),
-        (b"te", b"trailers"), (b"content-type", b"application/grpc"),
-    ]
-)  # fmt: skip
+SENT_FIELDS = [
+    (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b":authority", b"test"),
+    (b"te", b"trailers"), (b"content-type", b"application/grpc"),
+]  # fmt: skip
+HEAD = header_block(SENT_FIELDS)
 GOOD = [(":status", "200"), ("content-type", "application/grpc")]
 OK = [("grpc-status", "0"), ("grpc-message", "")]
 
@@ -69,7 +68,7 @@ class Client(Bench):
         """Start a unary call."""
         call = KeptCall(deadline)
         call.begin(self.connection)
-        self.connection.sender.request(call, HEAD, own, [message], len(message))
+        self.connection.sender.request(call, HEAD + own, [message], len(message))
         return call
 
     def stream(self) -> KeptCall:

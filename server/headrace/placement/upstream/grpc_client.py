@@ -31,7 +31,6 @@ from headrace.protocol.grpc import (
     End,
     Reason,
 )
-from headrace.protocol.http2.headers import RepeatedFields
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Failure, Fate, failure_of, late, lost, too_large, unsent
 from headrace.protocol.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
@@ -188,13 +187,12 @@ class GrpcStream(StreamCall):
         messages: GrpcMessages,
         message: list[Buffer],
         receiver: StreamReceiver,
-        head: RepeatedFields,
-        own: bytes,
+        head: bytes,
         begun: float,
         seconds: float,
     ) -> None:
         largest = messages.options.largest_response
-        super().__init__(head, own, message, begun, seconds, largest, messages.packed)
+        super().__init__(head, message, begun, seconds, largest, messages.packed)
         self._messages = messages
         self._receiver = receiver
 
@@ -281,9 +279,8 @@ class GrpcClient(Channel):
         """Start an inference call."""
         messages, heads, headers = self._messages, self.heads, request.headers
         call = InferCall(
-            self, heads.head(messages.infer_path, headers, messages.packed),
-            messages.request(request), self._now(), seconds, heads.own(headers, seconds),
-            messages.packed,
+            self, heads.head(messages.infer_path, headers, seconds, messages.packed),
+            messages.request(request), self._now(), seconds, messages.packed,
         )  # fmt: skip
         call.messages = messages
         call.receiver = receiver
@@ -299,7 +296,7 @@ class GrpcClient(Channel):
         messages, heads, headers = self._messages, self.heads, request.headers
         stream = GrpcStream(
             messages, messages.request(request), receiver,
-            heads.head(_STREAM, headers, messages.packed), heads.own(headers, seconds),
+            heads.head(_STREAM, headers, seconds, messages.packed),
             self._now(), seconds,
         )  # fmt: skip
         self.start(stream)
@@ -360,5 +357,5 @@ class GrpcClient(Channel):
 
         Cancelling the wait cancels the call. A connection is attempted in any case.
         """
-        head, own = self.heads.head(path, headers, packed), self.heads.own((), seconds)
-        return await self.answer(head, own, [message], seconds, packed)
+        head = self.heads.head(path, headers, seconds, packed)
+        return await self.answer(head, [message], seconds, packed)

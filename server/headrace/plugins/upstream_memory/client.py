@@ -265,8 +265,8 @@ class SharedMemoryClient(GrpcClient):
         if messages.packing:
             message = [compress(b"".join(message), messages.packing, DEFAULT_LEVEL)]
         call = SharedCall(
-            self, heads.head(messages.infer_path, headers, messages.packed), message,
-            self._now(), seconds, heads.own(headers, seconds), messages.packed,
+            self, heads.head(messages.infer_path, headers, seconds, messages.packed), message,
+            self._now(), seconds, messages.packed,
         )  # fmt: skip
         call.messages, call.owner, call.request = messages, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms

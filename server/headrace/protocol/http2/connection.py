@@ -14,9 +14,9 @@ from headrace.core.tensors import Buffer
 from headrace.protocol.http2.headers import (
     BlockReader,
     Headers,
-    RepeatedFields,
     check_trailers,
     checked_request,
+    header_block,
 )
 from headrace.protocol.http2.keep_alive import KeepAlive, Strikes
 from headrace.protocol.http2.protocol import (
@@ -24,6 +24,7 @@ from headrace.protocol.http2.protocol import (
     CONTINUATION,
     DATA,
     DEFAULT_FRAME,
+    DEFAULT_TABLE,
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
@@ -53,7 +54,7 @@ from headrace.protocol.http2.protocol import (
     unpack_setting,
     unpack_word,
 )
-from headrace.protocol.http2.streams import JOINED, OK_TRAILERS, DataReader, Sender, Stream, Streams
+from headrace.protocol.http2.streams import JOINED, OK_FIELDS, DataReader, Sender, Stream, Streams
 
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
@@ -62,20 +63,18 @@ _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
 _LAST = MAX_WINDOW - 1  # the highest stream number, section 5.1.1
 _DRAIN_PING = b"headrace"
-# HEADERS with a block of three bytes, the head of DATA, and its gRPC message prefix.
-_pack_start = Struct(">IBI3sIBIBI").pack
-_PREFIX = 5
-# HEADERS up to the stream number; the block is one byte, a field's name, and its value.
-_pack_end = Struct(">5sI1s16s").pack
-# The parts that depend on the length of the value: a short integer in HPACK's form.
+_PREFIX = 5  # of a gRPC message
+_OK = header_block(OK_FIELDS) + TIMING_FIELD  # trailers up to the length of their last value
+# HEADERS with these trailers up to the stream number, and from the block to the value's length, by
+# that length: a short integer in HPACK's form.
 _ENDS = [
     (
-        Struct(">IB").pack((1 + len(TIMING_FIELD) + 1 + size) << 8 | HEADERS,
-                           END_HEADERS | END_STREAM),
-        TIMING_FIELD + bytes((size,)),
+        Struct(">IB").pack((len(_OK) + 1 + size) << 8 | HEADERS, END_HEADERS | END_STREAM),
+        _OK + bytes((size,)),
     )
     for size in range(127)
-]  # fmt: skip
+]
+_pack_end = Struct(f">5sI{len(_OK) + 1}s").pack
 
 
 class Connection:
@@ -427,7 +426,7 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
             sender.frame = value
         elif name == Setting.HEADER_TABLE_SIZE:
-            sender.blocks.limit_table(value)
+            sender.shrinks = sender.shrinks or value < DEFAULT_TABLE
         elif name == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
 
@@ -456,14 +455,14 @@ class ServerConnection(Connection):
     def __init__(
         self,
         interpret: Callable[[Headers], Head],
-        response_head: RepeatedFields,
+        response_head: bytes,
         wake: Callable[[], object],
         limits: Limits,
         keep_alive: KeepAlive | None = None,
     ) -> None:
         """`interpret` converts a request's fields, which conform to section 8.1.1.
 
-        `response_head` is the head of successful responses, used by `answer`; `wake` is the
+        `response_head` is the block of successful responses, used by `answer`; `wake` is the
         sender's. Without `keep_alive`, the peer's PINGs are limited by its budget for control
         frames only.
         """
@@ -472,7 +471,10 @@ class ServerConnection(Connection):
             sender, Streams(sender, limits), lambda fields: interpret(checked_request(fields)),
             limits, PREFACE,
         )  # fmt: skip
+        # HEADERS with that block, the head of DATA, and its gRPC message prefix.
+        self._pack_start = Struct(f">IBI{len(response_head)}sIBIBI").pack
         self._response_head = response_head
+        self._response = len(response_head) << 8 | HEADERS
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
 
@@ -483,25 +485,23 @@ class ServerConnection(Connection):
         path is needed. The caller must `rouse` the sender, or take its `out`.
         """
         sender = self.sender
-        known = sender.blocks.short
-        head, trailers = known.get(self._response_head), known.get(OK_TRAILERS)
         size = sum(map(len, message))
         nbytes = size + _PREFIX
         if (
             nbytes > sender.frame
             or nbytes > stream.send_window
             or nbytes > sender.window
-            or head is None
-            or trailers is None
+            or sender.shrinks
         ):
             return False
         sender.window -= nbytes
         number = stream.number
-        begins, name = _ENDS[len(timing)]
+        begins, trailers = _ENDS[len(timing)]
+        head = self._response_head
         sender.out += [
-            _pack_start(769, 4, number, head, nbytes << 8, 0, number, 0, size),
+            self._pack_start(self._response, 4, number, head, nbytes << 8, 0, number, 0, size),
             *message,
-            _pack_end(begins, number, trailers, name),
+            _pack_end(begins, number, trailers),
             timing,
         ]
         if size > JOINED:

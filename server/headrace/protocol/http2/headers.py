@@ -1,8 +1,8 @@
 """Header blocks: HPACK in both directions, a cache for repeated blocks, and field validation.
 
 After a few calls a peer's blocks consist of references into the dynamic table, the same bytes for
-every call; their meaning is cached until the table changes. Outgoing blocks are encoded by hand:
-gRPC has few, and they repeat.
+every call; their meaning is cached until the table changes. Outgoing blocks use no dynamic table:
+gRPC has few, so that they are encoded once for all connections.
 """
 
 import re
@@ -12,12 +12,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from headrace.protocol.http2.protocol import (
-    DEFAULT_TABLE,
-    ConnectionFailure,
-    ErrorCode,
-    StreamFailure,
-)
+from headrace.protocol.http2.protocol import ConnectionFailure, ErrorCode, StreamFailure
 
 H = TypeVar("H")
 Headers = Sequence[tuple[bytes, bytes]]
@@ -184,114 +179,32 @@ def _malformed(text: str) -> StreamFailure:
     return StreamFailure(ErrorCode.PROTOCOL_ERROR, text)
 
 
-_FIRST_INDEX = 62  # newest entry of HPACK's dynamic table (RFC 7541, section 2.3.3)
-_OVERHEAD = 32  # bytes per entry, besides its name and value
 _STATIC = {
     (b":method", b"POST"): b"\x83",
     (b":scheme", b"http"): b"\x86",
     (b":scheme", b"https"): b"\x87",
     (b":status", b"200"): b"\x88",
 }
+NO_TABLE = b"\x20"  # begins a block: the dynamic table has no more room (RFC 7541, section 6.3)
 
 
-def integer(value: int, prefix_bits: int, first: int) -> bytes:
-    """Encode an integer in HPACK's form (RFC 7541, section 5.1); `first` has the leading bits."""
-    limit = (1 << prefix_bits) - 1
-    if value < limit:
-        return bytes((first | value,))
-    out = [first | limit]
-    value -= limit
+def _length(value: int) -> bytes:
+    """Encode a length in HPACK's form (RFC 7541, section 5.1)."""
+    if value < 127:
+        return bytes((value,))
+    out = [127]
+    value -= 127
     while value >= 128:
         out.append(value & 127 | 128)
         value >>= 7
     return bytes((*out, value))
 
 
-def literal(name: bytes, value: bytes, enter: bool = False) -> bytes:
-    """Encode a field with a literal name; `enter` adds it to the peer's dynamic table."""
-    first = b"\x40" if enter else b"\x00"
-    return b"".join((first, integer(len(name), 7, 0), name, integer(len(value), 7, 0), value))
+def literal(name: bytes, value: bytes) -> bytes:
+    """Encode a field that no table has, nor gets."""
+    return b"".join((b"\x00", _length(len(name)), name, _length(len(value)), value))
 
 
-class RepeatedFields:
-    """Fields common to many blocks; compared by identity."""
-
-    __slots__ = ("fields",)
-
-    def __init__(self, fields: Headers) -> None:
-        self.fields = tuple(fields)
-
-
-class BlockWriter:
-    """Encodes the blocks of one connection, in the order in which they are sent.
-
-    Repeated fields are entered into the peer's table when first sent, as long as there is room;
-    from then on each is one or two bytes. Entries are never evicted. Fields of a single request
-    never enter the table, so that their lengths reveal nothing about other requests.
-    """
-
-    __slots__ = ("_entered", "_known", "_limit", "_size", "_told", "short")
-
-    def __init__(self) -> None:
-        self._known: dict[RepeatedFields, bytes] = {}
-        self.short: dict[RepeatedFields, bytes] = {}  # blocks with one byte per field
-        self._entered: dict[tuple[bytes, bytes], int] = {}  # the number of earlier entries
-        self._size = 0
-        self._limit = DEFAULT_TABLE
-        self._told = True
-
-    def limit_table(self, size: int) -> None:
-        """Limit the peer's table to `size` bytes from now on."""
-        size = min(size, DEFAULT_TABLE)
-        if size != self._limit:
-            self._limit = size
-            self._told = False
-            self._forget()
-            self._entered.clear()
-            self._size = 0
-
-    def block(self, repeated: RepeatedFields) -> bytes:
-        """Encode repeated fields; fields of one request may follow."""
-        return self._known.get(repeated) or self._write(repeated)
-
-    def literals(self, fields: Headers) -> bytes:
-        """Encode fields of one request, as a block or as the rest of one."""
-        return self._update() + b"".join(
-            [_STATIC.get(field) or literal(*field) for field in fields]
-        )
-
-    def _write(self, repeated: RepeatedFields) -> bytes:
-        start = self._update()
-        before = len(self._entered)
-        block = start + b"".join([self._field(field) for field in repeated.fields])
-        if len(self._entered) != before:
-            self._forget()  # earlier entries have other indices now
-        elif not start:
-            self._known[repeated] = block
-            if len(block) == len(repeated.fields):
-                self.short[repeated] = block
-        return block
-
-    def _update(self) -> bytes:
-        """The table size update that must begin the next block (section 4.2)."""
-        if self._told:
-            return b""
-        self._told = True  # via 0, which empties the table; at most two updates are allowed
-        return integer(0, 5, 0x20) + (integer(self._limit, 5, 0x20) if self._limit else b"")
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self.short.clear()
-
-    def _field(self, field: tuple[bytes, bytes]) -> bytes:
-        if (static := _STATIC.get(field)) is not None:
-            return static
-        if (number := self._entered.get(field)) is not None:
-            return integer(_FIRST_INDEX + len(self._entered) - 1 - number, 7, 0x80)
-        name, value = field
-        size = len(name) + len(value) + _OVERHEAD
-        enter = self._size + size <= self._limit
-        if enter:
-            self._entered[field] = len(self._entered)
-            self._size += size
-        return literal(name, value, enter)
+def header_block(fields: Headers) -> bytes:
+    """Encode a block, or a part of one, for any connection: no dynamic table is used."""
+    return b"".join([_STATIC.get(field) or literal(*field) for field in fields])

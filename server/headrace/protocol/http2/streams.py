@@ -16,7 +16,7 @@ from struct import Struct
 import numpy as np
 
 from headrace.core.tensors import Buffer
-from headrace.protocol.http2.headers import BlockWriter, RepeatedFields
+from headrace.protocol.http2.headers import NO_TABLE, header_block
 from headrace.protocol.http2.protocol import (
     CONTINUATION,
     DATA,
@@ -44,7 +44,6 @@ from headrace.protocol.http2.protocol import (
 Fields = list[tuple[bytes, bytes]]
 
 OK_FIELDS: Fields = [(b"grpc-status", b"0")]
-OK_TRAILERS = RepeatedFields(OK_FIELDS)
 _NO_TRAILERS: Fields = []
 
 
@@ -135,7 +134,7 @@ class Sender:
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame = DEFAULT_FRAME
-        self.blocks = BlockWriter()
+        self.shrinks = False  # the next header block has to say that the peer's table is unused
         self.awake = False
         self.frames = 0  # DATA frames sent from queues
         self.pumped = 0  # DATA bytes sent from queues
@@ -168,9 +167,9 @@ class Sender:
         """Send RST_STREAM."""
         self.send(rst_stream(stream, code))
 
-    def head(self, stream: Stream, repeated: RepeatedFields, own: bytes = b"") -> None:
-        """Send the head of a stream; messages follow as `data`; `own` are further fields."""
-        self._headers(stream.number, self.blocks.block(repeated) + own)
+    def head(self, stream: Stream, block: bytes) -> None:
+        """Send the head of a stream; messages follow as `data`."""
+        self._headers(stream.number, block)
 
     # --- subject to flow control
 
@@ -186,21 +185,17 @@ class Sender:
     def request(
         self,
         stream: Stream,
-        repeated: RepeatedFields,
-        own: bytes,
+        block: bytes,
         message: list[Buffer],
         size: int,
         packed: bool = False,
     ) -> None:
-        """Send a whole request with one message of `size` bytes, `packed` if compressed.
-
-        `own` are literal fields after the `repeated` ones.
-        """
+        """Send a whole request with one message of `size` bytes, `packed` if compressed."""
         number = stream.number
-        block = self.blocks.block(repeated) + own
         nbytes = size + _PREFIX
         if (
-            len(block) > DEFAULT_FRAME
+            self.shrinks
+            or len(block) > DEFAULT_FRAME
             or nbytes > self.frame
             or nbytes > stream.send_window
             or nbytes > self.window
@@ -358,19 +353,17 @@ class Sender:
         return max(room, 0)
 
     def _end(self, stream: Stream, trailers: Fields) -> None:
-        number, blocks = stream.number, self.blocks
         stream.trailers = None
         stream.local_closed = True
-        if not trailers:
-            self.send(frame(DATA, END_STREAM, number))
-        elif trailers[0] is OK_FIELDS[0]:  # the most frequent trailers have a cached encoding
-            block = blocks.block(OK_TRAILERS) + blocks.literals(trailers[1:])
-            self._headers(number, block, END_STREAM)
+        if trailers:
+            self._headers(stream.number, header_block(trailers), END_STREAM)
         else:
-            self._headers(number, blocks.literals(trailers), END_STREAM)
+            self.send(frame(DATA, END_STREAM, stream.number))
 
     def _headers(self, number: int, block: bytes, flags: int = 0) -> None:
         kind = HEADERS
+        if self.shrinks:
+            self.shrinks, block = False, NO_TABLE + block
         while len(block) > DEFAULT_FRAME:
             self.send(frame(kind, flags, number, block[:DEFAULT_FRAME]))
             kind, flags, block = CONTINUATION, 0, block[DEFAULT_FRAME:]

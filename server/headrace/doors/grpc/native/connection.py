@@ -229,7 +229,7 @@ class Rpc(MessageStream):
         if not self._head_sent:
             self._head_sent = True
             own = literal(b"grpc-encoding", packing.encode()) if packing else b""
-            sender.head(self, RESPONSE_HEAD, own)
+            sender.head(self, RESPONSE_HEAD + own)
         size = sum(map(len, message))
         compressed = 0
         if packing:
