@@ -1,4 +1,4 @@
-"""What holds for all tests: none may depend on how fast the machine is."""
+"""Settings of all tests: none may depend on how fast the machine is."""
 
 import gc
 from collections.abc import Iterator
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Otherwise an example that takes a fifth of a second fails its test, and so does a slow begin.
+# Otherwise an example that takes a fifth of a second fails its test, and so does a slow start.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector from going through all tests again and again."""
+    """Freeze the collected tests, so that the garbage collector skips them."""
     gc.disable()
     yield
     gc.freeze()
     gc.enable()
 
 
-# Files that take a process long: begun last, they would leave the other cores idle.
+# Long files of a process: begun last, they would leave the other cores idle.
 LONG = ("tests/protocol/http2/test_fuzz.py", "tests/soak/", "tests/models/test_example_models.py")
 
 
@@ -31,5 +31,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """The event loop of tests and fixtures that are coroutines."""
+    """The event loop of asynchronous tests and fixtures."""
     return "asyncio"

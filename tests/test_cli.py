@@ -1,4 +1,4 @@
-"""The `headrace` command: what it accepts, what it refuses and in which words, how it ends."""
+"""The `headrace` command: options, error messages and exit."""
 
 import os
 import pty
@@ -49,7 +49,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The message of a command that is refused for how it is used."""
+    """Message of a command refused for its usage."""
     if words[:1] == ("serve",):  # which otherwise takes rights from this process before it refuses
         words = ("serve", "--allow-debugging", *words[1:])
     with pytest.raises(SystemExit) as ended:
@@ -371,7 +371,7 @@ def test_help_of_serve_names_every_option_once(capsys: pytest.CaptureFixture[str
 
 
 def test_options_about_tritons_inside_are_taken(good: Path) -> None:
-    """Whichever of the two forms they come in, and each is told once."""
+    """In either form; each is reported once."""
     options = (
         "--http-thread-count", "4", "--http-thread-count=8", "--cuda-memory-pool-byte-size=0:1",
         "--cuda-memory-pool-byte-size=1:1",

@@ -1,4 +1,4 @@
-"""Limits that follow from the memory that the server may use, unless they are given."""
+"""Default limits derived from the memory available to the server."""
 
 from pathlib import Path
 

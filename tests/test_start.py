@@ -1,4 +1,4 @@
-"""What a process does not use, it does not import: commands, front ends, servers and workers."""
+"""A process imports only what it uses: commands, front ends, servers and workers."""
 
 import json
 import re
@@ -18,13 +18,13 @@ from tests.support.server_process import ServerProcess, onnx_examples
 LIBRARIES = {
     "google.protobuf", "grpc", "numpy", "onnxruntime", "prometheus_client", "uvicorn",
 }  # fmt: skip
-# Of the standard library, what takes long.
+# Slow parts of the standard library.
 SLOW = {"asyncio", "email", "http.client", "multiprocessing", "ssl", "tempfile", "tomllib"}
 
-# What no server imports, though the tests have them installed.
+# Installed for the tests, but imported by no server.
 FRAMEWORK = {"fastapi", "pydantic", "pydantic_core", "starlette"}
 
-# What is for models that are not ONNX, and for front ends.
+# For models other than ONNX, and for front ends.
 OTHERS = {
     f"headrace.{name}"
     for name in (
@@ -35,12 +35,12 @@ OTHERS = {
         "placement.upstream.http_client", "protocol.http1", "plugins.frontends",
     )
 }  # fmt: skip
-# What front ends do without.
+# Unused by front ends.
 PARTS = {
     f"headrace.{part}"
     for part in ("placement", "plugins.loaders", "plugins.traffic", "repository", "scheduling")
 }
-# Ends at the repository, which is not there. Whoever makes a process private looks for `prctl`.
+# Ends at the missing repository. A private process looks for `prctl`.
 SERVING = """
 import sys
 from headrace.cli import main
@@ -56,14 +56,14 @@ _IMPORT = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)
 
 
 def imported_by(program: str) -> list[str]:
-    """The modules that are there after a program has run in a process of its own."""
+    """Modules imported by a program in a process of its own."""
     listing = f"{program}\nimport sys\nprint(*sys.modules, sep='\\n')"
     ran = subprocess.run([sys.executable, "-c", listing], capture_output=True, check=True)
     return ran.stdout.decode().splitlines()
 
 
 def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
-    """Which of `modules` are of the `unused` modules and packages."""
+    """Those of `modules` that are in the `unused` modules and packages."""
     found = tuple(unused)
     return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
 
@@ -79,7 +79,7 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
 
 
 def test_processes_that_need_little() -> None:
-    """Commands, those that ask for JSON, front ends, and workers without coroutines."""
+    """Commands, those with JSON output, front ends, and workers without coroutines."""
     front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
     worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}
     for program, unused in (
@@ -95,7 +95,7 @@ def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: 
     told = {"PYTHONPROFILEIMPORTTIME": "1"}
     with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
         at_start = _IMPORT.findall(server.log)
-        # Imports by `import_module`, as of plugins, are not told themselves, but what they import.
+        # `import_module`, as of plugins, is not reported itself, but its imports are.
         assert "headrace.placement.local.onnx_options" in at_start
         assert among(at_start, {*OTHERS, *FRAMEWORK, "grpc", "prometheus_client"}) == []
         row = np.ones((1, 16), np.int32)

@@ -1,4 +1,4 @@
-"""Pools in Python: what they write, what they refuse, and that they are light."""
+"""Pools in Python: generated files, refusals, and light imports."""
 
 import os
 import subprocess

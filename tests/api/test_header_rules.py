@@ -1,4 +1,4 @@
-"""Restrictions and patterns of headers as values."""
+"""Restrictions and header patterns as values."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A new operation is an entry in the table and a handler, and is there everywhere then."""
+"""A new operation needs an entry in the table and a handler, and is then available everywhere."""
 
 import asyncio
 import runpy

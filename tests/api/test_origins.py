@@ -1,4 +1,4 @@
-"""Which pages may have a browser change the server."""
+"""Origins whose pages may have a browser change the server."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_origins(origin: str, expected: bool) -> None:
 
 
 def test_what_the_host_header_says_does_not_matter() -> None:
-    """A name that is made to mean this machine's address is in both."""
+    """A rebound DNS name is in both headers."""
     assert not allowed(("host", "evil.example:8000"), ("origin", EVIL))
 
 

@@ -54,7 +54,7 @@ LIBRARIES = {
     "grpc": {"plugins.grpcio"},
     "onnxruntime": {"placement"},
 }
-# The root imports nothing but this, and that only for whoever asks for a name of it.
+# The root imports nothing but this, and only for users of its names.
 OFFERED = ("headrace.plugins.functions", "headrace.client", "headrace.serving")
 NOWHERE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers"}
@@ -63,7 +63,7 @@ MODULES = sorted((SERVER / ROOT).rglob("*.py"))
 
 
 def module_name(path: Path, server: Path = SERVER) -> str:
-    """The dotted name of a file: a package is called like its directory."""
+    """The dotted name of a file; a package is named like its directory."""
     parts = path.relative_to(server).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -72,7 +72,7 @@ NAMES = {module_name(path) for path in MODULES}
 
 
 def part_of(module: str) -> str | None:
-    """The entry of `LAYERS` that a module belongs to; None for what lies around them."""
+    """The entry of `LAYERS` that a module belongs to; None outside of the layers."""
     inner = module.removeprefix(ROOT).removeprefix(".")
     if inner in COMPOSITION or inner.partition(".")[0] in COMPOSITION:
         return "composition"
@@ -83,7 +83,7 @@ def part_of(module: str) -> str | None:
 
 
 def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
-    """The line and the full name of every module that is imported; submodules in place of names."""
+    """Line and full name of every imported module; submodules in place of names."""
     package = module_name(path, server).split(".")
     if path.name != "__init__.py":
         package.pop()
@@ -96,13 +96,13 @@ def imports(path: Path, server: Path) -> Iterator[tuple[int, str]]:
             origin = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
                 submodule = f"{origin}.{alias.name}"
-                # What the root offers to models is nothing for the server itself.
+                # The root's names for models are not for the server itself.
                 offered = origin == ROOT and alias.name != "__version__"
                 yield node.lineno, submodule if submodule in NAMES or offered else origin
 
 
 def complaints(path: Path, server: Path = SERVER) -> Iterator[str]:
-    """What is wrong with the imports of one module, each with its line."""
+    """Errors in the imports of one module, each with its line."""
     own = part_of(module_name(path, server))
     parts = module_name(path, server).split(".")[1:]
     for line, name in imports(path, server):
@@ -142,7 +142,7 @@ def test_a_worker_needs_the_standard_library_and_numpy_alone() -> None:
 
 
 def cycle(imported: Mapping[str, set[str]]) -> Sequence[str]:
-    """Modules that import one another in turn, the first one again at the end; none without."""
+    """A circle of imports, its first module again at the end; empty without one."""
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
@@ -181,7 +181,7 @@ def test_the_package_is_light() -> None:
 
 
 def test_names_say_what_is_inside() -> None:
-    """But for Triton's name, by which its models import it."""
+    """Except Triton's name, by which its models import it."""
     vague = [name for name in NAMES if VAGUE_NAMES & set(name.replace("_", ".").split("."))]
     assert [name.rpartition(".")[2] for name in vague] == ["triton_python_backend_utils"]
 

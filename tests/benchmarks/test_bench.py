@@ -1,4 +1,4 @@
-"""The benchmark's command against a real server, and what it writes; never how fast anything is."""
+"""The benchmark's command against a real server, and its report; never its speed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the profile hooks see of calls and objects."""
+"""Profile hooks that count calls and objects."""
 
 import gc
 import inspect

@@ -1,4 +1,4 @@
-"""The attacks' own clients, the prober, and the table of what became of a server."""
+"""Clients of the attacks, the prober, and the table of outcomes."""
 
 import os
 import socket

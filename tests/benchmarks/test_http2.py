@@ -1,4 +1,4 @@
-"""The load generator's gRPC, with another implementation of HTTP/2 as the server."""
+"""The load generator's gRPC against h2 as the server."""
 
 import struct
 from collections.abc import Callable
@@ -19,7 +19,7 @@ FIELDS = [(":status", "200"), ("content-type", "application/grpc")]
 
 
 class Server:
-    """Echoes messages; windows are as small as `window`, and it updates them as it reads."""
+    """An echo server with windows as small as `window`, which it updates as it reads."""
 
     def __init__(self, window: int = 65_535) -> None:
         config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
@@ -31,7 +31,7 @@ class Server:
         self.status = "0"
 
     def take(self, data: bytes) -> bytes:
-        """What the server says to `data`."""
+        """The server's bytes after `data`."""
         for event in self.h2.receive_data(data):
             match event:
                 case h2.events.RequestReceived():
@@ -45,7 +45,7 @@ class Server:
         return self.h2.data_to_send()
 
     def answer(self, stream: int) -> None:
-        """Echo what came."""
+        """Echo received messages."""
         body = self.received[stream]
         self.h2.send_headers(stream, FIELDS)
         for begin in range(0, len(body), 16_384):
@@ -58,7 +58,7 @@ def wire(calls: int = 1) -> GrpcWire:
 
 
 def exchange(client: GrpcWire, server: Server, data: bytes, size: int = 1 << 20) -> list[Answer]:
-    """Let the two talk until neither has anything to say; pieces of `size` go to the client."""
+    """Exchange bytes until both sides are idle; the client gets pieces of `size`."""
     answers: list[Answer] = []
     while data:
         said = server.take(data)

@@ -1,4 +1,4 @@
-"""Constant rates of arrival: when requests are due, and what happens to those without an answer."""
+"""Constant arrival rates: due times, and requests without an answer."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def test_requests_are_due_at_their_times_and_count_after_the_warm_up() -> None:
 
 
 class Server(asyncio.Protocol):
-    """Answers what it gets with `answer`, or nothing."""
+    """Answers every request with `answer`, or never."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -43,7 +43,7 @@ class Server(asyncio.Protocol):
 
 
 def put(answer: bytes, schedule: Schedule) -> Arrived:
-    """The load on a server that gives this answer."""
+    """The load on a server with this answer."""
 
     async def run() -> Arrived:
         server = await asyncio.get_running_loop().create_server(

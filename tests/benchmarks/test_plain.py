@@ -1,4 +1,4 @@
-"""The scorecard's own peers, the plain path and the echo: right answers, and clear refusals."""
+"""The scorecard's own peers, the plain path and the echo: answers and refusals."""
 
 import asyncio
 import json

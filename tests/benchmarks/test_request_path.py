@@ -1,4 +1,4 @@
-"""The page with the path of a request: how calls are counted and shown."""
+"""The page of a request's path: counted and formatted calls."""
 
 import inspect
 from textwrap import dedent
@@ -43,7 +43,7 @@ def test_the_counts_of_a_door() -> None:
 
 
 def test_outlines() -> None:
-    """Calls below their callers; what repeats is one line; of a library, its first call."""
+    """Calls below their callers; repeated ones in one line; of a library, its first call."""
     assert list(outline([own("f.<locals>.g", TOLD, own("h", PLAIN)), PLAIN])) == [
         "- `f.g` core/tensors.py:0",
         f"  - `TensorSpec.__init__` core/signature.py:{LINE + 1}: One declared input or output.",

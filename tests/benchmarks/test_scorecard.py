@@ -1,4 +1,4 @@
-"""The scorecard's pure parts, and one short run; never how fast anything is."""
+"""The scorecard's pure functions, and one short run; never its speed."""
 
 import json
 import re
@@ -26,7 +26,7 @@ RATE = Metric.THROUGHPUT
 
 
 def rates(*values: float) -> list[Sample]:
-    """Samples of so many requests per second."""
+    """Samples of `requests` per second."""
     return [Sample({RATE: value}) for value in values]
 
 
@@ -111,7 +111,7 @@ def test_read_perf() -> None:
 
 
 def texts(svg: str) -> list[str]:
-    """What can be read in an SVG; fails if it is not well-formed."""
+    """Texts of an SVG; fails if it is not well-formed."""
     return [element.text or "" for element in ElementTree.fromstring(svg).iter()]
 
 

@@ -1,4 +1,4 @@
-"""The figures of a cell."""
+"""Figures of a cell."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One server for the commands that ask a running one, and a way to run them."""
+"""A server for the commands that ask a running one, and a way to run them."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from tests.support.server_process import ServerProcess, clean_server, onnx_examp
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command has ended, and what it has printed."""
+    """Exit status and output of a command."""
 
     status: object
     out: str
@@ -25,7 +25,7 @@ class Ended:
 
     @property
     def document(self) -> Any:
-        """The JSON document that it has printed, alone."""
+        """The JSON document that is its only output."""
         return json.loads(self.out)
 
 
@@ -41,7 +41,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _log_of_the_command() -> Iterator[None]:
-    """A command run in this process sets up its log: later tests must not write to it."""
+    """A command run in this process configures its log: later tests must not write to it."""
     yield
     root = logging.getLogger()
     root.handlers[:] = [h for h in root.handlers if not type(h).__module__.startswith("headrace.")]
@@ -50,7 +50,7 @@ def _log_of_the_command() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with small examples, and one that streams. It must not have met a bug in the end."""
+    """A server with small examples, and one that streams; it must log no bug."""
     root = tmp_path_factory.mktemp("examples")
     folder = onnx_examples(root, "storyteller", "text_language")
     with clean_server(folder) as process:
@@ -72,14 +72,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Headrace:
 
 @pytest.fixture
 def headrace(command: Headrace, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Headrace:
-    """Runs the command, for which the server stands in the environment."""
+    """Runs the command with the server's address in the environment."""
     monkeypatch.setenv("HEADRACE_URL", server.url)
     return command
 
 
 @pytest.fixture
 def lone_file(tmp_path: Path) -> Callable[[str, bytes | str], Path]:
-    """Writes a file, and says where it lies."""
+    """Writes a file and returns its path."""
 
     def write(name: str, content: bytes | str) -> Path:
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""`headrace models check`: what it finds, and how it says so."""
+"""`headrace models check`: problems and their report."""
 
 import json
 import signal
@@ -138,7 +138,7 @@ def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path:
 
 
 def _take_interrupts() -> None:
-    """A shell has what it starts in the background ignore them."""
+    """A shell starts background processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

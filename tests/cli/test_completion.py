@@ -1,4 +1,4 @@
-"""`headrace completion`: scripts that a shell can read, and what bash makes of one."""
+"""`headrace completion`: valid scripts, and their completions in bash."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from headrace.plugins.commands.completion import SHELLS
 from tests.cli.conftest import Headrace
 from tests.support.server_process import ServerProcess
 
-# What a shell does when somebody presses Tab behind these words.
+# The shell's calls when Tab is pressed behind these words.
 _TAB = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 ))

@@ -1,4 +1,4 @@
-"""The command line of `headrace environments`; what it builds is tested in `tests/contract`."""
+"""The command line of `headrace environments`; builds are tested in `tests/contract`."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def built(path: Path, lock: int) -> Built:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with one environment, named as an operator may name it."""
+    """A cache with one environment, under a name of the operator."""
     monkeypatch.setenv("HEADRACE_ENVIRONMENT_CACHE", str(tmp_path))
     EnvironmentCache(tmp_path).acquire(key_of("one"), "m", built, 1)
     return tmp_path
@@ -68,7 +68,7 @@ def test_a_repository_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.slow
 def test_what_a_command_builds_stays(tmp_path: Path) -> None:
-    """Although it exceeds the cache's limit; the next command's build removes it."""
+    """It exceeds the cache's limit, but only the next command's build removes it."""
     write_wheelhouse(tmp_path / "wheels")
     for name, version in (("one", "1.0"), ("two", "2.0")):
         write_python_model(tmp_path / "repository", name, IDENTITY)

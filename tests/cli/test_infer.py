@@ -1,4 +1,4 @@
-"""`headrace infer`: what it takes, what it sends, what it prints."""
+"""`headrace infer`: arguments, requests and output."""
 
 import io
 import json
@@ -26,14 +26,14 @@ ONES = json.dumps([1] * 16)
 
 
 def npy(array: object) -> bytes:
-    """An array as the content of an .npy file."""
+    """Content of an .npy file with an array."""
     file = io.BytesIO()
     np.save(file, np.asarray(array))
     return file.getvalue()
 
 
 def outputs(headrace: Headrace, *words: str) -> dict[str, object]:
-    """The data of each output of a request."""
+    """Data of each output of a request."""
     ended = headrace("infer", *words, "--json")
     assert (ended.status, ended.err) == (0, "")
     return {output["name"]: output["data"] for output in ended.document["outputs"]}
@@ -169,7 +169,7 @@ def test_many_requests(headrace: Headrace) -> None:
 
 
 def test_more_rows_than_a_batch(headrace: Headrace, lone_file: Write) -> None:
-    """Asked for in parts, of which the last is not full."""
+    """Sent in parts, of which the last is not full."""
     rows = np.arange(19 * 16, dtype=np.int32).reshape(19, 16)
     path = lone_file("left.npy", npy(rows))
     words = ("infer", "simple", f"--input=INPUT0={path}", f"--input=INPUT1={path}", "--json")

@@ -1,4 +1,4 @@
-"""Whatever stands on the command line becomes inputs that fit, or an error in words."""
+"""Any command line becomes valid inputs, or an error message."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""`headrace models load|unload` on a server that allows it, to those who send a header."""
+"""`headrace models load|unload` on a server that allows it with a header."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +28,13 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
 def control(
     command: Headrace, controlled: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> Headrace:
-    """Runs the command, for which that server stands in the environment."""
+    """Runs the command with that server's address in the environment."""
     monkeypatch.setenv("HEADRACE_URL", controlled.url)
     return command
 
 
 def states(control: Headrace, name: str) -> list[tuple[str, str, str]]:
-    """Version, state and reason of each line about a model."""
+    """Version, state and reason of each line of a model."""
     models = control("models", "list", name, _SECRET, "--json").document["models"]
     return [(model["version"], model["state"], model["reason"]) for model in models]
 

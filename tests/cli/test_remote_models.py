@@ -1,4 +1,4 @@
-"""`headrace models` on a running server: what it prints, and how it fails."""
+"""`headrace models` on a running server: output and failures."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_list_as_json(headrace: Headrace) -> None:
 
 def test_list_with_signatures(headrace: Headrace) -> None:
     lines = headrace("models", "list", "--long", "simple").out.splitlines()
-    # A machine that is slow for a while has it run in a thread.
+    # A slow machine has it run on a thread.
     assert lines.pop(1) in [f"  runs on  onnxruntime, 1 x {kind}" for kind in ("inline", "thread")]
     assert lines == [
         "simple 1  READY", "  inputs   INPUT0  INT32 [-1,16]", "           INPUT1  INT32 [-1,16]",

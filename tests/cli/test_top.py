@@ -1,4 +1,4 @@
-"""`headrace top`: what it says about known traffic, and what stands on a terminal."""
+"""`headrace top`: figures of known traffic, and its display on a terminal."""
 
 import fcntl
 import io
@@ -74,7 +74,7 @@ def test_plain_text() -> None:
 
 
 def test_where_models_run_elsewhere() -> None:
-    """Of what has several backends, or servers, more is told; trouble stands out."""
+    """Models with several backends or upstreams have more columns; problems stand out."""
     there = VersionActivity(
         "there", "1", 0, 0, 0, 0, 0, _NONE, _NONE, _NONE, None,
         backends={"triton": False, "onnxruntime": True}, servers={"a:1": False, "b:1": True},
@@ -89,7 +89,7 @@ def test_where_models_run_elsewhere() -> None:
 
 
 def test_what_was_answered_with_errors() -> None:
-    """Also what no model has seen; why most requests of a model have failed stands beside it."""
+    """Errors that no model has seen count too; the main reason of a model's failures is named."""
     kinds = [("http", "infer", "400"), ("grpc", "infer", "NOT_FOUND"), ("http", "infer", "200")]
     answers = [AnswerRate(*kind, 3.0) for kind in kinds]
     failing = replace(
@@ -111,7 +111,7 @@ def test_what_was_answered_with_errors() -> None:
 
 
 def shown(view: View, width: int, **options: Any) -> str:
-    """The table as rich prints it."""
+    """The table as printed by rich."""
     console = Console(file=io.StringIO(), width=width, **options)
     console.print(rich_lines(view, width))
     assert isinstance(console.file, io.StringIO)
@@ -155,7 +155,7 @@ def test_once(headrace: Headrace, server: ServerProcess) -> None:
     assert list(document) == ["time", "seconds", "server", "models"]
     assert document["server"]["ready"]
     digits = document["models"][0]
-    # A machine that is slow for a while has it run in a thread.
+    # A slow machine has it run on a thread.
     assert (digits["model"], digits["instances"]) in [
         ("digits", {"inline": 1}), ("digits", {"thread": 1}),
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_once(headrace: Headrace, server: ServerProcess) -> None:
 
 @contextmanager
 def top(server: ServerProcess, *words: str) -> Iterator[IO[str]]:
-    """What the command prints in a process of its own, until the block ends."""
+    """Output of the command in a process of its own, until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", "top", f"--url={server.url}",
          f"--metrics-url=http://{server.metrics}/metrics", *words],
@@ -245,7 +245,7 @@ def test_a_pipe_gets_one_table(server: ServerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with one model, and metrics on a port of its own."""
+    """A server with one model and metrics on another port."""
     folder = tmp_path_factory.mktemp("other")
     write_model(folder, "alone", identity(Datatype.FP32, ["rows", "length"]))
     with clean_server(folder) as process:
@@ -265,7 +265,7 @@ def test_the_server_says_where_its_metrics_are(
 
 
 def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> None:
-    """What listens where the server's metrics were is asked who it is."""
+    """A server on the port of another's metrics is asked for its identity."""
     address, _, port = other.metrics.rpartition(":")
     document = {"name": "n", "version": "0", "extensions": []}
     member = {"id": "not that one", "metrics": {"address": address, "port": int(port)}}
@@ -285,7 +285,7 @@ def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> 
 
 
 def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
-    """It has another identity then, and its metrics may be elsewhere."""
+    """It has another identity then, and its metrics may be on another port."""
     starts = 0
 
     class Restarting(BaseHTTPRequestHandler):
@@ -308,8 +308,7 @@ def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
 
         seen = False
 
-        def log_message(self, *_: object) -> None:
-            """Nobody wants to know."""
+        def log_message(self, *_: object) -> None: ...
 
     with (
         HTTPServer(("127.0.0.1", 0), Restarting) as first,
@@ -369,7 +368,7 @@ def test_metrics_of_something_else(headrace: Headrace) -> None:
 
 @contextmanager
 def answering(body: bytes, times: int) -> Iterator[str]:
-    """The URL of what answers so many connections with one body, whatever they ask for."""
+    """The URL of a server that answers `count` connections with one body."""
 
     def answer(listener: socket.socket) -> None:
         for _ in range(times):

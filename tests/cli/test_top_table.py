@@ -1,4 +1,4 @@
-"""Scrapes of metrics, and what is made of two of them: rates, quantiles, restarts."""
+"""Scrapes of metrics, and the results of two of them: rates, quantiles, restarts."""
 
 import math
 from contextlib import suppress

@@ -22,14 +22,14 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 def traffic(
     command: Headrace, divided: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Headrace]:
-    """Runs the command, for which that server stands in the environment."""
+    """Runs the command with that server's address in the environment."""
     monkeypatch.setenv("HEADRACE_URL", divided.url)
     yield lambda action, *words: command("models", "traffic", action, "digits", *words)
     assert command("models", "traffic", "reset", "digits").status == 0
 
 
 def rows(out: str) -> list[list[str]]:
-    """The cells of each version, without blanks."""
+    """Cells of each version, stripped."""
     return [line.split() for line in out.splitlines() if line[:1].isdigit()]
 
 

@@ -1,4 +1,4 @@
-"""`headrace triton`, and `headrace serve` with a file that has a pool."""
+"""`headrace triton`, and `headrace serve` with a file that defines a pool."""
 
 from pathlib import Path
 

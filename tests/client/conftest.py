@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def urls(
     server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, str]]:
-    """Where the server answers, by scheme."""
+    """URLs of the server by scheme."""
     folder = tmp_path_factory.mktemp("sockets")
     servers: list[asyncio.Server] = []
     found = {"http": server.url, "grpc": f"grpc://{server.grpc}"}
@@ -62,7 +62,7 @@ def urls(
 
 @contextmanager
 def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop on a thread, which ends with everything on it."""
+    """An event loop on a thread, which cancels its tasks at its end."""
     with asyncio.Runner() as runner:
         loop, stop = runner.get_loop(), asyncio.Event()
         thread = threading.Thread(target=runner.run, args=(stop.wait(),))

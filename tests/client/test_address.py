@@ -1,4 +1,4 @@
-"""Addresses of servers, and the transport that each names."""
+"""Addresses of servers, and their transports."""
 
 import pytest
 

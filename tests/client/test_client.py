@@ -27,7 +27,7 @@ PAIR = {"INPUT0": np.arange(16, dtype=np.int32).reshape(1, 16), "INPUT1": ONES}
 
 
 class Awaited:
-    """A client or a model for coroutines whose methods are waited for, as those of threads are."""
+    """An asynchronous client or model behind synchronous methods."""
 
     def __init__(self, of: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._of, self._loop = of, loop

@@ -1,4 +1,4 @@
-"""HTTP as servers may speak it: errors in words, and what becomes of a connection that breaks."""
+"""HTTP responses of unusual servers: error messages, and connections that break."""
 
 import socket
 import threading
@@ -20,9 +20,9 @@ def response(body: bytes, head: str = "", status: str = "200 OK") -> bytes:
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
-    """A client of a server that gives `answers` in turn, each to whatever it has read.
+    """A client of a server that gives `answers` in turn, one per request.
 
-    After an empty answer it closes the connection and takes another.
+    After an empty answer it closes the connection and accepts another.
     """
     with ExitStack() as stack:
 
@@ -31,7 +31,7 @@ def scripted() -> Iterator[Scripted]:
             thread = threading.Thread(target=_serve, args=(listener, list(answers)))
             thread.start()
             stack.callback(thread.join, 10)
-            # Which wakes a thread that waits for another connection; to close it would not.
+            # This wakes a thread that waits for another connection; closing would not.
             stack.callback(listener.shutdown, socket.SHUT_RDWR)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             return stack.enter_context(Client(url, timeout=timeout))
@@ -49,7 +49,7 @@ def _serve(listener: socket.socket, answers: list[bytes]) -> None:
             while answers and (answers[0] == b"" or connection.recv(65536)):
                 answer = answers.pop(0)
                 if not answer:
-                    # Not at once: what the client has still under way would reset it.
+                    # Later: a client's unread data would reset the connection.
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(65536):
                         pass

@@ -1,4 +1,4 @@
-"""Python values in the datatype and shape that a model declares, and what does not fit."""
+"""Conversion of Python values to a model's declared datatypes and shapes."""
 
 from contextlib import suppress
 

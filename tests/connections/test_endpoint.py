@@ -1,4 +1,4 @@
-"""Why there is no connection, in words for whoever has configured it."""
+"""Reasons for a missing connection, in words for the operator."""
 
 import errno
 import socket

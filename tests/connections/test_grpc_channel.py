@@ -1,4 +1,4 @@
-"""Connections to a server that echoes, and what becomes of calls when they end."""
+"""gRPC connections to an echo server, and outcomes of calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ from tests.protocol.http2.server_peer import HEAD
 
 
 class Peer(asyncio.Protocol):
-    """A connection of the server: echoes, unless it is `mute`, or was told to do something else."""
+    """A connection of the server: echoes, unless `mute` or told otherwise."""
 
     def __init__(self, service: "Service") -> None:
         self.service = service
@@ -43,17 +43,17 @@ class Peer(asyncio.Protocol):
         self.service.arrived.set()
 
     def flush(self) -> None:
-        """Write what has collected."""
+        """Write collected bytes."""
         self.transport.write(self.http2.output())
         self.service.arrived.set()
 
     def send(self, *frames: bytes) -> None:
-        """Write something else."""
+        """Write other bytes."""
         self.transport.write(b"".join(frames))
 
 
 class Service:
-    """A server. `greeting` is what it says instead of HTTP/2."""
+    """A server; `greeting` is sent in place of HTTP/2."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -71,7 +71,7 @@ class Service:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Hang up, and listen no more."""
+        """Close every connection and stop listening."""
         assert self._server is not None
         self._server.close()
         for peer in list(self.peers):
@@ -79,19 +79,19 @@ class Service:
         await self.until(lambda: not self.peers)
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        """Wait for something to come."""
+        """Wait for a condition."""
         while not happened():
             self.arrived.clear()
             await asyncio.wait_for(self.arrived.wait(), 10)
 
     @property
     def calls(self) -> int:
-        """How many are under way."""
+        """Number of open calls."""
         return sum(len(peer.http2.connection.streams.open) for peer in self.peers)
 
 
 class Waiting(UnaryCall):
-    """A call that is awaited."""
+    """An awaitable call."""
 
     __slots__ = ("outcome",)
 
@@ -110,7 +110,7 @@ class Made:
         self.loop = asyncio.get_running_loop()
 
     def begin(self, message: Buffer = b"", seconds: float = 10.0, urgent: bool = False) -> Waiting:
-        """Begin a call."""
+        """Start a call."""
         call = Waiting(self.channel, HEAD, [message], self.loop.time(), seconds)
         call.outcome = self.loop.create_future()
         call.urgent = urgent
@@ -118,13 +118,13 @@ class Made:
         return call
 
     async def echo(self, message: bytes, urgent: bool = False) -> None:
-        """A call that goes well."""
+        """A successful echo."""
         data, end = await self.begin(message, urgent=urgent).outcome
         assert end is None
         assert data == message
 
     async def failure(self, call: Waiting) -> End:
-        """How a call fails."""
+        """Failure of a call."""
         data, end = await call.outcome
         assert data is None
         assert end is not None
@@ -146,7 +146,7 @@ async def service() -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def made(service: Service) -> AsyncIterator[Made]:
-    """A channel to the service."""
+    """A channel to the server."""
     made = Made(service)
     async with asyncio.timeout(20):
         yield made
@@ -231,7 +231,7 @@ async def test_a_deadline(service: Service, made: Made) -> None:
     assert (await made.failure(call)).reason is Reason.LATE
     await service.until(lambda: service.calls == 1)
     assert not long.finished
-    # Nothing was heard of that connection; the next call goes over another one.
+    # The connection had received nothing; the next call uses another one.
     await made.echo(b"x")
     assert len(service.peers) == 2
 
@@ -319,7 +319,7 @@ async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made
 
 
 async def test_frames_for_a_connection_that_is_gone(service: Service) -> None:
-    """As they come where a call begins in the same turn of the loop; uvloop raises for them."""
+    """As where a call begins in the same turn of the loop; uvloop raises for them."""
     loop, problems, gone = asyncio.get_running_loop(), list[object](), asyncio.Event()
     loop.set_exception_handler(lambda _, context: problems.append(context))
 

@@ -100,7 +100,7 @@ LIVE = "GET /v2/health/live"
 
 @pytest.mark.parametrize("request_line", [INFER, LIVE, "POST /v2/logging"])
 @pytest.mark.parametrize("hosts", [[], ["a", "b"], ["a", "a"]])
-def test_requests_with_several_hosts(
+def test_requests_without_exactly_one_host(
     server: ServerProcess, request_line: str, hosts: list[str]
 ) -> None:
     body = BODY if request_line == INFER else b""

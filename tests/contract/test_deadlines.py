@@ -91,7 +91,7 @@ def test_the_shorter_of_header_and_parameter(held: ServerProcess) -> None:
     ("Grpc_Timeout", "100ms", "grpc-timeout must be up to 8 digits and a unit"),
     ("X_Envoy_Expected_Rq_Timeout_Ms", "1.5", "must be a number of milliseconds"),
 ])  # fmt: skip
-def test_headers_without_effect(
+def test_invalid_timeout_headers(
     busy: ServerProcess, path: str, name: str, value: str, expected: str
 ) -> None:
     answer = ask(busy.http, "POST", path, b"{}", **{name: value})

@@ -73,7 +73,7 @@ def test_the_exact_text_of_an_answer(server: ServerProcess) -> None:
     assert answer.headers["server-timing"].startswith("queue;dur=")
 
 
-def test_values_without_a_json_form(server: ServerProcess) -> None:
+def test_null_members_and_special_numbers(server: ServerProcess) -> None:
     nothing = {"id": None, "parameters": None, "outputs": None}
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     answer = _post(server, "identity_FP32", {"inputs": [tensor | {"parameters": None}]} | nothing)

@@ -1,4 +1,4 @@
-"""What docs/client.md shows runs, and prints what it says."""
+"""Examples of docs/client.md run and print the documented output."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What docs/environments.md shows is what is read."""
+"""Examples of docs/environments.md are parsed as documented."""
 
 import re
 from pathlib import Path

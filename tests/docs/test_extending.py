@@ -1,4 +1,4 @@
-"""What docs/extending.md shows, as a package of its own, is found by the server and serves."""
+"""The package of docs/extending.md is found by the server and serves."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ WEIGHTS, BIAS = np.array([[1, 2], [3, 4]]) / 3, np.array([0.5, 0.25])
 
 
 def build(root: Path) -> None:
-    """Install the page's package into a directory, as pip would, and one that is broken."""
+    """Install the page's package into a directory, like pip, and a broken one."""
     project = tomllib.loads(blocks(PAGE, "toml")[0])["project"]
     package = root / project["name"].replace("-", "_")
     package.mkdir()
@@ -42,7 +42,7 @@ def build(root: Path) -> None:
 
 
 def write_models(root: Path) -> None:
-    """A model as it is, one that is rounded, and one whose stage refuses its parameter."""
+    """A plain model, a rounded one, and one whose stage refuses its parameter."""
     for name, decimals in (("exact", ""), ("rounded", "1"), ("wrong", "few")):
         (root / name / "1").mkdir(parents=True)
         np.savez(root / name / "1" / "model.npz", weights=WEIGHTS, bias=BIAS)

@@ -1,4 +1,4 @@
-"""The models of docs/from-others.md are served, and compute what those of other servers did."""
+"""Models of docs/from-others.md are served, with the results of their original servers."""
 
 from pathlib import Path
 

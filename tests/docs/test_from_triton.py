@@ -1,4 +1,4 @@
-"""The command line in docs/from-triton.md starts a server that says what the page shows."""
+"""The command line in docs/from-triton.md starts a server with the documented answers."""
 
 import shlex
 from pathlib import Path

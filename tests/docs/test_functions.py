@@ -1,4 +1,4 @@
-"""The functions in README.md and docs/functions.md are served, answer as shown, and type-check."""
+"""Functions in README.md and docs/functions.md are served, answer as documented, and type-check."""
 
 import json
 import re
@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> dict[str, str]:
-    """The model files of the page, by their names, and that of the README."""
+    """The model files of the page and of the README, by name."""
     blocks = [text for kind, text in BLOCK.findall(PAGE) if kind == "python"]
     files = {text.split()[1]: text for text in blocks}
     short = next(t for kind, t in BLOCK.findall(README) if kind == "python" and "@model" in t)
@@ -28,7 +28,7 @@ def examples() -> dict[str, str]:
 
 
 def questions() -> list[tuple[str, str]]:
-    """What is asked and what is answered, as commands and documents that follow one another."""
+    """Commands and their documented answers, which follow one another."""
     found = BLOCK.findall(PAGE)
     found += [(kind, text) for kind, text in BLOCK.findall(README) if "sentiment" in text]
     return [(a[1], b[1]) for a, b in pairwise(found) if (a[0], b[0]) == ("sh", "json")]

@@ -1,4 +1,4 @@
-"""The commands and programs of docs/model-control.md do what they say."""
+"""Commands and programs of docs/model-control.md work as documented."""
 
 import json
 import subprocess

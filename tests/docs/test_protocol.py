@@ -1,4 +1,4 @@
-"""docs/protocol.md names every route and procedure, and tests that exist for what it claims."""
+"""docs/protocol.md names every route and procedure, and existing tests for its claims."""
 
 import re
 from itertools import pairwise, product
@@ -26,7 +26,7 @@ SERVICES = (
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """The tables in a text, each with its head, as cells."""
+    """Tables of a text, each with its head, as cells."""
     found: list[list[list[str]]] = []
     lines = ["", *text.splitlines()]
     for before, line in pairwise(lines):

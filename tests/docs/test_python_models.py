@@ -1,4 +1,4 @@
-"""What docs/python-models.md shows is what a server runs."""
+"""Examples of docs/python-models.md run on a server."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the README and the pages under docs/ say: their commands run, their links lead somewhere."""
+"""Commands of the README and of docs/ run, and their links are valid."""
 
 import json
 import re

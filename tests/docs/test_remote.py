@@ -1,4 +1,4 @@
-"""The table of parameters in docs/remote.md has all that there are, each once."""
+"""The table of parameters in docs/remote.md is complete and unique."""
 
 import re
 
@@ -20,7 +20,7 @@ def test_the_table_of_parameters() -> None:
 
 
 def test_the_table_of_failures() -> None:
-    """Its rows are the rules, in their order, and one more for calls that are cancelled."""
+    """Its rows are the rules, in their order, and one more for cancelled calls."""
     section = PAGE.partition("\n## When a call fails\n")[2].partition("\n## ")[0]
     table = re.findall(r"^\| (.*) \|$", section, re.MULTILINE)[2:]
     rows = [row.split(" | ") for row in table]

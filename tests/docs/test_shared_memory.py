@@ -1,4 +1,4 @@
-"""What docs/shared-memory.md shows does what it says."""
+"""Examples of docs/shared-memory.md run as documented."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What docs/streaming.md shows: its model is served, and its clients get what is said."""
+"""Examples of docs/streaming.md: the model is served, and clients get the documented output."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What docs/traffic.md shows is what the server takes."""
+"""Examples of docs/traffic.md are accepted by the server."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The tutorial works as it is written: its commands run in their order, and print what it says."""
+"""Commands of the tutorial run in order and print the documented output."""
 
 import json
 import os
@@ -21,7 +21,7 @@ TOOK = re.compile(r"[\d.]+ [mµ]s$", re.MULTILINE)
 
 
 def said(form: str, text: str) -> object:
-    """What a command has printed, in a form that is the same each time."""
+    """Normalized output of a command."""
     return json.loads(text) if form == "json" else TOOK.sub("", text).strip()
 
 

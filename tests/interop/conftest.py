@@ -1,4 +1,4 @@
-"""A server with the example models, and one more whose requests take as long as they say."""
+"""A server with the example models, and one with models of controlled duration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.support.transports import grpc_transport
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the server listens, as host:port, and how much COST of its busy model is a second."""
+    """Addresses of the server as host:port, and the COST of a second of its busy model."""
 
     http: str
     grpc: str
@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(
     request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The server; nothing that a test does to it may outlast the test."""
+    """The server; no effect of a test on it may outlast the test."""
     options = ("--allow-client-shm", *grpc_transport(request))
     models = onnx_examples(tmp_path_factory.mktemp("examples"), "storyteller")
     with ServerProcess(models, repository, options=options) as server:

@@ -1,7 +1,8 @@
 """A server of KServe's own, run as `python kserve_model.py PORT` in an interpreter of its own.
 
-`told` says what it takes and gives, `untold` does not. It lists no extension for binary tensors,
-which it takes.
+The model `told` declares its signature, `untold` does not. The server lists no extension for
+binary
+tensors, but accepts them.
 """
 
 import sys
@@ -13,7 +14,7 @@ from kserve.protocol.infer_type import InferOutput, InferResponse
 
 
 class AddOne(kserve.Model):  # type: ignore[misc]  # the package has no types
-    """Adds one to numbers, and gives them in other datatypes."""
+    """Adds one to numbers, and returns them in other datatypes."""
 
     def __init__(self, name: str, told: bool) -> None:
         super().__init__(name)

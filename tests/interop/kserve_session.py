@@ -153,7 +153,7 @@ async def many_at_once(s: Session) -> None:
 
 
 def check(answer: Any) -> None:
-    """Both outputs are what the model `simple` makes of the request."""
+    """Assert both outputs of the model `simple` for the request."""
     outputs = {output.name: output.as_numpy() for output in answer.outputs}
     assert np.array_equal(outputs["OUTPUT0"], COUNTED + ONES), outputs
     assert np.array_equal(outputs["OUTPUT1"], COUNTED - ONES), outputs

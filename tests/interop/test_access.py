@@ -1,4 +1,4 @@
-"""tritonclient before a server that asks for headers, and with keep-alive of its own."""
+"""tritonclient with required headers and client keep-alive."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _ROWS = np.zeros((1, 16), np.int32)
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that asks for a key, and for signs of life."""
+    """A server that requires a key, and sends PINGs."""
     options = (
         "--http-restricted-api=inference:infer-key=secret",
         "--grpc-restricted-protocol=inference:infer-key=secret",

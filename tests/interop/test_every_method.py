@@ -1,7 +1,8 @@
 """Every public method of tritonclient's four clients, called at least once.
 
-One server with everything switched on, one scenario for each client; in the end no public method
-of the client may be left that was not called.
+One server with every option, one scenario for each client; at the end every public method of
+the
+client must have been called.
 """
 
 import base64
@@ -24,7 +25,7 @@ _REGION_BYTES = 64
 
 
 class _Counted(Client):
-    """A client that knows which of its methods were called."""
+    """A client that records its called methods."""
 
     def __init__(self, family: str, address: str) -> None:
         super().__init__(family, address)
@@ -40,7 +41,7 @@ class _Counted(Client):
 
     @property
     def public(self) -> set[str]:
-        """The names of all public methods that the client has."""
+        """Names of all public methods of a client."""
         return {name for name in dir(self.kind) if not name.startswith("_")}
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    """The program; without it the tests are skipped."""
+    """Path of h2load; without it the tests are skipped."""
     found = shutil.which("h2load")
     if found is None:
         pytest.skip("h2load is not here; it is in Debian's package nghttp2-client")

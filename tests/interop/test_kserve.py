@@ -16,7 +16,7 @@ pytestmark = [over_both_transports("served"), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def outcomes(served: Served) -> dict[str, str]:
-    """The traceback of each check, empty where it passed."""
+    """Traceback of each check, empty where it passed."""
     command = [sys.executable, "-W", "ignore", kserve_session.__file__, served.http, served.grpc]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,8 @@
 """perf_analyzer, the load generator of Triton's users, against the server.
 
-It is taken from the environment variable HEADRACE_PERF_ANALYZER, from the PATH, or from
-build/bench, where `scripts/bench_tools` puts it.
+The program is taken from the environment variable HEADRACE_PERF_ANALYZER, from the PATH, or
+from
+build/bench, where `scripts/bench_tools` installs it.
 """
 
 import csv
@@ -18,12 +19,12 @@ from tests.interop.conftest import Served
 pytestmark = pytest.mark.slow
 
 _FETCHED = Path(__file__).parents[2] / "build" / "bench" / "perf_analyzer"
-# As short as a measurement can be; three windows are stable, to it, however much they differ.
+# The shortest measurement; it calls three windows stable, however much they differ.
 _SHORT = ("-p", "250", "-r", "10", "-s", "999")
 
 
 def find_program() -> str:
-    """The program, or "". On PyPI a package of its name holds nothing that could be run."""
+    """Path of the program, or "". On PyPI a package of its name holds nothing that could be run."""
     named = os.environ.get("HEADRACE_PERF_ANALYZER")
     for candidate in (named, shutil.which("perf_analyzer"), str(_FETCHED)):
         if not candidate:
@@ -39,7 +40,7 @@ def find_program() -> str:
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    """The program; without it the tests are skipped."""
+    """Path of the program; without it the tests are skipped."""
     found = find_program()
     if not found:
         pytest.skip("perf_analyzer is not here; scripts/bench_tools fetches it")
@@ -47,7 +48,7 @@ def program() -> str:
 
 
 def measure(program: str, *arguments: str) -> str:
-    """What it prints; it must have measured something, called it stable, and found no error."""
+    """Its output; asserts a stable measurement without errors."""
     status, printed = run(program, *arguments)
     assert status == 0, printed
     throughputs = re.findall(r"Throughput: ([\d.]+) infer/sec", printed)
@@ -57,7 +58,7 @@ def measure(program: str, *arguments: str) -> str:
 
 
 def run(program: str, *arguments: str) -> tuple[int, str]:
-    """Its exit status and what it prints, which must not speak of an error."""
+    """Exit status and output, without errors."""
     done = subprocess.run(
         [program, *arguments], capture_output=True, text=True, timeout=110, check=False
     )
@@ -70,7 +71,7 @@ def run(program: str, *arguments: str) -> tuple[int, str]:
 def test_simple(program: str, served: Served, protocol: str) -> None:
     address = served.http if protocol == "http" else served.grpc
     printed = measure(program, "-m", "simple", "-i", protocol, "-u", address, *_SHORT)
-    # Its own count is of the windows; the server's statistics, read around them, are of no less.
+    # Its own count is of the windows; the server's statistics, read around them, are no lower.
     client, server = (
         int(n) for n in re.findall(r"(?:Request count|Inference count): (\d+)", printed)
     )
@@ -98,7 +99,7 @@ def test_asynchronous_with_a_report(
     measure(program, "-m", "simple", "-i", protocol, "-u", address, *options, *_SHORT)
     rows = list(csv.DictReader(report.read_text().splitlines()))
     assert float(rows[0]["Inferences/Second"]) > 0
-    # What it has from the server's statistics, in microseconds.
+    # Its figures from the server's statistics, in microseconds.
     assert float(rows[0]["Server Compute Infer"]) >= 0
 
 
@@ -111,8 +112,8 @@ def test_metrics_are_read(program: str, served: Served) -> None:
 def test_defaults(program: str, served: Served, protocol: str) -> None:
     address = served.http if protocol == "http" else served.grpc
     status, printed = run(program, "-m", "simple", "-i", protocol, "-u", address, "-v")
-    # Its defaults want three windows of five seconds that agree within 10 %: that judges the
-    # machine. What judges the server is that every window has answers and none an error.
+    # Its defaults want three windows of five seconds that agree within 10 %: this judges the
+    # machine. The server is judged by windows that all have answers and no error.
     windows = re.findall(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec", printed)
     assert len(windows) >= 3, printed
     assert all(float(throughput) > 0 for throughput in windows), printed

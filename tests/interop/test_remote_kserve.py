@@ -1,4 +1,4 @@
-"""Models that KServe's own Python server runs, asked over HTTP."""
+"""Models on KServe's own Python server as upstream, over HTTP."""
 
 import subprocess
 import sys

@@ -1,6 +1,7 @@
-"""Models that a real TorchServe runs, asked over HTTP.
+"""Models on a real TorchServe as upstream, over HTTP.
 
-The program is taken from the environment variable HEADRACE_TORCHSERVE; `torch-model-archiver` lies
+The program is taken from the environment variable HEADRACE_TORCHSERVE; `torch-model-archiver`
+lies
 beside it, and Java is on the PATH.
 """
 
@@ -89,7 +90,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "--model-store=store", "--models=echo=echo.mar",
             ],
             cwd=root, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            # It writes down there that it runs, and is not started a second time.
+            # Its PID file is there, and it does not start a second time.
             env={**os.environ, "PATH": path, "TMPDIR": str(root)}, start_new_session=True,
         )  # fmt: skip
     try:

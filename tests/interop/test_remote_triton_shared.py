@@ -1,4 +1,4 @@
-"""A real Triton on this machine that gets large tensors in shared memory."""
+"""A real Triton on this machine with large tensors in shared memory."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def triton(program: Path, models: Path, tmp_path: Path) -> Iterator[Triton]:
-    """A Triton of those that share memory without being told to."""
+    """A Triton of a version that shares memory by default."""
     with Triton(program, models, tmp_path / "log") as server:
         yield server
 
@@ -78,7 +78,7 @@ def front(triton: Triton, tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def regions(triton: Triton) -> set[str]:
-    """The names of the regions that Triton has."""
+    """Names of Triton's regions."""
     answer = ask(triton.http, "GET", "/v2/systemsharedmemory/status")
     return {region["name"] for region in orjson.loads(answer.body)}
 

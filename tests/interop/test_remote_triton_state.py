@@ -1,4 +1,4 @@
-"""Decoupled models and sequences of a real Triton, through this server as from Triton itself."""
+"""Decoupled models and sequences of a real Triton: the same answers through this server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,8 +21,8 @@ from tests.support.triton_server import Triton, real_program
 
 pytestmark = pytest.mark.slow
 
-# Adds up what the requests of a sequence bring. With `direct`, places of a batch without a sequence
-# are requests as well, of none.
+# Sums the inputs of a sequence. With `direct`, places of a batch without a sequence
+# are requests as well, without one.
 _ADDER = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -42,7 +42,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SUM", total)]))
         return responses
 """
-# Answers with TEXT as often as COUNT says, and with an error in the end if that is negative.
+# Answers with TEXT COUNT times, and with a final error if COUNT is negative.
 _TELLER = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -106,7 +106,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 @pytest.fixture(scope="module")
 def triton(start: Callable[[], Triton]) -> Triton:
-    """One that lives as long as the tests."""
+    """A Triton for all tests."""
     return start()
 
 
@@ -132,7 +132,7 @@ def pair(
 
 
 def add(client: Client, model: str, number: int, id: int | str, kind: str = "") -> int:
-    """Send a number, get the sum of the sequence; `kind` has "s" for its start, "e" for its end."""
+    """Send a number; the sum of the sequence. `kind` has "s" for its start, "e" for its end."""
     parameters: dict[str, Parameter] = {
         "sequence_id": id, "sequence_start": "s" in kind, "sequence_end": "e" in kind,
     }  # fmt: skip
@@ -168,7 +168,7 @@ def test_what_is_no_request_of_a_sequence_is_told_in_triton_s_words(
 
 
 def test_a_sequence_that_was_not_ended_makes_room_in_time(pair: tuple[Client, Client]) -> None:
-    """More sequences at once than Triton has room for: the rest waits, and none goes astray."""
+    """With more sequences than Triton has room for, the rest waits, and none is mixed up."""
     through = pair[1]
     ids = range(100, 104)  # all that there is room for
     for id in ids:
@@ -178,7 +178,7 @@ def test_a_sequence_that_was_not_ended_makes_room_in_time(pair: tuple[Client, Cl
 
 
 def stream(client: Any, triton: Any, text: str, count: int, **more: Any) -> list[object]:
-    """What tritonclient gets for a request to the decoupled model, up to its end."""
+    """tritonclient's messages for a request to the decoupled model, up to its end."""
     got: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     given = {"TEXT": np.array([[text]], object), "COUNT": np.array([[count]], np.int32)}
     inputs = []
@@ -246,7 +246,7 @@ def test_sequences_are_lost_with_their_server(
                 lost.append((id, str(error)))
         assert len(lost) == 2
         for id, text in lost:
-            # The first one that came may have found that out.
+            # The first one may have found that out.
             assert f"sequence {id} of model 'direct' is lost" in text or "during the" in text
             with pytest.raises(ServerError, match=f"sequence {id} of model 'direct' is lost"):
                 add(client, "direct", 1, id)

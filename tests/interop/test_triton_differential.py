@@ -1,6 +1,6 @@
-"""The same requests to a real Triton and through this server: what comes back is the same.
+"""The same requests to a real Triton and through this server: the same answers.
 
-Models are those of Triton's Python backend; every way to ask the other server, and every form of
+The models use Triton's Python backend; every protocol to the upstream, and every form of
 requests.
 """
 
@@ -181,7 +181,7 @@ def _step(step: str) -> Callable[[Client], object]:
 
 
 def _tensors(metadata: ModelMetadataResponse) -> Answer:
-    """What is told of inputs and outputs, as an answer."""
+    """Metadata of inputs and outputs in the form of an answer."""
     tensors = {t.name: np.array(t.shape) for t in (*metadata.inputs, *metadata.outputs)}
     datatypes = {t.name: t.datatype for t in (*metadata.inputs, *metadata.outputs)}
     return Answer(metadata.name, "", "", {}, dict(tensors), datatypes)
@@ -216,7 +216,7 @@ ANSWERS: Mapping[str, Callable[[Client], object]] = {
     ),
     "the last version": _infer("versions", {"X": ONE}),
     "the first version": _infer("versions", {"X": ONE}, version="1"),
-    # what the model says
+    # the model's text
     "nothing wrong": _step(""),
     "metadata": lambda client: _tensors(client.model_metadata("shaped")),
     **{
@@ -246,12 +246,12 @@ REFUSALS: Mapping[str, Callable[[Client], object]] = {
     "no datatype": _infer("versions", [_as("X", ONE, "FP65")]),
 }
 MALFORMED = {"fewer elements than the shape says", "a negative dimension"}
-# Statuses of gRPC that HTTP has no status of its own for.
+# gRPC statuses without an HTTP status of their own.
 MERGED = {"UNKNOWN", "ALREADY_EXISTS"}
 
 
 def outcome(client: Client, ask: Callable[[Client], Any]) -> tuple[object, ...]:
-    """What comes back, in a form that can be compared."""
+    """An answer in a comparable form."""
     try:
         answer = ask(client)
     except ServerError as error:

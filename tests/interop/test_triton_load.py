@@ -1,4 +1,4 @@
-"""A real Triton in the mode `explicit`, on which this server loads models, and loads them again."""
+"""A real Triton in the mode `explicit`, on which this server loads models repeatedly."""
 
 from pathlib import Path
 

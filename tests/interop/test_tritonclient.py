@@ -1,4 +1,4 @@
-"""tritonclient over HTTP and gRPC, synchronous and asynchronous, used as its examples use it."""
+"""tritonclient over HTTP and gRPC, synchronous and asynchronous, used like its examples."""
 
 import uuid
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def connected(family: str, served: Served) -> Iterator[Client]:
 
 
 def counting(rows: int, first: int = 0) -> NDArray[np.int32]:
-    """What `Client.sum_and_difference` puts into INPUT0."""
+    """`Client.sum_and_difference`'s INPUT0."""
     return np.arange(first, first + rows * 16, dtype=np.int32).reshape(rows, 16)
 
 
@@ -86,12 +86,12 @@ def test_documents_as_messages(grpc: Client) -> None:
 
 
 def as_json(client: Client) -> dict[str, bool]:
-    """The option with which gRPC clients give dictionaries, as HTTP clients always do."""
+    """The option with which gRPC clients return dictionaries, as HTTP clients always do."""
     return {} if client.over_http else {"as_json": True}
 
 
 def simple_statistics(client: Client) -> dict[str, Any]:
-    """What the model `simple` has done."""
+    """Statistics of the model `simple`."""
     answer = client.call("get_inference_statistics", "simple", **as_json(client))
     entry: dict[str, Any] = answer["model_stats"][0]
     return entry
@@ -233,7 +233,7 @@ def test_generating_and_parsing_bodies_oneself(http: Client, served: Served) -> 
     assert np.array_equal(result.as_numpy("OUTPUT0"), counting(2) + 1)
 
 
-# --- many at once
+# --- concurrent requests
 
 
 def test_async_infer_over_http(served: Served) -> None:
@@ -370,7 +370,7 @@ def test_a_deadline_of_a_call(grpc: Client, served: Served) -> None:
 
 @pytest.fixture
 def shared(client: Client) -> Iterator[Any]:
-    """A region `r` of 4 KiB; what a test registers is gone after it."""
+    """A region `r` of 4 KiB; registrations of a test are removed after it."""
     handle = shared_memory.create_shared_memory_region("r", f"/headrace-{uuid.uuid4().hex}", 4096)
     yield handle
     client.call("unregister_system_shared_memory")

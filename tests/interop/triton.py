@@ -1,7 +1,8 @@
-"""tritonclient's four clients behind one synchronous face, so that a test is written once for all.
+"""tritonclient's four clients behind one synchronous interface, so that each test is written once.
 
-Nothing of what they send or understand is changed: a method is called by its own name with its own
-arguments, and what it gives is awaited if it is awaitable.
+Requests and responses are unchanged: a method is called by its own name with its own arguments,
+and
+awaitable results are awaited.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class Client:
 
     @staticmethod
     async def _connect(module: str, address: str, options: dict[str, Any]) -> Any:
-        # Within a running loop: the asynchronous clients belong to the one they are made in.
+        # Within a running loop: asynchronous clients belong to the loop they are created in.
         return importlib.import_module(module).InferenceServerClient(address, **options)
 
     def __enter__(self) -> Self:
@@ -48,11 +49,11 @@ class Client:
         return self._runner.run(self._call(method, arguments, options))
 
     def together(self, method: str, calls: list[tuple[Any, ...]]) -> list[Any]:
-        """Call a method several times at once; only for an asynchronous client."""
+        """Call a method several times concurrently; only for an asynchronous client."""
         return self._runner.run(self._together(method, calls))
 
     def stream(self, requests: list[dict[str, Any]], **options: Any) -> list[tuple[Any, Any]]:
-        """What `grpc.aio`'s stream_infer gives for some requests."""
+        """Results of `grpc.aio`'s stream_infer for some requests."""
         return self._runner.run(self._stream(requests, options))
 
     def input(self, name: str, array: NDArray[Any], binary: bool = True) -> Any:
@@ -86,7 +87,7 @@ class Client:
         ]
 
     def document(self, answer: Any) -> dict[str, Any]:
-        """The head of an infer result as a dictionary, whatever the client makes of it."""
+        """The head of an infer result as a dictionary, for any client."""
         response = answer.get_response() if self.over_http else answer.get_response(as_json=True)
         assert isinstance(response, dict)
         return response

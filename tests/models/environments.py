@@ -1,4 +1,4 @@
-"""Models that need packages of their own, and where those come from."""
+"""Models that need packages of their own, and sources of these."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import numpy as np
 from tests.models.python_models import tensors, write_python_model
 from tests.support.wheels import write_wheel
 
-# It says which version of a package it has, which interpreter, and whose numpy.
+# It returns its package's version, its interpreter, and the location of numpy.
 TELLING = """
     import json
     import os
@@ -45,19 +45,19 @@ def write_wheelhouse(root: Path) -> Path:
 
 
 def write_telling_model(root: Path, name: str, parameters: str = "", block: str = "") -> Path:
-    """A model that tells of its environment; its directory."""
+    """A model that reports its environment; its directory."""
     config = tensors("input", ("X", "INT32", "1")) + tensors("output", ("TOLD", "STRING", "1"))
     write_python_model(root, name, f"{block}\n{dedent(TELLING)}", config + parameters)
     return root / name
 
 
 def parameter(name: str, value: str) -> str:
-    """A parameter as a configuration declares it."""
+    """A parameter of a configuration."""
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
 
 def write_environment(path: Path) -> Path:
-    """An environment without a pip, with the package `flavour` 3.0 and this environment's numpy."""
+    """An environment without pip, with the package `flavour` 3.0 and this environment's numpy."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
     [site] = path.glob("lib/python3*/site-packages")
     (site / "flavour.py").write_text("VERSION = '3.0'\n")
@@ -75,7 +75,7 @@ def write_archive(path: Path) -> Path:
     (folder / "lib").mkdir()
     (folder / "lib" / "flavour.py").write_text("VERSION = '4.0'\n")
     python = folder / "bin" / "python3"
-    # In the place of an interpreter, which would be large.
+    # In place of an interpreter, which would be large.
     python.write_text(
         "#!/bin/sh\n"
         'here=$(cd "$(dirname "$0")/.." && pwd)\n'

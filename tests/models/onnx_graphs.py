@@ -1,5 +1,8 @@
-"""Tiny ONNX models as code. Each function gives the bytes of a model file; `write_model` puts one
-where a model repository expects it. "rows" is the variable first dimension of those that batch.
+"""Tiny ONNX models as code.
+
+Each function returns the bytes of a model file; `write_model` writes one into a model
+repository.
+"rows" is the variable first dimension of those that batch.
 """
 
 from collections.abc import Sequence
@@ -94,7 +97,7 @@ def without_inputs() -> bytes:
 
 
 def fixed_shape(rows: int = 3, width: int = 2) -> bytes:
-    """OUTPUT0 = INPUT0, both of one shape only: a model that does not batch."""
+    """OUTPUT0 = INPUT0, both of one fixed shape: a model that does not batch."""
     return identity(Datatype.FP32, (rows, width))
 
 
@@ -112,7 +115,7 @@ def lookup(entries: int = 10) -> bytes:
 
 
 def heavy(size: int = 256, layers: int = 8) -> bytes:
-    """`layers` products with a matrix of `size` by `size`: 2 * layers * size² operations a row."""
+    """`layers` products with a `size` by `size` matrix: 2 * layers * size² operations per row."""
     weights = np.random.default_rng(0).standard_normal((size, size), np.float32) / size
     names = ["INPUT0", *(f"hidden{n}" for n in range(layers - 1)), "OUTPUT0"]
     return _model(
@@ -131,7 +134,7 @@ def heavy(size: int = 256, layers: int = 8) -> bytes:
 
 
 def mixed() -> bytes:
-    """Three inputs of different datatypes and ranks, each given back under another name."""
+    """Three inputs of different datatypes and ranks, each returned under another name."""
     tensors: list[tuple[str, int, Dims]] = [
         ("NUMBERS", TensorProto.FLOAT, (ROWS, "width")),
         ("TEXT", TensorProto.STRING, (ROWS, 1)),
@@ -165,7 +168,7 @@ def bf16_and_others() -> bytes:
 
 
 def bf16_and_text_input() -> bytes:
-    """A BF16 and a BYTES input: what ONNX Runtime cannot be given from Python."""
+    """A BF16 and a BYTES input: a combination that Python cannot pass to ONNX Runtime."""
     return _model(
         [
             helper.make_node("Identity", ["HALF"], ["HALF_OUT"]),
@@ -192,7 +195,7 @@ def total() -> bytes:
 
 
 def with_default() -> bytes:
-    """OUTPUT0 = INPUT0 * SCALE, where SCALE is an input that the model has a value for, 2."""
+    """OUTPUT0 = INPUT0 * SCALE, where SCALE is an input with the default value 2."""
     return _model(
         [helper.make_node("Mul", ["INPUT0", "SCALE"], ["OUTPUT0"])],
         [_info("INPUT0", TensorProto.FLOAT, (ROWS, 2)), _info("SCALE", TensorProto.FLOAT, (1,))],
@@ -202,7 +205,7 @@ def with_default() -> bytes:
 
 
 def sequence_output() -> bytes:
-    """OUTPUT0 is a sequence of tensors, which the protocol does not have; OUTPUT1 = INPUT0."""
+    """OUTPUT0 is a sequence of tensors, which the protocol lacks; OUTPUT1 = INPUT0."""
     return _model(
         [
             helper.make_node("SequenceConstruct", ["INPUT0", "INPUT0"], ["OUTPUT0"]),
@@ -222,12 +225,12 @@ def external_weight(location: str) -> bytes:
 
 
 def external_weight_in_branch(location: str) -> bytes:
-    """The same, but w belongs to a graph within a node, which only runs if FLAG is true."""
+    """`external_weight` with w in a graph within a node, which only runs if FLAG is true."""
     return _in_branch([_ADD_WEIGHT], [_external(location)])
 
 
 def external_weight_in_attribute(location: str) -> bytes:
-    """The same, but w is the value of a Constant node within a branch."""
+    """`external_weight` with w as the value of a Constant node within a branch."""
     constant = helper.make_node("Constant", [], ["w"])
     attribute = AttributeProto(name="value", type=AttributeProto.TENSOR)
     attribute.t.CopyFrom(_external(location))
@@ -236,7 +239,7 @@ def external_weight_in_attribute(location: str) -> bytes:
 
 
 def external_weight_in_function(location: str) -> bytes:
-    """The same, but w is the value of a Constant node within a function of the model."""
+    """`external_weight` with w as the value of a Constant node within a function of the model."""
     constant = helper.make_node("Constant", [], ["w"])
     attribute = AttributeProto(name="value", type=AttributeProto.TENSOR)
     attribute.t.CopyFrom(_external(location))
@@ -270,7 +273,7 @@ def _model(
 ) -> bytes:
     graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)]
-    # An older format than the installed onnx writes, so that older ONNX Runtimes read it too.
+    # An older format than the installed onnx writes, for older versions of ONNX Runtime.
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10, **more)
     return bytes(model.SerializeToString())
 

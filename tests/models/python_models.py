@@ -1,4 +1,4 @@
-"""Python models for the tests, as the text of their files."""
+"""Source texts of Python models for the tests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ ADD_SUB = """
             return responses
 """
 
-# It gives back what it gets, of whatever type and shape.
+# It returns its inputs, of any type and shape.
 IDENTITY = """
     import triton_python_backend_utils as pb_utils
 
@@ -46,7 +46,7 @@ def write_python_model(root: Path, name: str, source: str, config: str = "") -> 
 
 
 def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
-    """Inputs or outputs, by name, type and dims, as a configuration declares them."""
+    """Inputs or outputs of a configuration, by name, type and dims."""
     return "".join(
         f'{kind} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {dims} ] }}\n'
         for name, datatype, dims in declared
@@ -54,7 +54,7 @@ def tensors(kind: str, *declared: tuple[str, str, str]) -> str:
 
 
 def in_config(parameters: Mapping[str, object]) -> str:
-    """Parameters as a configuration has them."""
+    """Parameters of a configuration."""
     return "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         for key, value in parameters.items()
@@ -62,7 +62,7 @@ def in_config(parameters: Mapping[str, object]) -> str:
 
 
 def execution(kind: str) -> str:
-    """Where a model runs, as a configuration says it."""
+    """The place of execution in a configuration."""
     return in_config({"execution": kind})
 
 

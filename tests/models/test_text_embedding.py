@@ -1,4 +1,4 @@
-"""The example model `text_embedding`: what its tokenizer and its network make of texts."""
+"""The example model `text_embedding`: tokenizer and network."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -25,7 +25,7 @@ def embedder() -> Any:
 
 
 def module(name: str) -> Any:
-    """A module of the model's, which other models may have under the same name."""
+    """A module of the model, which other models may have under the same name."""
     spec = spec_from_file_location(f"text_embedding.{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -67,7 +67,7 @@ def test_the_network_is_the_one_that_is_named(embedder: Any) -> None:
         "It's so sunny outside!",
         "He drove to the stadium.",
     )
-    # What sentence-transformers' documentation says of the network with weights of 32 bits.
+    # From sentence-transformers' documentation, of the network with weights of 32 bits.
     said = [0.6660, 0.1046, 0.1411]
     assert [one @ two, one @ three, two @ three] == pytest.approx(said, abs=0.01)
 

@@ -1,7 +1,8 @@
-"""Models that use all of Triton's Python API, as the text of their files.
+"""Source texts of models that use all of Triton's Python API.
 
-They are told what to do by a JSON document in their input COMMAND, one to a request, and give back
-what they have to say in their output TOLD.
+They obey a JSON document in their input COMMAND, one per request, and return their report in
+their
+output TOLD.
 """
 
 from tests.models.python_models import tensors
@@ -102,7 +103,7 @@ ORDINARY = (
 """
 )
 
-# A model that answers as often as it is told to.
+# A model with any number of answers.
 MANY = (
     _HEAD
     + """
@@ -161,7 +162,7 @@ MANY = (
 """
 )
 
-# Coroutines: batches run at the same time.
+# Coroutines: batches run concurrently.
 COROUTINE = (
     _HEAD
     + """
@@ -231,7 +232,7 @@ MANY_COROUTINE = (
 """
 )
 
-# It has other models run, and asks its server for whatever else there is.
+# It calls other models, and every other function of the API.
 CALLER = (
     _HEAD
     + """
@@ -290,7 +291,7 @@ CALLER = (
             return "left"
 
         def cancel_stream(self, command):
-            # As Triton's own test does: it goes on to read what it has called off.
+            # As Triton's own test does: it continues to read cancelled responses.
             request = pb_utils.InferenceRequest(
                 model_name="many", requested_output_names=["TOLD"],
                 inputs=[text({"do": "until cancelled", "file": command["file"], "thread": True})],
@@ -402,7 +403,7 @@ CALLER = (
 """
 )
 
-# It is ready if a file is there that its configuration names.
+# It is ready if a file exists that its configuration names.
 FICKLE = (
     _HEAD
     + """
@@ -428,7 +429,7 @@ FICKLE = (
 """
 )
 
-# What models do that nobody should have to know how to survive.
+# Misbehaviour that the server has to survive.
 ODD = (
     _HEAD
     + """
@@ -560,7 +561,7 @@ ODD = (
 """
 )
 
-# A coroutine that is cancelled, and one that goes on after `execute` has returned.
+# A coroutine that is cancelled, and one that continues after `execute` has returned.
 ODD_COROUTINE = (
     _HEAD
     + """

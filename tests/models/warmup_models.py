@@ -1,9 +1,9 @@
-"""Python models that tell what they were warmed up with, and samples for configurations."""
+"""Source texts of Python models that record their warm-up, and samples for configurations."""
 
 from tests.models.python_models import tensors
 
 # Appends a line to the file `seen` beside it for each batch: how many requests, and the rows and
-# values of each. What it was given is its answer. A negative value fails.
+# values of each. It returns its input. A negative value fails.
 RECORDER = """
     import json
     import os
@@ -26,7 +26,7 @@ RECORDER = """
                 pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in given
             ]
 """
-# Has `recorder` run whatever it gets, and says how many responses came.
+# Calls `recorder` with its input, and returns the number of responses.
 ASKER = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -47,7 +47,7 @@ ASKER = """
                 raise pb_utils.TritonModelException(answer.error().message())
             return pb_utils.InferenceResponse(answer.output_tensors())
 """
-# Has the model loaded that its file `next` names.
+# Loads the model that its file `next` names.
 LOADER = """
     from pathlib import Path
 
@@ -75,7 +75,7 @@ RECORDER_CONFIG = (
 def sample(
     name: str, data: str, batch_size: int = 1, more: str = "", kind: str = "FP32", dims: int = 2
 ) -> str:
-    """A sample for such an input; `data` says where the values come from."""
+    """A sample for such an input; `data` is the source of its values."""
     return (
         f'model_warmup {{ name: "{name}" batch_size: {batch_size} {more}\n'
         f'  inputs {{ key: "INPUT0" value {{ data_type: TYPE_{kind} dims: {dims} {data} }} }} }}\n'

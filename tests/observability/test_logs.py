@@ -1,4 +1,4 @@
-"""Log lines: how they look, which are written, what clients may change, and slow readers."""
+"""Log lines: format, levels, changes by clients, and slow readers."""
 
 import json
 import logging
@@ -134,7 +134,7 @@ OURS, THEIRS = "headrace.engine", "somebody.else"
 
 
 def written(**settings: object) -> tuple[str, list[tuple[str, str]]]:
-    """What a process with these settings writes to standard error: as text, and as who and what."""
+    """Standard error of a process with these settings, as text and as parsed pairs."""
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, repr(settings)], capture_output=True, text=True, check=True
     )
@@ -207,7 +207,7 @@ def test_what_is_wrong_changes_nothing(
     assert control.settings == LogSettings()
 
 
-# --- a reader that stands still
+# --- a reader that halts
 
 
 LINE = b"x" * 99 + b"\n"
@@ -250,7 +250,7 @@ def test_a_pipe_whose_reader_stands_still() -> None:
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_what_is_read_is_not_dropped(blocking: bool) -> None:
-    """Also a line larger than the queue, and where somebody has made the pipe not block."""
+    """Also a line larger than the queue, and a pipe that someone made non-blocking."""
     reading, writing = os.pipe()
     os.set_blocking(writing, blocking)
     writer = LogWriter(writing, note, unexpected)

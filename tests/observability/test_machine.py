@@ -1,4 +1,4 @@
-"""The machine's CPU and memory, and how much memory processes take."""
+"""CPU and memory of the machine, and memory of processes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ Cached:         11000000 kB
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ class Clock:
 
 
 def tell(proc: Path, busy: int, idle: int, waiting: int = 0) -> None:
-    """Have the machine spent so much time so far, of which guests had one tick."""
+    """Set the machine's CPU time, of which guests had one tick."""
     (proc / "stat").write_text(
         f"cpu  {busy - 3} 1 1 {idle} {waiting} 0 1 0 1 0\ncpu0 1 1 1 1 0 0 0 0 0 0\nintr 7\n"
     )
@@ -97,7 +97,7 @@ LEAST = 100 << 10  # of a session, however small its files
 
 
 def tell_process(proc: Path, pid: int, pss: int, swapped: int, *children: int) -> None:
-    """A process of so many kB, with two threads, the second of which has started others."""
+    """A process of `kb`, with two threads, the second of which has started others."""
     for thread in (pid, pid + 1):
         folder = proc / str(pid) / "task" / str(thread)
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Metrics that models make themselves."""
+"""Custom metrics of models."""
 
 import logging
 
@@ -9,7 +9,7 @@ from headrace.observability.model_metrics import ModelMetrics
 
 
 def family(metrics: ModelMetrics, owner: str, name: str, kind: str) -> None:
-    """A family as a model tells of it."""
+    """A metric family as a model declares it."""
     document = {"do": "family", "family": name, "kind": kind, "description": f"About {name}"}
     metrics.change(owner, document)
 
@@ -23,7 +23,7 @@ def change(
 
 
 def samples(metrics: ModelMetrics) -> dict[str, float]:
-    """All samples, by name and the values of their labels."""
+    """Samples by name and label values."""
     found = [m for family, readings in metrics.collect() for m in collected([family], readings)]
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value

@@ -1,4 +1,4 @@
-"""What `--metrics-config` says."""
+"""The option `--metrics-config`."""
 
 import pytest
 

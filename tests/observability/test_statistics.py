@@ -1,4 +1,4 @@
-"""What one model version has done so far, as the protocol counts it."""
+"""Statistics of one model version, as the protocol counts them."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Trace settings: which are in force, and which requests they pick."""
+"""Trace settings: precedence, and selection of requests."""
 
 import logging
 import re
@@ -44,7 +44,7 @@ def test_a_model_has_what_the_server_has_until_it_has_its_own() -> None:
     change(made, "", trace_rate="56", trace_count="78", trace_level="OFF")
     assert made.sampler("m").now() == TraceSettings(rate=12, count=78, log_frequency=34)
     assert made.sampler("other").now() == TraceSettings(rate=56, count=78)
-    # What is unset is the server's, and then that of the command line.
+    # An unset value is inherited from the server, then from the command line.
     change(made, "", trace_rate=None, trace_count=[])
     assert made.sampler().now() == TraceSettings(rate=1)
     assert made.sampler("m").now() == TraceSettings(rate=12, log_frequency=34)

@@ -1,4 +1,4 @@
-"""What a trace keeps, and how it travels."""
+"""Contents of a trace, and its transport."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_of_many_responses_the_first_are_kept() -> None:
     assert len(trace.tensors) <= MOST_TIMES
 
 
-# --- W3C Trace Context, and the parameter that it travels in
+# --- W3C Trace Context, and the parameter that carries it
 
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

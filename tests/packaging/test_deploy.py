@@ -1,4 +1,4 @@
-"""The manifests are valid for their schemas and name only options, ports and paths that exist."""
+"""Manifests: valid for their schemas, with existing options, ports and paths."""
 
 import json
 import os
@@ -57,7 +57,7 @@ CONFINED = {
 
 
 def options(container: Manifest) -> dict[str, str]:
-    """What `--name=value` arguments and `HEADRACE_*` variables set, by option name."""
+    """Options set by `--name=value` arguments and `HEADRACE_*` variables, by name."""
     command, *arguments = container["args"]
     assert command == "serve"
     given = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
@@ -66,7 +66,7 @@ def options(container: Manifest) -> dict[str, str]:
 
 
 def ports(container: Manifest) -> dict[str, int]:
-    """Where the server listens under these arguments."""
+    """Ports of the server under these arguments."""
     given = options(container)
     return {door: int(given.get(f"{door}-port", port)) for door, port in DEFAULT_PORTS.items()}
 
@@ -139,7 +139,7 @@ def test_runtime_has_what_kserve_requires() -> None:
     assert KSERVE_CONTAINER["name"] == "kserve-container"
     assert RUNTIME["spec"]["protocolVersions"] == ["v2", "grpc-v2"]
     (model_format,) = RUNTIME["spec"]["supportedModelFormats"]
-    # It is chosen by name alone: other ONNX models of a cluster are none of its business.
+    # It is selected by name alone: other ONNX models of a cluster must not be affected.
     assert model_format == {"name": "onnx", "version": "1", "autoSelect": False}
     assert options(KSERVE_CONTAINER)["model-repository"] == "/mnt/models"
 
@@ -224,7 +224,7 @@ def test_container_is_confined(container: Manifest) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[dict[str, int]]:
-    """The ports of a server that runs as in the Deployment, with an empty repository."""
+    """Ports of a server that runs as in the Deployment, with an empty repository."""
     free = dict(zip(DEFAULT_PORTS, free_ports(len(DEFAULT_PORTS)), strict=True))
     given = options(CONTAINER) | {"model-repository": str(tmp_path), "shutdown-delay-secs": "0"}
     given |= {f"{door}-port": str(port) for door, port in free.items()}
@@ -241,7 +241,7 @@ def running(tmp_path: Path) -> Iterator[dict[str, int]]:
 
 
 def eventual_status(url: str, seconds: float) -> int:
-    """The answer's status, as soon as something answers there with success."""
+    """Status of the first successful answer."""
     deadline = time.monotonic() + seconds
     while True:
         try:

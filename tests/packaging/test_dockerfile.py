@@ -1,4 +1,4 @@
-"""The Dockerfile says what the image must be: pinned, small, without root, and stoppable."""
+"""The Dockerfile: pinned, small, without root, and stoppable."""
 
 import json
 import re
@@ -20,7 +20,7 @@ class Instruction:
 
 
 def parse(text: str) -> list[list[Instruction]]:
-    """The stages of a Dockerfile, each beginning with its FROM."""
+    """Stages of the Dockerfile, each beginning with its FROM."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     stages: list[list[Instruction]] = []
     for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():

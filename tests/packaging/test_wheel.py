@@ -1,4 +1,4 @@
-"""The wheel and the source archive hold the package, all of it and nothing else."""
+"""The wheel and the source archive: complete, and without other files."""
 
 import email
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def sources() -> set[str]:
-    """Every file of the package that users need, by its name in the wheel."""
+    """Files of the package that users need, by their names in the wheel."""
     return {
         path.relative_to(PACKAGE.parent).as_posix()
         for path in PACKAGE.rglob("*")
@@ -74,7 +74,7 @@ def test_examples_are_served_without_a_source_tree(wheel: ZipFile, tmp_path: Pat
     install = ("-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "-q")
     assert wheel.filename is not None
     subprocess.run([sys.executable, *install, wheel.filename], check=True)
-    # What it needs is among the tests' packages; their own headrace is not, as it is editable.
+    # Its dependencies are among the tests' packages; their own headrace is not, as it is editable.
     [site] = (tmp_path / "venv").glob("lib/*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     command = [str(python.with_name("headrace")), "serve", "--example", "--http-port=0"]
@@ -115,7 +115,7 @@ def test_metadata(wheel: ZipFile, metadata: Message) -> None:
 
 
 def test_the_readme_has_no_link_that_leads_nowhere(metadata: Message) -> None:
-    """On a package index there is nothing beside it; see hatch_build.py."""
+    """Relative links would be broken on a package index; see hatch_build.py."""
     text = metadata.get_payload()
     assert isinstance(text, str)
     assert "](#walk-through-the-source)" in text
@@ -134,7 +134,7 @@ def test_links_of_the_readme_lead_to_the_sources() -> None:
 
 
 def test_one_core_dependency_has_an_upper_bound(metadata: Message) -> None:
-    """uvicorn, whose insides the fast path leans on; see tests/doors/http/test_server.py."""
+    """uvicorn, on whose internals the fast path relies; see tests/doors/http/test_server.py."""
     core = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert core
     bounded = [line for line in core if "<" in line or "==" in line]

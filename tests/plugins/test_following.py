@@ -1,4 +1,4 @@
-"""When a change counts: to single files, and to repositories, by looking and by events."""
+"""Detection of changes to single files and repositories, by polling and by events."""
 
 import logging
 import os
@@ -170,7 +170,7 @@ def test_the_watch_of_a_file_outlives_a_failure(file: Path) -> None:
 
 
 class Repositories:
-    """Two repositories, of which the first has a model `m`, and a clock."""
+    """Two repositories, of which the first has a model `m`, and a manual clock."""
 
     def __init__(self, root: Path) -> None:
         self.first, self.second = root / "first", root / "second"
@@ -192,13 +192,13 @@ class Repositories:
         return self.followed.settled
 
     def changes(self) -> list[Change]:
-        """What is told in the end."""
+        """The reported changes."""
         found = [change for _ in range(4) for change in self.look(PART)]
         assert self.settled()
         return found
 
     def settle(self) -> list[str]:
-        """What is told in the end, by name, with a minus before what is gone."""
+        """The settled changes by name, with a minus for removed models."""
         return [told(change) for change in self.changes()]
 
 
@@ -275,7 +275,7 @@ def test_models_come_and_go(world: Repositories) -> None:
 
 
 def test_links_that_are_turned(world: Repositories, tmp_path: Path) -> None:
-    """Also of a whole repository, as git-sync's, which makes a tree for every commit."""
+    """Also of a whole repository, as by git-sync, which makes a tree for every commit."""
     for name in ("one", "two"):
         write(tmp_path / name / "m/1/model.py", name)
         (world.first / ".next").symlink_to(tmp_path / name / "m")
@@ -313,7 +313,7 @@ def test_a_repository_that_cannot_be_read_is_as_it_was(
 def test_a_repository_that_is_empty_since_it_is_not_mounted(
     world: Repositories, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unmounted directory is empty, and lies on another file system than what was there."""
+    """An unmounted directory is empty, and on another file system than before."""
     elsewhere = Path("/dev/shm") / f"headrace-{os.getpid()}"
     if not elsewhere.parent.is_dir() or elsewhere.parent.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no other file system")
@@ -336,7 +336,7 @@ def test_only_where_something_happens(world: Repositories) -> None:
     write(world.first / "m/1/model.py", "another")
     write(world.first / "n/1/model.py", "another")
     assert world.look(only={"n"}) == []
-    # What is under way is looked at, anyway.
+    # A pending model is checked anyway.
     assert [told(change) for change in world.look(QUIET_SECS, only=set())] == ["n"]
     assert world.settle() == ["m"]
 
@@ -359,7 +359,7 @@ def test_what_changed_before_the_first_look(world: Repositories) -> None:
     assert len(followed.look(QUIET_SECS)) == 2
 
 
-# --- soon after something happens, and now and then in any case
+# --- soon after an event, and periodically in any case
 
 _NEVER = 3600.0
 
@@ -368,7 +368,7 @@ _NEVER = 3600.0
 def watching(
     root: Path, secs: float, events: bool, also: Callable[[Sequence[Change]], object] = len
 ) -> Iterator[Callable[[], str]]:
-    """Watch a repository; the one change that is told next."""
+    """Watch a repository; its next reported change."""
     changes: SimpleQueue[Sequence[Change]] = SimpleQueue()
 
     def changed(found: Sequence[Change]) -> None:
@@ -402,7 +402,7 @@ def test_changes_are_told(world: Repositories, secs: float, events: bool) -> Non
 
 
 def test_links_that_are_turned_to_what_was_not_watched(world: Repositories, tmp_path: Path) -> None:
-    """As of git-sync and of volumes in Kubernetes: the events that matter are those of a link."""
+    """As by git-sync and volumes in Kubernetes: the relevant events are those of a link."""
     for number in range(3):
         write(tmp_path / f"tree{number}/1/model.py", "")
     with watching(world.first, _NEVER, events=True) as take:

@@ -25,7 +25,7 @@ _PATH = "/any.Service/Any"
 
 
 class Counting:
-    """An owner that counts how often its call was given up."""
+    """An owner that counts cancellations of its call."""
 
     cancelled = 0
 
@@ -51,7 +51,7 @@ async def asking(direct: Callable[[Buffer, InferCall], None]) -> AsyncIterator[C
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_request_ends_once(answered: bool) -> None:
-    """Its answer may come after its client has gone, and before that is seen."""
+    """Its answer may come after its client has disconnected, and before that is noticed."""
     owner = Counting()
     begun: asyncio.Future[tuple[asyncio.Task[None], InferCall]] = asyncio.Future()
 
@@ -76,7 +76,7 @@ async def test_a_request_ends_once(answered: bool) -> None:
 
 
 async def test_a_request_that_fails_is_not_kept() -> None:
-    """The library keeps the error, and by its traceback what has raised it."""
+    """The library keeps the error, and by its traceback the frames that raised it."""
     asked: list[weakref.ref[Any]] = []
 
     def direct(_: Buffer, call: InferCall) -> None:

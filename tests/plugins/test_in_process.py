@@ -1,4 +1,4 @@
-"""Python models in this process: what they import, loaded as at start-up, run as by an instance."""
+"""In-process Python models: imports, start and execution."""
 
 import importlib
 import logging
@@ -35,7 +35,7 @@ HEAD = """
 
     class TritonPythonModel:
 """
-# What `execute` does is what a test says.
+# `execute` runs the test's code.
 BODY = """
         def execute(self, requests):
             return [self.answer(request) for request in requests]
@@ -268,7 +268,7 @@ def test_inputs_are_read_only_and_aligned(tmp_path: Path) -> None:
 
 
 def test_outputs_stay_as_they_were(tmp_path: Path) -> None:
-    """A model may write its arrays again for the next batch, before the answer is on its way."""
+    """A model may overwrite its arrays for the next batch, before the answer is sent."""
     model = started(
         tmp_path,
         "(vars(self).setdefault('mine', np.zeros((1, 2), np.float32)).__setitem__(..., x),"
@@ -341,7 +341,7 @@ def test_finalize_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def imports(root: Path, name: str, **files: str) -> ModelImports:
-    """The imports of a model with some files beside it; `a__b` is `a/b.py`."""
+    """Imports of a model with some files beside it; `a__b` is `a/b.py`."""
     folder = root / name / "1"
     for file, text in files.items():
         path = folder / f"{file.replace('__', '/')}.py"

@@ -1,4 +1,4 @@
-"""What NVML tells, by a library of its interface."""
+"""NVML readings, by a library with its interface."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Models that are loaded when somebody asks for them, and that operators or files change."""
+"""Models loaded on request, and changed by operators or files."""
 
 import asyncio
 import tracemalloc
@@ -57,7 +57,7 @@ class World(worlds.World):
         return call
 
     def ask(self, name: str, version: str = "") -> "asyncio.Task[float]":
-        """The answer to a request, which is queued, or refused, at once."""
+        """The answer to a request, which is queued or refused at once."""
 
         async def answer() -> float:
             return number(await call.future)
@@ -66,7 +66,7 @@ class World(worlds.World):
         return asyncio.ensure_future(answer())
 
     async def ask_each(self, names: str) -> None:
-        """Ask these models, a second after one another."""
+        """Send requests to these models, one second apart."""
         for name in names:
             self.ahead += 1
             await self.ask(name)
@@ -90,7 +90,7 @@ async def serving(world: World) -> AsyncIterator[World]:
 
 
 def files(content: object) -> LoadParameters:
-    """A model that answers with that, as a request brings it along."""
+    """Files of a load request for a model that answers with a number."""
     return LoadParameters(
         '{"backend": "constant", "max_batch_size": 4}', {"1/model.constant": str(content).encode()}
     )
@@ -265,7 +265,7 @@ async def test_one_that_is_unloaded_while_it_waits_for_room_does_not_come(tmp_pa
 
 
 async def test_a_change_outlives_its_model(tmp_path: Path) -> None:
-    """One that has changed in memory is loaded as it is now when it comes back."""
+    """A model changed in memory is loaded with its changes when it comes back."""
     async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
         await world.ask("a")
         world.engine.follow(world.write("a", "no number", version=2), False)

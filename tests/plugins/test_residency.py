@@ -1,4 +1,4 @@
-"""Which models go when memory is short."""
+"""The choice of models to unload when memory is short."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def test_the_longest_unused_goes() -> None:
     residents = [_resident("a", used=3), _resident("b", used=1), _resident("c", used=2)]
     assert make_room(residents, 10, 30, NOW, 60).unload == ("b",)
     assert make_room(residents, 20, 30, NOW, 60).unload == ("b", "c")
-    # One that was never used counts from when it was loaded.
+    # An unused model counts from its load.
     residents = [_resident("a", loaded=500.0), _resident("b", used=400.0)]
     assert make_room(residents, 10, 20, NOW, 60).unload == ("b",)
 
@@ -33,7 +33,7 @@ def test_pinned_busy_and_new_ones_stay() -> None:
 def test_nobody_goes_in_vain() -> None:
     residents = [_resident("old"), _resident("new", loaded=NOW - 50)]
     assert make_room(residents, 20, 20, NOW, 60) == EvictionPlan(wait=10.0)
-    # What leaves already is waited for.
+    # Models that are being unloaded are awaited.
     residents = [_resident("going", leaving=True), _resident("other")]
     room = make_room(residents, 10, 20, NOW, 60)
     assert room.unload == ()

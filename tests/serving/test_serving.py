@@ -1,4 +1,4 @@
-"""Servers of scripts, notebooks and tests: what is served, and how they end."""
+"""Servers of scripts, notebooks and tests: served models, and shutdown."""
 
 import linecache
 import os
@@ -29,7 +29,7 @@ pytest_plugins = ["headrace.testing"]
 
 
 def clipped(x: Float32[N]) -> Float32[N]:
-    """What a model uses, which uses something itself."""
+    """A dependency of a model, which has one itself."""
     return np.clip(x, BOUNDS["low"], BOUNDS["high"])
 
 

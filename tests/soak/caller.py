@@ -1,8 +1,10 @@
-"""One process of callers for the soak test: `python -m tests.soak.caller JSON`.
+"""One process of clients for the soak test: `python -m tests.soak.caller JSON`.
 
-Each caller sends one request after the other, each with values that no other request has, and
-compares every element of the answer. Some requests are malformed and must be refused, some callers
-leave in the middle of a request. What happened is printed as one JSON object.
+Each client sends one request after the other, each with unique values, and compares every
+element
+of the answer. Some requests are malformed and must be refused, some clients disconnect in the
+middle
+of a request. The outcomes are printed as one JSON object.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ Values = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one process does: requests `first` to `first + count - 1`, over one protocol."""
+    """Work of one process: requests `first` to `first + count - 1`, over one protocol."""
 
     over: str
     address: str
@@ -45,7 +47,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Report:
-    """What happened; the first of each kind of surprise is kept as text."""
+    """Outcomes; the first unexpected one of each kind is kept as text."""
 
     answered: int = 0
     answered_rows: int = 0
@@ -113,7 +115,7 @@ def malformed_http(number: int, dice: random.Random) -> bytes:
 
 
 def check_http(number: int, headers: dict[str, str], body: bytes) -> str:
-    """What is wrong with an answer, or ""."""
+    """Error in an answer, or ""."""
     size = int(headers.get("inference-header-content-length", len(body)))
     document = orjson.loads(body[:size])
     if document["id"] != str(number):
@@ -141,7 +143,7 @@ def compare(number: int, outputs: dict[str, Values]) -> str:
 
 
 class HttpCaller:
-    """A caller with a connection that it keeps."""
+    """A client with a persistent connection."""
 
     def __init__(self, plan: Plan, report: Report) -> None:
         self._plan = plan
@@ -170,7 +172,7 @@ class HttpCaller:
             self._report.surprise(number, f"malformed, but {answer.status} {answer.body[:300]!r}")
 
     async def leave(self, number: int, dice: random.Random) -> None:
-        """A request whose client goes away: within it, after it, or in the middle of the answer."""
+        """Disconnect in a request, after it, or in the middle of the answer."""
         whole = http_request(number, as_json=dice.random() < 0.25)
         connection = await self._connect()
         self._connection = None
@@ -226,7 +228,7 @@ def malformed_grpc(number: int, dice: random.Random) -> bytes:
 
 
 def check_grpc(number: int, data: bytes) -> str:
-    """What is wrong with an answer, or ""."""
+    """Error in an answer, or ""."""
     message = pb.ModelInferResponse.FromString(data)
     if message.id != str(number):
         return f"got the answer of request {message.id}"
@@ -238,7 +240,7 @@ def check_grpc(number: int, data: bytes) -> str:
 
 
 class GrpcCaller:
-    """A caller on a channel that it shares, or on one of its own to leave by."""
+    """A client on a shared channel, or on one of its own for disconnecting."""
 
     def __init__(self, plan: Plan, report: Report, channel: grpc.aio.Channel) -> None:
         self._plan = plan
@@ -269,7 +271,7 @@ class GrpcCaller:
                 self._report.surprise(number, f"malformed, but {error.code()} {error.details()}")
 
     async def leave(self, number: int, dice: random.Random) -> None:
-        """A request whose client goes away: cancelled, out of time, or its connection closed."""
+        """Cancel a request, let it time out, or close its connection."""
         message = grpc_request(number).SerializeToString()
         way = dice.randrange(3)
         own = open_channel(self._plan.address) if way == 0 else None

@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded again and again leave nothing behind.
+"""Repeated loads and unloads leave nothing behind.
 
 `MOST` cycles, or as many as fit into the time: `HEADRACE_CYCLES_SECS` seconds by kind of model.
 """
@@ -37,7 +37,7 @@ _CONFIG = "max_batch_size: 0\n"
 
 
 class Held(NamedTuple):
-    """What this process has."""
+    """Resources of this process."""
 
     descriptors: int
     unnamed_files: int
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 def held() -> Held:
-    """What it has now; mapped files count as well as open ones."""
+    """Current resources; mapped files count as well as open ones."""
     process = psutil.Process()
     maps = Path("/proc/self/maps").read_text().count("/memfd:headrace")
     return Held(
@@ -69,7 +69,7 @@ def python_model(root: Path) -> ModelSource:
 
 
 async def cycle(source: ModelSource) -> None:
-    """Load a model, replace it, have it run something small and something large, and unload it."""
+    """Load a model, replace it, run something small and something large, and unload it."""
     engine = Engine("", "", load_backends(), LoadOptions(cores=1), Admission(0, 0))
     await engine.load_all([source])
     for size in (3, LARGE):
@@ -84,7 +84,7 @@ async def cycle(source: ModelSource) -> None:
 
 
 async def more_than(before: Held) -> Held:
-    """What is held beyond that once no more of it goes away; other tests' own may go meanwhile."""
+    """Resources beyond `before` once stable; other tests' own may be freed meanwhile."""
     deadline = monotonic() + 30
     while any(more := grown(before)) and monotonic() < deadline:  # noqa: ASYNC110 - not of asyncio
         await asyncio.sleep(0.05)
@@ -92,7 +92,7 @@ async def more_than(before: Held) -> Held:
 
 
 def grown(before: Held) -> Held:
-    """By how much there is more of each."""
+    """The growth of each resource."""
     return Held(*(max(now - then, 0) for now, then in zip(held(), before, strict=True)))
 
 

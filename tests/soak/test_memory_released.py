@@ -1,4 +1,4 @@
-"""Memory that large requests have used goes back to the system, in all processes of a server."""
+"""Memory of large requests returns to the system, in all processes of a server."""
 
 import asyncio
 from pathlib import Path
@@ -67,7 +67,7 @@ async def ask_grpc(address: str, model: str, count: int) -> None:
 
 
 def resident(pid: int) -> dict[int, int]:
-    """Resident bytes of a process and of all below it."""
+    """Resident bytes of a process and of its descendants."""
     process = psutil.Process(pid)
     return {p.pid: p.memory_info().rss for p in (process, *process.children(recursive=True))}
 

@@ -1,4 +1,4 @@
-"""Many callers for a long time, some of them rude: each answer is its own and none is lost.
+"""Many clients for a long time, some of them rude: each answer is its own and none is lost.
 
 HEADRACE_SOAK_REQUESTS sets the number of requests. `pytest -s` shows the figures.
 """
@@ -29,7 +29,7 @@ _TIME_SECS = 900  # for a machine far slower than any that this is meant for
 
 
 def drive(server: ServerProcess, first: int, count: int) -> dict[str, Report]:
-    """Let both protocols' callers send `count` requests, half of them each."""
+    """Send `count` requests, half of them over each protocol."""
     processes = {}
     for index, over in enumerate(PROTOCOLS):
         share = count // 2
@@ -86,7 +86,7 @@ def test_every_answer_is_its_own_and_none_is_lost(tmp_path: Path) -> None:
 
 
 async def at_rest(server: ServerProcess) -> Resources:
-    """What the server holds once nothing is under way and the connections are closed."""
+    """Resources of the server once it is idle and its connections are closed."""
     await until(lambda: admitted(server), lambda found: found == (0, 0))
 
     async def files() -> int:
@@ -101,7 +101,7 @@ async def at_rest(server: ServerProcess) -> Resources:
 
 
 def check_nothing_lost(reports: dict[str, Report]) -> None:
-    """Every request has come to the end that it was meant for."""
+    """Every request has its expected outcome."""
     ends = [report.answered + report.refused + report.left for report in reports.values()]
     assert ends == [REQUESTS // 2] * len(PROTOCOLS)
     for report in reports.values():
@@ -110,14 +110,14 @@ def check_nothing_lost(reports: dict[str, Report]) -> None:
 
 
 async def check_statistics(server: ServerProcess, reports: list[Report]) -> dict[str, Any]:
-    """The server's counters agree with what its clients have seen."""
+    """The server's counters agree with those of its clients."""
     found = await statistics(server, "simple")
     answered = sum(report.answered for report in reports)
     rows = sum(report.answered_rows for report in reports)
     left = sum(report.left for report in reports)
     left_rows = sum(report.left_rows for report in reports)
     success = found["inference_stats"]["success"]["count"]
-    # Whoever left may have been answered, dropped, or never have sent the whole request.
+    # A disconnected client's request may have been answered, dropped, or never fully sent.
     assert answered <= success <= answered + left
     assert rows <= found["inference_count"] <= rows + left_rows
     cancelled = await failures(server, "simple", "CANCELED")

@@ -229,7 +229,7 @@ async def test_a_wrong_method() -> None:
     assert (await call.answer())[0] == 405
 
 
-async def test_identity_and_absent_content_encodings() -> None:
+async def test_identity_is_no_encoding() -> None:
     async with calling("generate", content_encoding="identity") as call:
         (await call.work()).answer("a", final=True)
         assert (await call.answer())[0] == 200
@@ -356,7 +356,7 @@ async def test_a_model_that_does_not_pause_is_cancelled() -> None:
     assert responses.count == 2
 
 
-async def test_responses_within_submit() -> None:
+async def test_responses_before_the_request_is_attached() -> None:
     engine = FakeEngine()
     responses = Responses(counted)
     responses.respond(rows(PAUSE_BYTES + 1), False)

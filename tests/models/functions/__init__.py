@@ -1,1 +1,1 @@
-"""Functions as models: each file is one, as it is served and as type checkers see it."""
+"""Functions as models: each file is one, as served and as type checkers see it."""

@@ -1,4 +1,4 @@
-"""What TorchServe is asked, and what its answers are taken for."""
+"""Requests to TorchServe, and the meaning of its answers."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +35,7 @@ def rest(*outputs: TensorSpec, **parameters: str) -> TorchServeRest:
 
 
 def result(conversation: Conversation[T], *answers: tuple[int, bytes]) -> tuple[list[str], T]:
-    """What was asked, and what has come of it."""
+    """The request, and its outcome."""
     asked: list[str] = []
     try:
         request = next(conversation)

@@ -1,4 +1,4 @@
-"""Which of uv and pip installs packages; commands of a build, and what they leave."""
+"""Choice between uv and pip; commands of a build, and their leftovers."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ UNSET = {"PIP_USER": "0", "PIP_CONFIG_FILE": os.devnull}
 
 @pytest.fixture
 def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A program of this name where scripts of the server's interpreter are."""
+    """A program `uv` beside the scripts of the server's interpreter."""
     program = tmp_path / "bin" / "uv"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -79,7 +79,7 @@ def run(folder: Path, script: str, limit: float = 60, shell: str = "sh") -> str:
 
 
 def until_ended(process: int) -> None:
-    """Wait until a process that has been killed is no more."""
+    """Wait until a killed process has ended."""
 
     def ended() -> bool:
         try:

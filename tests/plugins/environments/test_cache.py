@@ -1,4 +1,4 @@
-"""The directory of environments: who builds, who waits, what may go."""
+"""The cache of environments: builders, waiters and removal."""
 
 import fcntl
 import os
@@ -25,7 +25,7 @@ FOREVER = 1e12
 
 
 class Builder:
-    """Fills environments, and counts how often."""
+    """Fills environments and counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,7 +40,7 @@ class Builder:
 
 @contextmanager
 def locked(root: Path, key: str) -> Iterator[None]:
-    """As if another process built an environment."""
+    """Lock an environment like another process that builds it."""
     with (root / f"{key}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

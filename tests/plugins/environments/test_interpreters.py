@@ -1,4 +1,4 @@
-"""Which versions a specifier means, what interpreters say of themselves, and what a build sees."""
+"""Python version specifiers, discovery of interpreters, and the environment of a build."""
 
 import os
 import sys
@@ -86,7 +86,7 @@ def test_settings_of_installers_are_passed_and_secrets_are_not() -> None:
         "PIP_INDEX_URL": "https://u:p@x/", "UV_DEFAULT_INDEX": "https://y/",
         "PIP_USER": "0", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
-    # Offline nothing tells them where else to look.
+    # Offline nothing names other sources.
     found = build_surroundings(GIVEN, offline=True)
     assert not {"PIP_INDEX_URL", "UV_DEFAULT_INDEX"} & found.keys()
     assert found["PIP_CONFIG_FILE"] == "/dev/null"

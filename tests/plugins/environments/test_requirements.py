@@ -1,4 +1,4 @@
-"""Requirements as pip is told them, from files and script blocks, and what tells them apart."""
+"""Requirements from files and script blocks, as passed to pip, and their identity."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from headrace.plugins.environments.requirements import (
 
 
 def read(root: Path, text: str, **files: str) -> Requirements:
-    """What a model's requirements file asks for, with others beside it."""
+    """Requirements of a model's file, with others beside it."""
     for name, content in {"requirements.txt": text, **files}.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)

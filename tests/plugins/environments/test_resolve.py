@@ -1,4 +1,4 @@
-"""From what a model says that it needs to an interpreter that can run it: real builds."""
+"""From a model's requirements to its interpreter: real builds."""
 
 import hashlib
 import logging
@@ -124,7 +124,7 @@ INSTALLERS = pytest.mark.parametrize("spec", ["pip", "uv"], indirect=True)
 
 @pytest.fixture
 def spec(request: pytest.FixtureRequest, tmp_path: Path) -> LoadSpec:
-    """A model that asks for nothing yet, with an empty cache and a wheelhouse."""
+    """A model without requirements, with an empty cache and a wheelhouse."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text("")
     wheels = write_wheelhouse(tmp_path / "wheels")
@@ -138,7 +138,7 @@ def spec(request: pytest.FixtureRequest, tmp_path: Path) -> LoadSpec:
 
 
 def ask(environment: Environment, expression: str) -> str:
-    """What an expression gives in an environment."""
+    """Value of an expression in an environment."""
     command = [environment.python, "-I", "-c", f"import numpy; print({expression})"]
     return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
@@ -155,7 +155,7 @@ def test_what_needs_no_environment(spec: LoadSpec, tmp_path: Path) -> None:
 def test_an_interpreter_by_its_name(
     spec: LoadSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No link: one from elsewhere does not start a virtual environment.
+    # No link: a linked interpreter does not start a virtual environment.
     script = tmp_path / "mypython"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
@@ -218,7 +218,7 @@ def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
 def test_servers_elsewhere_share_what_brings_numpy(
     requirement: str, shared: bool, spec: LoadSpec, tmp_path: Path
 ) -> None:
-    """A server's numpy matters only to environments that have a link to it."""
+    """A server's numpy matters only to environments that link to it."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     ours = Path(np.__file__).parent

@@ -1,4 +1,4 @@
-"""Archives: what is unpacked, and what is not."""
+"""Archives: accepted and refused members."""
 
 import io
 import tarfile
@@ -12,7 +12,7 @@ MOST = 1000
 
 
 def archive(path: Path, *members: tuple[str, bytes | str]) -> Path:
-    """An archive of files, or of links where a text says where to."""
+    """An archive of files, or of links where the content is a target."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -31,7 +31,7 @@ def test_files_and_links_within(tmp_path: Path) -> None:
     unpack(packed, tmp_path / "to", MOST)
     assert (tmp_path / "to" / "bin" / "python").read_bytes() == b"x"
     assert (tmp_path / "to" / "bin" / "python").stat().st_mode & 0o111
-    # A path that begins at the root stays within.
+    # An absolute path stays within.
     unpack(archive(tmp_path / "a.tar.gz", ("/etc/x", b"x")), tmp_path / "to", MOST)
     assert (tmp_path / "to" / "etc" / "x").exists()
 

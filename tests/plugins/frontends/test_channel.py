@@ -16,7 +16,7 @@ from headrace.workers.frames import IN_FILE, INLINE, Header, frame, pack_header
 
 
 class End:
-    """A channel that keeps what it gets."""
+    """A channel that records its frames."""
 
     def __init__(
         self, sock: socket.socket, on_waiting: Callable[[int], object] | None = None
@@ -31,7 +31,7 @@ class End:
         self._news.set()
 
     async def has(self, count: int) -> None:
-        """Wait for so many frames."""
+        """Wait for `count` frames."""
         async with asyncio.timeout(20):
             while len(self.frames) < count:
                 self._news.clear()
@@ -39,7 +39,7 @@ class End:
 
 
 def files() -> int:
-    """How many files without a name this process has open."""
+    """Number of unnamed files that this process has open."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -79,7 +79,7 @@ async def test_long_frames_keep_their_place() -> None:
 
 
 async def test_frames_whose_files_are_written_apart() -> None:
-    """Requests keep their order, and so does an exchange; nothing else waits for a file."""
+    """Requests keep their order, and so does an exchange; other frames do not wait for a file."""
     before = files()
     ours, theirs = map(End, socket.socketpair())
     longest = os.urandom(3 << 20)
@@ -91,7 +91,7 @@ async def test_frames_whose_files_are_written_apart() -> None:
         ours.channel.send_parts(Kind.ANSWER, 0, number, b"m", [longest])
         ours.channel.send(Kind.ANSWER, number)
     ours.channel.send(Kind.CALL, 42)
-    # The first file is being written apart from the event loop, and nothing behind it has gone.
+    # The first file is being written on a thread, and nothing behind it is sent.
     await asyncio.sleep(0)
     assert ours.channel.waiting > len(longest)
     await theirs.has(35)
@@ -104,7 +104,7 @@ async def test_frames_whose_files_are_written_apart() -> None:
     assert theirs.frames[1][0] == Kind.CALL
     assert (Kind.INFER, 28, b"m", longest[:27] + longest) in theirs.frames
     assert ours.channel.waiting == 0
-    # One that is closed meanwhile leaves nothing behind.
+    # Closing meanwhile leaves nothing behind.
     ours.channel.send_parts(Kind.ANSWER, 0, 30, b"m", [longest])
     await asyncio.sleep(0)
     ours.channel.close()
@@ -122,7 +122,7 @@ async def test_what_the_other_end_does_not_read_waits() -> None:
     for number in range(200):
         end.channel.send_parts(Kind.ANSWER, 0, number, b"", [bytes(INLINE)])
     await asyncio.sleep(0)
-    # While so much waits, nothing more is read from the other end.
+    # While so much is queued, nothing more is read from the other end.
     theirs.sendall(frame(Kind.CANCEL, number=1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -209,7 +209,7 @@ async def test_a_bug_ends_the_link_rather_than_what_came_behind(
 
 
 async def test_an_error_of_the_system_while_a_frame_is_taken_ends_the_link() -> None:
-    """Also one like that of a socket to which nothing has come."""
+    """Also one that a socket raises without data."""
     ours, theirs = socket.socketpair()
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Requests, responses and errors through frames: what goes in comes out."""
+"""Requests, responses and errors through frames: round trip."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -57,7 +57,7 @@ requests = st.builds(
     Call, texts, texts, texts, named, st.lists(texts, max_size=2).map(tuple), parameters,
     unsigned, unsigned, unsigned | texts, st.booleans(), st.booleans(), classes, unsigned,
 )  # fmt: skip
-# What is put together is traced where the engine is.
+# A joined array has its origin in the engine.
 timings = st.builds(Timing, unsigned, unsigned, st.integers(0, 2**32 - 1), st.just(0))
 responses = st.builds(
     InferResponse, texts, texts, texts, named.map(lambda found: list(found.values())), timings,
@@ -66,14 +66,14 @@ responses = st.builds(
 
 
 def without_tensors(value: Any, field: str) -> str:
-    """All of a request or response but its tensors; NaN is equal to NaN by its text."""
+    """Every part of a request or response except tensors; NaN equals NaN by its text."""
     if isinstance(value, Call):
         return repr([getattr(value, name) for name in ASKED if name != field])
     return repr(replace(value, **{field: {}}))
 
 
 def check_request(writer: RequestWriter, reader: RequestReader, request: Call) -> None:
-    """Whether what is read is what was written."""
+    """Assert that a request is read as it was written."""
     meta, pieces = writer.parts(request)
     found = reader.read(meta, b"".join(pieces), None, Call)
     assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
@@ -85,7 +85,7 @@ def check_request(writer: RequestWriter, reader: RequestReader, request: Call) -
 @PROPERTY
 @given(st.lists(requests, min_size=1, max_size=3))
 def test_requests(given: list[Call]) -> None:
-    """Twice each: what repeats is remembered on both sides."""
+    """Each twice: both sides remember repeated parts."""
     writer, reader = RequestWriter(), RequestReader()
     for request in given * 2:
         check_request(writer, reader, request)
@@ -208,7 +208,7 @@ def test_errors_keep_what_they_say() -> None:
 
 def test_what_is_no_server_error_has_no_class() -> None:
     class Inner(ExecutionFailed):
-        """A class that the other side does not know."""
+        """A class unknown to the other side."""
 
     assert read_error(b" ", b"")[0] is None
     assert read_error(*error_parts(Inner("x"), ""))[0] is None

@@ -1,4 +1,4 @@
-"""The engine's end of a link, with an engine that notes what it is asked for."""
+"""The engine's end of a link, with an engine that records its calls."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ from tests.protocol.strategies import PROPERTY
 
 
 class AskedCall:
-    """A call that nobody answers."""
+    """A call without an answer."""
 
     def cancel(self) -> None:
         pass
@@ -45,7 +45,7 @@ class AskedCall:
 
 
 class Calls:
-    """Answers nothing."""
+    """Ignores every call."""
 
     def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> AskedCall:
         return AskedCall()
@@ -82,7 +82,7 @@ class FrontEnd:
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[FrontEnd]:
-    """Both ends, closed in the end."""
+    """Both ends, closed at the end."""
     front_end = FrontEnd()
     try:
         yield front_end
@@ -122,7 +122,7 @@ async def test_a_request_and_its_answers(front_end: FrontEnd) -> None:
 
 
 async def test_requests_of_one_read_are_submitted_together(front_end: FrontEnd) -> None:
-    """In one turn of the loop: a callback that is scheduled by the first sees them all."""
+    """A callback scheduled by the first sees them all."""
     engine = front_end.engine
     engine.admission.most_requests = 100
     seen: list[int] = []
@@ -199,7 +199,7 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
     assert admission.connections == {"http": 5, "grpc": 6}
     front_end.channel.close()
     await until(lambda: bool(front_end.lost))
-    # Nothing is open there any more, but what was counted stays counted.
+    # Nothing is open there any more, but its charges remain.
     assert admission.held(0, 0) == Held(0, 0, 0, 0, 0, 0, 7, 8, 9, 10, 3)
 
 
@@ -230,7 +230,7 @@ frames = st.builds(
 @PROPERTY
 @given(st.lists(st.binary(max_size=60) | frames, max_size=6))
 async def test_any_bytes(pieces: list[bytes]) -> None:
-    """Whatever comes, the engine goes on: nothing is raised, and nothing stays counted."""
+    """The engine raises nothing, and nothing stays counted."""
     async with linked() as front_end:
         front_end.infer(1)
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""Requests with many responses over a link: both ends, with an engine that answers as told."""
+"""Requests with many responses over a link, with a controlled engine."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ _BIG = 60 << 10  # bytes of a response that still travels in its frame
 
 
 class Door(Call):
-    """A door's call, which keeps what comes."""
+    """A door's call that records its answers."""
 
     def __init__(self, asked: Call) -> None:
         super().__init__("", "", "", {}, nbytes=asked.nbytes)
@@ -47,7 +47,7 @@ class Door(Call):
 
 
 class Calls:
-    """There are none."""
+    """Ignores every call."""
 
     def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> Any:
         raise AssertionError(head)
@@ -77,7 +77,7 @@ class Link:
         return call
 
     async def work(self, model: str = "many", count: int = 1) -> Work:
-        """What the model has been given."""
+        """The work given to the model."""
         await until(lambda: len(self.engine.models[model].work) == count)
         return self.engine.models[model].last
 
@@ -88,7 +88,7 @@ def _nothing(_: object) -> None:
 
 @pytest.fixture
 async def link() -> AsyncIterator[Link]:
-    """Both ends, closed in the end: nothing may have gone wrong, and nothing stay counted."""
+    """Both ends, closed at the end: no error was logged, and nothing stays counted."""
     link = Link()
     yield link
     link.host.close()
@@ -205,7 +205,7 @@ async def test_doors_with_one_answer_refuse_models_with_many(link: Link) -> None
 
 
 async def test_what_is_handed_on_counts_once(link: Link) -> None:
-    """Also while a long request is put into its file, and while an answer in one is on its way."""
+    """Also while a long request is written to its file, and while an answer in one is in flight."""
     server, here, size = link.engine.admission, link.admission, 4 << 20
     here.begin(size)
     here.grow(size, 0)
@@ -215,7 +215,7 @@ async def test_what_is_handed_on_counts_once(link: Link) -> None:
     RemoteEngine(link.front_end, here, 0).find("many").submit(call)
     while not link.engine.many.work:
         await asyncio.sleep(0)
-        # Once more while it is copied, with a few bytes about it.
+        # Once more while it is copied, with a few bytes of overhead.
         assert server.bytes == size or 2 * size < server.bytes < 2 * size + 100
         assert server.requests <= 1
     link.engine.many.last.answer(size, final=True)
@@ -257,7 +257,7 @@ async def test_what_others_hold_is_not_free(link: Link) -> None:
 
 
 class Stuck:
-    """A front end that sends a request, and reads when it is told to."""
+    """A front end that sends a request, and reads on request."""
 
     def __init__(self, give_up_bytes: int) -> None:
         self.engine = FakeEngine()
@@ -278,7 +278,7 @@ class Stuck:
         return self.engine.many.last
 
     def read(self) -> None:
-        """Read what there is."""
+        """Read available bytes."""
         try:
             while data := self.sock.recv(1 << 20, socket.MSG_DONTWAIT):
                 self.kinds += [header.kind for header, _, _ in self._reader.feed(data)]
@@ -286,14 +286,14 @@ class Stuck:
             return
 
     def close(self) -> None:
-        """End it; nothing may stay counted."""
+        """Close it; nothing may stay counted."""
         self.host.close()
         self.sock.close()
         assert (self.engine.admission.requests, self.engine.admission.bytes) == (0, 0)
 
 
 async def fill(work: Work, most: int) -> int:
-    """Answer until the model is asked to pause; how many bytes that took."""
+    """Answer until the model is paused; the bytes sent."""
     nbytes = 0
     while not work.held:
         work.answer(_BIG)

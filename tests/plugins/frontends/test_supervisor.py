@@ -1,4 +1,4 @@
-"""How many front ends are started."""
+"""The number of started front ends."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def _tensor(name: str, value: Any) -> pb.Tensor:
 
 
 def raw(texts: list[str]) -> Array:
-    """Text as it travels."""
+    """Encoded text."""
     array = np.empty(len(texts), object)
     array[:] = [text.encode() for text in texts]
     return array
@@ -56,12 +56,12 @@ def started(model: object, **config: Any) -> Any:
 
 
 def completed(model: FunctionModel | type[FunctionModel], **config: Any) -> dict[str, Any]:
-    """The configuration that a model makes of one."""
+    """The configuration that a model completes."""
     return model.auto_complete_config(ModelConfig(config)).as_dict()
 
 
 def values(response: pb.InferenceResponse) -> dict[str, Any]:
-    """The outputs of a response, text decoded; or its error, with its code."""
+    """Outputs of a response with decoded text, or its error and code."""
     if (error := response.error()) is not None:
         return {"error": (error.code(), error.message())}
     return {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}

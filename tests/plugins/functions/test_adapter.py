@@ -249,7 +249,7 @@ def test_a_class_of_predict_alone() -> None:
 
 
 def give(value: Any, **options: Any) -> Any:
-    """What comes of a function that gives `value` for a batch of three rows."""
+    """Answer of a function that returns `value` for a batch of three rows."""
 
     @model(max_batch_size=8, **options)
     def f(x: Float32[N]) -> Float32[N, Literal[2]]:

@@ -1,4 +1,4 @@
-"""What annotations are read as."""
+"""Meaning of annotations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ UNTYPED: Any = Float32
 
 
 def tensor(hint: Any) -> Tensor:
-    """The tensor that an annotation stands for."""
+    """The tensor of an annotation."""
     found, _ = read(hint)
     assert isinstance(found, Tensor)
     return found

@@ -1,4 +1,4 @@
-"""Configurations completed from functions, and held against them."""
+"""Configurations completed from functions, and checked against them."""
 
 # mypy: disable-error-code="empty-body"
 

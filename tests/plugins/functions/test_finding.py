@@ -1,4 +1,4 @@
-"""What can be decorated, and the model of a file."""
+"""Objects that can be decorated, and the model of a file."""
 
 import sys
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def no_model_is_left() -> Iterator[None]:
 
 
 def loaded(tmp_path: Path, source: str, **parameters: str) -> Any:
-    """What the worker makes of a file."""
+    """The worker's model of a file."""
     path = tmp_path / "model.py"
     path.write_text(HEAD + dedent(source))
     return load({"file": str(path), "parameters": parameters})
@@ -109,7 +109,7 @@ def test_the_model_of_a_file(tmp_path: Path, source: str, kind: type[FunctionMod
 def test_which_of_several_is_the_model(tmp_path: Path) -> None:
     assert loaded(tmp_path, ONE + TRITON).__name__ == "TritonPythonModel"
     assert loaded(tmp_path, ONE + TWO, function="two").declaration.name == "two"
-    # A class that inherits from a model is none.
+    # A class that inherits from a model is not a model.
     source = "@model\nclass A:\n def predict(self, x: int) -> int: ...\nclass B(A): ..."
     assert loaded(tmp_path, source).declaration.name == "A"
 

@@ -1,4 +1,4 @@
-"""Signatures of functions: their inputs and outputs, and how requests become calls."""
+"""Signatures of functions: inputs and outputs, and calls for requests."""
 
 # mypy: disable-error-code="empty-body"
 
@@ -36,17 +36,16 @@ class Row(TypedDict):
 
 
 def signature(function: Callable[..., Any], **options: Any) -> Signature:
-    """A function's signature."""
     return read_signature(function, "f", Options(**options))
 
 
 def inputs(found: Signature) -> list[tuple[str, str, list[int], bool]]:
-    """Its inputs on the wire."""
+    """Inputs on the wire."""
     return [(p.name, p.element.datatype, p.shape, p.optional) for p in found.inputs]
 
 
 def outputs(found: Signature) -> list[tuple[str, str, list[int]]]:
-    """Its outputs on the wire."""
+    """Outputs on the wire."""
     return [(p.name, p.element.datatype, p.shape) for p in found.results]
 
 

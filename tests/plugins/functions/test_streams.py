@@ -1,4 +1,4 @@
-"""Generators answering requests, over a sender that keeps what it is given."""
+"""Generators answering requests, over a recording sender."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ INVALID, INTERNAL = pb.TritonError.INVALID_ARG, pb.TritonError.INTERNAL
 
 
 class Sender:
-    """Keeps responses; the client goes away after `patience` of them."""
+    """Records responses; the client disconnects after `patience` of them."""
 
     def __init__(self, patience: int = 99) -> None:
         self.told: list[Any] = []
@@ -82,7 +82,7 @@ def handed_on(text: str, count: int = 3) -> Iterator[tuple[str, int]]:
 
 
 def run(function: Any, *requests: Streamed) -> None:
-    """Have requests answered to their ends."""
+    """Run requests to their ends."""
     ready = started(function)
     if asyncio.iscoroutinefunction(ready.execute):
 

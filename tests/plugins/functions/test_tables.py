@@ -26,7 +26,7 @@ class Small(TypedDict):
 
 
 def columns(hint: Any) -> Columns:
-    """What a frame is declared as."""
+    """Declared columns of a frame."""
     found, _ = read(hint)
     assert isinstance(found, Columns)
     return found

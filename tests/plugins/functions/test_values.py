@@ -1,4 +1,4 @@
-"""What functions give, fitted to what they declare, and what they are given."""
+"""Conversion of functions' results to their declarations, and of their arguments."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ BF16 = Element("BFloat16", "BF16")
 
 
 def fit(hint: Any, value: object) -> Array:
-    """The array that a value becomes."""
+    """The array of a value."""
     tensor, _ = read(hint)
     assert isinstance(tensor, Tensor)
     return fitted(value, tensor, "output 'y'")

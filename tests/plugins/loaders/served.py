@@ -1,4 +1,4 @@
-"""A loader's model, run as a worker runs it, without the worker."""
+"""A loader's model, run as in a worker, without the worker."""
 
 import importlib
 import json
@@ -15,7 +15,7 @@ Config = dict[str, Any]
 
 
 class Served:
-    """A model that has been loaded, completed and started. `config` is what it became."""
+    """A loaded, completed and started model. `config` is its completed configuration."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class Served:
         )
 
     def signature(self) -> dict[str, tuple[str, list[int]]]:
-        """Type and dims by name of what is declared."""
+        """Type and dims of declared tensors by name."""
         declared = [*self.config["input"], *self.config["output"]]
         return {t["name"]: (t["data_type"].removeprefix("TYPE_"), t["dims"]) for t in declared}
 
     def ask(self, inputs: Mapping[str, Array], *outputs: str) -> dict[str, Any]:
-        """The outputs of one request, all of them unless some are named."""
+        """Outputs of one request, all unless named."""
         (answer,) = self.ask_all([inputs], *outputs)
         return answer
 
     def ask_all(self, batch: Sequence[Mapping[str, Array]], *outputs: str) -> list[dict[str, Any]]:
-        """The outputs of several requests that share a batch; an error is under `error`."""
+        """Outputs of several requests that share a batch; an error is under `error`."""
         names = outputs or tuple(tensor["name"] for tensor in self.config["output"])
         requests = [
             pb.InferenceRequest(
@@ -75,7 +75,7 @@ class Served:
 
 
 def _sent(array: Array) -> Array:
-    """An array as it comes from the server: read-only, texts as bytes."""
+    """An array as the server sends it: read-only, texts as bytes."""
     if array.dtype.kind in "OU":
         result = np.empty(array.shape, object)
         result.ravel()[:] = [

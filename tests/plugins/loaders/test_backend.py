@@ -1,4 +1,4 @@
-"""Which files are data and which are programs, before any worker is started."""
+"""Refusal of files that are programs, before any worker is started."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from headrace.core.model_spec import LoadSpec
 from headrace.plugins.loaders.backend import FORMATS, ArtefactBackend
 from tests.plugins.loaders.served import Served
 
-# A worker that cannot be started tells that a file was not refused.
+# The error of a worker that cannot start shows that a file was not refused.
 NOWHERE = "/no/python"
 PROGRAMS = [
     ("sklearn", "model.joblib"), ("sklearn", "model.pkl"), ("sklearn", "model.bin"),

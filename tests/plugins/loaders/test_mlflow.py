@@ -40,7 +40,7 @@ mlflow.models.set_model(Own())
 
 
 def flow(module: str) -> Any:
-    """A part of MLflow, which takes long to import."""
+    """A part of MLflow, which is slow to import."""
     return pytest.importorskip(f"mlflow.{module}", reason="mlflow is not installed")
 
 

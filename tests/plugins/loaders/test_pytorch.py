@@ -1,7 +1,4 @@
-"""PyTorch programs: TorchScript and exported ones.
-
-PyTorch is too large for the locked environment: these tests run where it has been installed.
-"""
+"""PyTorch programs: TorchScript and exported ones; skipped without PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ NUMBERS = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 
 
 class Scorer(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """Scores, and the place of the best."""
+    """Returns scores and the index of the best."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +29,14 @@ class Scorer(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 
 class Ranged(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """It makes a tensor of its own."""
+    """Creates a tensor of its own."""
 
     def forward(self, x: Any) -> Any:
         return x + torch.arange(4, device=x.device)
 
 
 class InPlace(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """It writes to its input."""
+    """Writes to its input."""
 
     def forward(self, x: Any) -> Any:
         return x.add_(1)
@@ -197,7 +194,7 @@ def test_a_program_on_a_gpu(tmp_path: Path, name: str) -> None:
 
 
 def test_an_exported_program_names_its_device_nowhere_else(tmp_path: Path) -> None:
-    """With a device that computes nothing, which is there without a GPU."""
+    """With a device that computes nothing, which exists without a GPU."""
     program = torch.export.load(one_of(tmp_path, "model.pt2"))
     moved = moved_program(program, "meta")
     devices = {

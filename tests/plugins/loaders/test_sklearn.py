@@ -1,4 +1,4 @@
-"""scikit-learn models: what is filled in, what they answer, and what is refused."""
+"""scikit-learn models: completion, answers and refusals."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def column(values: Any, dtype: Any = np.float64) -> np.ndarray:
 
 
 def by_column() -> Any:
-    """A pipeline of what people do to a data frame."""
+    """A typical pipeline on a data frame."""
     categories = make_pipeline(
         SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")
     )
@@ -244,7 +244,7 @@ JOBS: list[int] = []
 
 
 class Watched(RandomForestClassifier):  # type: ignore[misc]
-    """It notes with how many threads it predicts."""
+    """Records the number of threads of its predictions."""
 
     def predict(self, X: Any) -> Any:
         JOBS.append(self.n_jobs)

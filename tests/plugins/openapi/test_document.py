@@ -1,4 +1,4 @@
-"""Descriptions of loaded models, and of the operations beside them."""
+"""OpenAPI descriptions of loaded models and of the operations."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +13,7 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 
 
 def described(*inputs: TensorSpec, decoupled: bool = False, config: Any = None) -> Any:
-    """The body that the document has of a model `m n` with these inputs."""
+    """The documented body of a model `m n` with these inputs."""
     output = TensorSpec("y", Datatype.FP32, (1,))
     version = SimpleNamespace(
         model="m n", decoupled=decoupled, config=config or ModelConfig(),

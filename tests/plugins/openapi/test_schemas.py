@@ -1,4 +1,4 @@
-"""Schemas say what `to_json` writes."""
+"""Schemas match the output of `to_json`."""
 
 from typing import Any
 
@@ -76,5 +76,5 @@ def test_members_that_may_be_missing() -> None:
 
 
 def _strict(schemas: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same schemas, which let through nothing that they do not name."""
+    """The schema without additional properties."""
     return {name: schema | {"additionalProperties": False} for name, schema in schemas.items()}

@@ -1,4 +1,4 @@
-"""Traces as Triton's tools read them: what is in which file, and when."""
+"""Traces in the format of Triton's tools: files, contents and times."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ def test_the_model_first_and_then_times_in_their_order() -> None:
     trace.request_id = ""
     head = {"id": 8, "model_name": "simple", "model_version": 3, "parent_id": 7}
     assert objects(trace)[0] == head
-    # An addition takes the place of the end.
+    # An addition replaces the end.
     first, second = encode_trace(a_trace(number=1)), encode_trace(a_trace(number=2))
     file = whole_file([first])[:-1] + addition([second, second])
     assert [o["id"] for o in json.loads(file)] == [1] * 4 + [2] * 8
@@ -118,7 +118,7 @@ def traces(sampler: Sampler, *numbers: int, last: int = 0) -> list[Item]:
 
 
 def found(folder: Path) -> dict[str, list[int]]:
-    """The numbers of the traces in each file, which must be JSON."""
+    """Numbers of the traces in each file, which must be JSON."""
     return {
         path.name: [entry["id"] for entry in json.loads(path.read_text())]
         for path in sorted(folder.iterdir())
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_said_once(
 
 @contextmanager
 def files_at_most(size: int) -> Iterator[None]:
-    """What is written beyond `size` bytes of a file fails, after what fits, as on a full disk."""
+    """Limit the size of written files, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -226,7 +226,7 @@ def test_what_waits_for_its_numbered_file_is_written_before_it_is_too_much(tmp_p
 
 
 class Slow:
-    """A writer that waits until it may go on, and remembers what it got."""
+    """A writer that waits until released, and records its traces."""
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Event()
@@ -278,7 +278,7 @@ def test_a_thread_that_had_nothing_to_do_was_never_there() -> None:
 
 
 class Faulty(Slow):
-    """A writer with a bug."""
+    """A writer that raises."""
 
     def write(self, items: object) -> None:
         super().write(items)

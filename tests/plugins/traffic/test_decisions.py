@@ -1,4 +1,4 @@
-"""Who takes part, the choice among versions, and when one is to lose its requests."""
+"""Traffic decisions: eligible versions, the choice among them, and roll-back."""
 
 from collections import Counter
 from dataclasses import replace
@@ -172,7 +172,7 @@ def test_who_has_a_growing_version_keeps_it(key: str) -> None:
 
 
 def counts(requests: int, failures: int = 0, ms: float = 1.0) -> Counts:
-    """Counts of requests that all took as long, but for those that failed."""
+    """Counts of requests of equal duration, with some failures."""
     histogram = Histogram()
     histogram.observe(int(ms * 1e6), requests - failures)
     return Counts(requests, failures, tuple(histogram.counts))

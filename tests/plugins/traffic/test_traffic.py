@@ -1,4 +1,4 @@
-"""Requests that name no version, divided between the versions of a model that come and go."""
+"""Requests without a version, divided between changing versions of a model."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ class DoorCall(FutureCall):
 
 
 class World(worlds.World):
-    """An engine with one model, `m`, of which version N answers N, unless a file says otherwise."""
+    """An engine with one model, `m`, whose version N answers N by default."""
 
     def __init__(self, root: Path, admission: Admission | None, allowed: bool) -> None:
         options = replace(LOAD_OPTIONS, stages={"traffic": TrafficStage()})
@@ -57,7 +57,7 @@ class World(worlds.World):
     def configure(
         self, rules: object, versions: str = "123", execution: str = "inline"
     ) -> ModelSource:
-        """Have the configuration say so, and have these versions."""
+        """Set the configuration's rules and the versions."""
         text = json.dumps(rules) if rules is not None else ""
         config = f"{CONFIG.format(execution)}\nversion_policy {{ all {{}} }}\n"
         if text:
@@ -72,11 +72,11 @@ class World(worlds.World):
         return self.source("m")
 
     async def change(self, rules: object, versions: str = "123") -> str:
-        """Load what the configuration says and the versions that there are; why that failed."""
+        """Load the current configuration and versions; reason of a failure."""
         return await self.engine.load(self.configure(rules, versions))
 
     async def ask(self, parameters: dict[str, Any] | None = None, **headers: str) -> int:
-        """Which version answers."""
+        """The version that answers."""
         call = self.send(parameters, 0, **headers)
         response: InferResponse = await call.future
         assert call.target is None or call.target.name == response.model_version
@@ -92,7 +92,7 @@ class World(worlds.World):
         return call
 
     async def count(self, requests: int = 100) -> dict[int, int]:
-        """How many of so many requests each version answers."""
+        """Number of requests that each version answers."""
         return dict(Counter([await self.ask() for _ in range(requests)]))
 
     @property
@@ -325,7 +325,7 @@ async def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
         chosen = {user: await world.ask(user=user) for user in users}
         assert set(chosen.values()) == {1, 2}
         assert {user: await world.ask(user=user) for user in users} == chosen
-        # As it comes from a front end, which has the headers.
+        # As from a front end, which has the headers.
         parameter = HEADER_PARAMETER + "user"
         assert {user: await world.ask({parameter: user}) for user in users} == chosen
         assert set(await world.count(20)) == {1, 2}  # without a key, by turns

@@ -1,4 +1,4 @@
-"""Looking at how versions do."""
+"""Health samples of versions."""
 
 from headrace.engine.model import ModelVersion
 from headrace.plugins.traffic.control import NOTHING, Samples, TrafficWatch, counts_of
@@ -17,7 +17,7 @@ def test_a_window_moves_on() -> None:
     for now, requests in ((0, 100), (5, 120), (10, 150), (15, 150), (25, 160)):
         samples.add(now, counts(requests, requests // 2))
     assert samples.recent == counts(10, 5)
-    # A version that begins anew.
+    # A version that starts over.
     samples = Samples(10)
     samples.add(0, counts(100))
     samples.add(1, counts(3))

@@ -1,4 +1,4 @@
-"""The start of Tritons, by a program that ends at once."""
+"""The start of Tritons, with a program that ends at once."""
 
 import asyncio
 import shutil
@@ -18,14 +18,14 @@ from tests.support.scrape import until
 
 
 def problem(servers: TritonServers, root: Path) -> str:
-    """Why a model cannot be placed."""
+    """Reason why a model cannot be placed."""
     with pytest.raises((LoadFailed, ValueError)) as raised:
         servers.place(LoadSpec("m", root / "1", root, version=1), ModelConfig(name="m"))
     return str(raised.value)
 
 
 def run(script: Callable[[TritonServers], None], program: str) -> None:
-    """Have a script place models, on a thread, while the loop of the servers runs."""
+    """Place models by a script, on a thread, while the loop of the servers runs."""
 
     async def main() -> None:
         servers = TritonServers(TritonOptions(program, "2"))

@@ -1,4 +1,4 @@
-"""Calls whose tensors go through shared memory, to a server whose answers are held back at will."""
+"""Calls with tensors in shared memory, to a server with controlled answers."""
 
 import asyncio
 import os
@@ -32,9 +32,9 @@ REGION, SIZE = "shared_memory_region", "shared_memory_byte_size"
 
 
 class Echo(grpc.GenericRpcHandler):
-    """Gives back inputs by the regions that are registered, or by the message.
+    """Returns inputs by registered regions, or in the message.
 
-    Requests with the id `hold` wait before they write; with `end` they are asked to fail with that.
+    Requests with the id `hold` wait before they write; with `end` they are then refused.
     """
 
     def __init__(self) -> None:
@@ -112,13 +112,13 @@ class Echo(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def echo() -> Echo:
-    """What the server does."""
+    """The server's behaviour."""
     return Echo()
 
 
 @pytest.fixture
 def endpoint(echo: Echo) -> Iterator[str]:
-    """Where it listens."""
+    """The server's endpoint."""
     limit = [("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads, [echo], options=limit)
@@ -161,14 +161,14 @@ async def ask(connection: SharedMemoryClient, value: float = 1.0) -> Array:
 
 
 async def warm(connection: SharedMemoryClient, echo: Echo) -> None:
-    """Until both tensors go through shared memory."""
+    """Wait until both tensors go through shared memory."""
     async with asyncio.timeout(10):
         while not (echo.shared and all(echo.shared[-1])):
             await ask(connection)
 
 
 async def until(found: Callable[[], bool]) -> None:
-    """Let the connection's own work go on."""
+    """Run the event loop until a condition holds."""
 
     async def look() -> bool:
         return found()

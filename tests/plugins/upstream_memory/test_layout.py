@@ -1,4 +1,4 @@
-"""Which tensors go through shared memory, and where they lie."""
+"""The choice of tensors for shared memory, and their layout."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Shared memory for calls: what others can open, which is used again, and when the rest goes."""
+"""Shared memory for calls: permissions, reuse and removal."""
 
 import os
 import re
@@ -86,18 +86,18 @@ class Piece:
 
 
 class User:
-    """Somebody who needs what lies in a region."""
+    """The user of a region."""
 
 
 def make(pool: RegionPool[Piece]) -> Piece:
-    """Make the one that is wanted."""
+    """Create the wanted region."""
     piece = Piece(pool.wanted.popleft())
     pool.made(piece.size, piece, pool.epoch, 0.0)
     return piece
 
 
 def taken(pool: RegionPool[Piece], nbytes: int = SMALLEST, now: float = 0.0) -> Lease[Piece]:
-    """A region, made if need be."""
+    """A region, created if needed."""
     lease = pool.take(nbytes, now)
     if lease is None:
         make(pool)
@@ -108,7 +108,7 @@ def taken(pool: RegionPool[Piece], nbytes: int = SMALLEST, now: float = 0.0) -> 
 
 @pytest.fixture
 def pool() -> RegionPool[Piece]:
-    """One with room for four small regions."""
+    """A pool with room for four small regions."""
     return RegionPool(4 * SMALLEST)
 
 
