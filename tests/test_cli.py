@@ -150,7 +150,7 @@ def test_unknown_options(
     ("--metrics-config=latencies=true", "--metrics-config: expected NAME=VALUE with one of"),
     ("--log-format=xml", "--log-format must be one of default, ISO8601, json, got 'xml'"),
 ])  # fmt: skip
-def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
+def test_invalid_values(capsys: pytest.CaptureFixture[str], option: str, text: str) -> None:
     assert text in _refused(capsys, "serve", "--model-repository", "x", option)
 
 
@@ -163,7 +163,7 @@ def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], option: str, 
     ("HEADRACE_HTP_PORT", "1",
      "unknown environment variable 'HEADRACE_HTP_PORT'; did you mean 'HEADRACE_HTTP_PORT'?"),
 ])  # fmt: skip
-def test_environment_that_cannot_be(
+def test_invalid_environment_variables(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -185,7 +185,7 @@ def test_environment_that_cannot_be(
     ("access-log = 3", "access-log must be true or false, got '3'"),
     ("http-port = ", "Invalid value"), ("\xff", "settings file"),
 ])  # fmt: skip
-def test_settings_file_that_cannot_be(
+def test_invalid_settings_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, text: str
 ) -> None:
     file = tmp_path / "settings.toml"
@@ -195,7 +195,7 @@ def test_settings_file_that_cannot_be(
     assert str(file) in message
 
 
-def test_settings_file_that_is_not_there(
+def test_missing_settings_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     missing = str(tmp_path / "none.toml")
@@ -242,7 +242,7 @@ def test_start_up_shows_addresses_and_models(good: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_doors_that_are_wanted(good: Path) -> None:
+def test_only_the_selected_doors(good: Path) -> None:
     options = ["--allow-grpc=false", "--allow-metrics=0"]
     with ServerProcess(good, options=options, wait=True) as server:
         assert ask(server.http, "GET", "/v2/health/ready").status == 200
@@ -250,7 +250,7 @@ def test_only_the_doors_that_are_wanted(good: Path) -> None:
         assert "metrics" not in server.output
 
 
-def test_a_model_file_by_itself(tmp_path: Path) -> None:
+def test_a_single_model_file(tmp_path: Path) -> None:
     file = tmp_path / "files" / "alone.onnx"
     write_model(file)
     empty = tmp_path / "empty"
@@ -278,7 +278,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     slow("{serve} --model-repository {good}/same/1/model.onnx",
          "headrace serve: model repository {good}/same/1/model.onnx is a file; a file that is"),
 ])  # fmt: skip
-def test_what_cannot_begin(good: Path, tmp_path: Path, words: str, says: str) -> None:
+def test_failed_starts(good: Path, tmp_path: Path, words: str, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serve = " ".join(("serve --model-repository", str(good), *_PORTS))
         names = {"good": good, "tmp": tmp_path, "serve": serve, "free": free_port()}
@@ -290,7 +290,7 @@ def test_what_cannot_begin(good: Path, tmp_path: Path, words: str, says: str) ->
 
 
 @pytest.mark.slow
-def test_on_a_terminal_everything_is_said_once(good: Path) -> None:
+def test_on_a_terminal_nothing_is_printed_twice(good: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "headrace", "serve", "--model-repository", str(good), *_PORTS]
     with subprocess.Popen(words, stdout=theirs, stderr=theirs) as process:
@@ -321,7 +321,7 @@ def test_exit_on_error(bad: Path) -> None:
 
 
 @pytest.mark.slow
-def test_serving_the_rest(bad: Path) -> None:
+def test_exit_on_error_false(bad: Path) -> None:
     with ServerProcess(bad, options=["--exit-on-error=false"]) as server:
         assert ask(server.http, "GET", "/v2/health/ready").status == 200
         assert ask(server.http, "GET", "/v2/models/same/ready").status == 200
@@ -336,13 +336,13 @@ def test_serving_the_rest(bad: Path) -> None:
     ("--backend-config=onnxruntime,default-max-batch-size=x", "must be a whole number"),
     ("--strict-model-config=maybe", "must be true or false, got 'maybe'"),
 ])  # fmt: skip
-def test_options_of_tritons_that_are_refused(
+def test_refused_options_of_triton(
     capsys: pytest.CaptureFixture[str], word: str, says: str
 ) -> None:
     assert says in _refused(capsys, "serve", "--model-repository", "x", word)
 
 
-def test_options_of_tritons_that_are_settings_here() -> None:
+def test_options_of_triton_that_are_settings() -> None:
     settings, lines = translate(
         [
             ("--strict-model-config", "false"),
@@ -370,7 +370,7 @@ def test_help_of_serve_names_every_option_once(capsys: pytest.CaptureFixture[str
     assert [line[:-1] for line in text.splitlines() if line[:-1] in SECTIONS] == list(SECTIONS)
 
 
-def test_options_about_tritons_inside_are_taken(good: Path) -> None:
+def test_options_of_tritons_internals_are_accepted(good: Path) -> None:
     """In either form; each is reported once."""
     options = (
         "--http-thread-count", "4", "--http-thread-count=8", "--cuda-memory-pool-byte-size=0:1",
@@ -386,7 +386,7 @@ def test_options_about_tritons_inside_are_taken(good: Path) -> None:
     ]
 
 
-def test_no_option_of_tritons_is_a_setting_too() -> None:
+def test_no_option_of_triton_is_also_a_setting() -> None:
     settings = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}
     assert not settings & {*BY_VALUE, *WITHOUT_EFFECT}
     assert not BY_VALUE.keys() & WITHOUT_EFFECT.keys()
@@ -409,11 +409,11 @@ def test_a_transport_that_is_not_installed_is_refused(
     assert "pip install 'headrace[grpcio]'" in _refused(capsys, "serve", *words)
 
 
-def test_where_commands_find_the_server_is_no_setting() -> None:
+def test_the_server_address_of_commands_is_not_a_setting() -> None:
     assert from_environment({"HEADRACE_URL": "http://127.0.0.1:8000"}) == {}
 
 
-def test_what_kubernetes_adds_for_a_service_is_passed_over() -> None:
+def test_service_variables_of_kubernetes_are_ignored() -> None:
     links = {
         "HEADRACE_SERVICE_HOST": "10.0.0.1",
         "HEADRACE_SERVICE_PORT": "8000",

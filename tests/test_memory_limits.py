@@ -24,7 +24,7 @@ def test_limits_are_shares_of_the_memory_and_at_most_the_defaults(
     assert limits_by_memory(memory) == {n: v for n, v in wanted.items() if v is not None}
 
 
-def test_the_defaults_are_what_is_documented() -> None:
+def test_defaults_are_as_documented() -> None:
     settings = Settings(model_file=["m"])
     assert (settings.max_request_bytes, settings.max_admitted_bytes) == (64 * MIB, GIB)
 
@@ -35,7 +35,7 @@ def test_the_defaults_are_what_is_documented() -> None:
     (("--max-admitted-bytes=0",), 0, "--max-request-bytes=13107200\n"),
     (("--max-admitted-bytes=7000", "--max-request-bytes=6000"), 7000, ""),
 ])  # fmt: skip
-def test_a_server_says_by_which_limits_it_goes(
+def test_a_server_logs_its_limits(
     tmp_path: Path, options: tuple[str, ...], admitted: int, said: str
 ) -> None:
     with ServerProcess(onnx_examples(tmp_path), options=options, program=IN_400_MIB) as server:

@@ -68,7 +68,7 @@ def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
     return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
 
 
-def test_what_is_not_imported_exists() -> None:
+def test_excluded_modules_exist() -> None:
     assert [name for name in (*OTHERS, *PARTS) if find_spec(name) is None] == []
 
 
@@ -78,7 +78,7 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
     assert ran.stdout.splitlines()[0] == "without numpy"
 
 
-def test_processes_that_need_little() -> None:
+def test_imports_of_small_processes() -> None:
     """Commands, those with JSON output, front ends, and workers without coroutines."""
     front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
     worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}

@@ -19,7 +19,7 @@ def parameter(name: str, value: str) -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
-def test_models_on_servers_that_others_start(tmp_path: Path) -> None:
+def test_models_on_external_servers(tmp_path: Path) -> None:
     pool = Pool(
         [
             Model("plain"),
@@ -63,7 +63,7 @@ def test_models_on_servers_that_others_start(tmp_path: Path) -> None:
     assert pool.options() == []
 
 
-def test_models_in_tritons_of_the_server(tmp_path: Path) -> None:
+def test_models_in_managed_tritons(tmp_path: Path) -> None:
     files = tmp_path / "trained"
     (files / "1").mkdir(parents=True)
     (files / "1" / "model.py").touch()
@@ -86,7 +86,7 @@ def test_models_in_tritons_of_the_server(tmp_path: Path) -> None:
     assert pool.drift() == []
 
 
-def test_to_write_again_changes_what_differs(tmp_path: Path) -> None:
+def test_writing_again_changes_only_differences(tmp_path: Path) -> None:
     files, root = tmp_path / "trained", tmp_path / "models"
     for name in ("1", "2"):
         (files / name).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_to_write_again_changes_what_differs(tmp_path: Path) -> None:
     assert (root / "m" / "config.pbtxt").stat() != before
 
 
-def test_what_is_no_link_is_not_removed(tmp_path: Path) -> None:
+def test_files_that_are_not_links_are_kept(tmp_path: Path) -> None:
     files, root = tmp_path / "trained", tmp_path / "models"
     (files / "1").mkdir(parents=True)
     (root / "m" / "1").mkdir(parents=True)
@@ -127,13 +127,13 @@ def test_what_is_no_link_is_not_removed(tmp_path: Path) -> None:
         (lambda: Pool([Model("a", config="x: 1")], ENDPOINTS).config("a"), "'a': config: 1:1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be(make: "object", text: str) -> None:
+def test_invalid_pools(make: "object", text: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_servers_that_cannot_be_asked() -> None:
+def test_unreachable_servers() -> None:
     pool = Pool([Model("m")], ["grpc://127.0.0.1:1"])
     [found] = pool.drift(timeout=2)
     assert (found.model, found.endpoint, found.field) == ("m", "grpc://127.0.0.1:1", "model")
@@ -141,7 +141,7 @@ def test_servers_that_cannot_be_asked() -> None:
         Pool([Model("m")], ["nonsense"]).drift()
 
 
-def test_a_drift_for_people() -> None:
+def test_formatted_drift() -> None:
     found = Drift("m", "grpc://a:1", "instance_group", "2 x GPU 0", "1 x CPU")
     assert str(found) == "m on grpc://a:1: instance_group: 2 x GPU 0, not 1 x CPU"
 

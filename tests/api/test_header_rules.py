@@ -17,7 +17,7 @@ from headrace.core.errors import InvalidRequest
     ("(?-i)X-Tenant", "X-Tenant-Id", True), ("^tenant$", "x-tenant", False), ("a|b", "c", False),
     ("a|b", "cab", True), ("x", "x" * 256, True), ("x", "x" * 257, False),
 ])  # fmt: skip
-def test_which_names_match(pattern: str, name: str, forwarded: bool) -> None:
+def test_matching_names(pattern: str, name: str, forwarded: bool) -> None:
     rules = HeaderPattern(pattern)
     for _ in range(2):  # the second time it is remembered
         assert rules.parameters([(name, "v")]) == ({name: "v"} if forwarded else {})
@@ -44,7 +44,7 @@ def test_reserved_names_are_refused_where_they_match(name: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<a", "a{2,1}", "(?-i)("])
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(ValueError, match="not a regular expression"):
         HeaderRules(pattern).pattern()
 
@@ -58,7 +58,7 @@ def test_any_text_is_a_pattern_or_is_refused(pattern: str) -> None:
     found.parameters([("x-some", "value")])
 
 
-def test_more_names_than_are_remembered() -> None:
+def test_more_names_than_the_cache_holds() -> None:
     pattern = HeaderPattern("7$")
     names = [(f"n{number}", "") for number in range(3_000)]
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_category_is_in_one_rule_of_a_door() -> None:
 
 
 @pytest.mark.parametrize("name", ["grpc-key", "Key-Bin", "TE", "host", "content-type", "a+b"])
-def test_names_that_metadata_cannot_have(name: str) -> None:
+def test_names_invalid_in_metadata(name: str) -> None:
     assert HeaderRules(restricted=[f"health:{name}=v"]).keys()
     with pytest.raises(ValueError, match=re.escape(f"'{name}' cannot be the name of a gRPC call")):
         HeaderRules(restricted_at_both=[f"health:{name}=v"]).keys()
@@ -102,7 +102,7 @@ def test_names_that_metadata_cannot_have(name: str) -> None:
     (["health,health:key=value"], "health is restricted twice"),
     (["health:key=value", "trace,health:other=value"], "health is restricted twice"),
 ])  # fmt: skip
-def test_rules_that_cannot_be(rules: list[str], text: str) -> None:
+def test_invalid_rules(rules: list[str], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         HeaderRules(restricted=rules).keys()
     assert "value'" not in str(caught.value)  # which is a secret

@@ -80,15 +80,15 @@ def test_an_operation_without_a_handler_is_not_served(engine: Engine) -> None:
         create_app(engine, 1 << 20, RULES, TABLE)
 
 
-def test_every_operation_has_a_handler_and_the_other_way_round() -> None:
+def test_operations_and_handlers_match() -> None:
     assert {found.name for found in OPERATIONS if not found.in_door} == HANDLERS.keys()
 
 
-def test_a_front_end_hands_it_on() -> None:
+def test_a_front_end_forwards_the_operation() -> None:
     assert PATH in handed_on(TABLE)
 
 
-def test_it_is_described() -> None:
+def test_the_operation_is_in_the_openapi_document() -> None:
     described: Any = document((), TABLE)
     found = described["paths"]["/v2/echo/{name}"]["post"]
     assert found["tags"] == ["metadata"]
@@ -97,7 +97,7 @@ def test_it_is_described() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_the_client_asks_for_it(scheme: str) -> None:
+def test_the_client_has_the_operation(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url, timeout=0.5, operations=TABLE) as client, ThreadPoolExecutor(1) as pool:
@@ -111,7 +111,7 @@ def test_the_client_asks_for_it(scheme: str) -> None:
                 asked.result()
 
 
-def test_the_page_of_the_protocol_lists_it() -> None:
+def test_the_protocol_page_lists_the_operation() -> None:
     root = Path(__file__).parents[2]
     script = runpy.run_path(str(root / "scripts" / "protocol_docs"))
     page = (root / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -41,7 +41,7 @@ def test_origins(origin: str, expected: bool) -> None:
     assert allowed(("host", "10.1.2.3:8000"), ("origin", origin)) is expected
 
 
-def test_what_the_host_header_says_does_not_matter() -> None:
+def test_the_host_header_is_ignored() -> None:
     """A rebound DNS name is in both headers."""
     assert not allowed(("host", "evil.example:8000"), ("origin", EVIL))
 
@@ -53,7 +53,7 @@ def test_browsers_that_send_no_origin(site: str, expected: bool) -> None:
     assert allowed(("sec-fetch-site", site)) is expected
 
 
-def test_the_origin_counts_more_than_the_site() -> None:
+def test_origin_wins_over_sec_fetch_site() -> None:
     assert allowed(("sec-fetch-site", "cross-site"), ("origin", "https://ops.example"))
     assert not allowed(("sec-fetch-site", "same-origin"), ("origin", EVIL))
 
@@ -62,17 +62,17 @@ def test_all_of_several_origins_have_to_be_allowed() -> None:
     assert not allowed(("origin", "http://localhost"), ("origin", EVIL))
 
 
-def test_clients_that_are_no_browsers_notice_nothing() -> None:
+def test_other_clients_than_browsers_are_not_affected() -> None:
     assert allowed(("host", "headrace.models.svc.cluster.local"), ("user-agent", "curl/8"))
 
 
-def test_all_are_allowed() -> None:
+def test_every_origin_allowed() -> None:
     for origin in (EVIL, "null"):
         assert allowed(("origin", origin), named=("*",))
     assert allowed(("sec-fetch-site", "cross-site"), named=("*",))
 
 
-def test_the_name_that_is_listened_on() -> None:
+def test_the_listening_host_name() -> None:
     assert allowed(("origin", "http://inference.lan:8000"), address="Inference.lan")
     assert not allowed(("origin", "http://inference.lan:9000"), address="inference.lan")
 
@@ -82,7 +82,7 @@ def test_ipv4_on_a_socket_of_ipv6() -> None:
 
 
 @pytest.mark.parametrize("text", ["ops.example", "https://", "https://a/b", "null", "https://é"])
-def test_what_cannot_be_named(text: str) -> None:
+def test_invalid_origins(text: str) -> None:
     with pytest.raises(ValueError, match="expected SCHEME://HOST"):
         AllowedOrigins([text])
 

@@ -221,7 +221,7 @@ def test_names_say_what_is_inside() -> None:
     ("engine/x.py", "from headrace.repository import reading", ""),
     ("placement/local/x.py", "import onnxruntime", ""),
 ])  # fmt: skip
-def test_what_is_found(importer: str, statement: str, says: str, tmp_path: Path) -> None:
+def test_errors_are_found(importer: str, statement: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / ROOT / importer
     path.parent.mkdir(parents=True)
     path.write_text(statement)

@@ -61,7 +61,7 @@ def test_other_models_and_many_calls_on_one_connection(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_an_error_and_no_hang(tmp_path: Path) -> None:
+def test_a_missing_server_is_an_error(tmp_path: Path) -> None:
     done = bench(
         *QUICK, "--url=127.0.0.1:9,127.0.0.1:9", "--peer=nobody=127.0.0.1:9,",
         "--protocols=http-json", "--concurrency=2", f"--output={tmp_path}",
@@ -91,7 +91,7 @@ def test_the_models_are_the_same_every_time(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes()
 
 
-def test_results_replace_what_was_between_the_markers() -> None:
+def test_results_replace_the_text_between_the_markers() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
     once = insert(page, "new\n")
     assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"

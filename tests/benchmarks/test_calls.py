@@ -72,7 +72,7 @@ def test_each_step_of_a_generator_is_a_call() -> None:
     assert [call.name for call in walk(roots)].count("numbers") == 2
 
 
-def test_calls_that_had_begun_before_are_none() -> None:
+def test_earlier_calls_are_not_counted() -> None:
     recorder = CallRecorder()
 
     def starts() -> None:
@@ -88,7 +88,7 @@ def test_calls_that_had_begun_before_are_none() -> None:
     assert recorder.take() == ()
 
 
-def test_functions_are_the_servers_or_not() -> None:
+def test_functions_of_the_server() -> None:
     (shown,) = recorded(lambda: brackets([1, 2]))[0].children
     line = brackets.__code__.co_firstlineno
     assert shown == Call("brackets", "core/tensors.py", line, own=True)
@@ -96,13 +96,13 @@ def test_functions_are_the_servers_or_not() -> None:
     assert (here.file, here.line, here.own) == (HERE, 0, False)
 
 
-def test_what_dataclasses_have_written_is_where_the_class_is() -> None:
+def test_generated_dataclass_methods_belong_to_their_class() -> None:
     (made,) = recorded(lambda: TensorSpec("input", Datatype.FP32, (16,)))[0].children
     _, line = inspect.getsourcelines(TensorSpec)  # its decorator's
     assert made == Call("TensorSpec.__init__", "core/signature.py", line + 1, own=True)
 
 
-def test_objects_are_counted_by_class_even_if_they_are_gone() -> None:
+def test_objects_are_counted_by_class_even_if_freed() -> None:
     recorder = ObjectRecorder("headrace")
     kept: list[object] = []
 

@@ -47,7 +47,7 @@ def test_names_and_frames() -> None:
     assert frame(DATA, 1, 3, b"ab") == b"\0\0\2\0\1\0\0\0\3ab"
 
 
-def test_a_probe_counts_what_is_not_answered() -> None:
+def test_a_probe_counts_missing_answers() -> None:
     stop = threading.Event()
     answers = iter([True, False])
 
@@ -62,7 +62,7 @@ def test_a_probe_counts_what_is_not_answered() -> None:
     assert probe.report() == {"worst": probe.worst, "good": 1, "bad": 2}
 
 
-def test_what_a_server_will_not_have_is_no_answer() -> None:
+def test_a_refusal_is_not_an_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     assert post(address, "/", b"") == b""

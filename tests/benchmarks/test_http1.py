@@ -50,7 +50,7 @@ def test_answers(size: int) -> None:
     b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"x" * 70_000,
 ])  # fmt: skip
-def test_refuses(data: bytes) -> None:
+def test_refused_frames(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         answers(data, 100_000, 1)
 

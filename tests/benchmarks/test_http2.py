@@ -71,7 +71,7 @@ def exchange(client: GrpcWire, server: Server, data: bytes, size: int = 1 << 20)
 
 
 @pytest.mark.parametrize("size", [1, 13, 1 << 20])
-def test_calls_one_after_the_other(size: int) -> None:
+def test_sequential_calls(size: int) -> None:
     client, server = wire(), Server()
     before = client.ready
     assert exchange(client, server, client.start(), size) == []
@@ -86,7 +86,7 @@ def test_calls_one_after_the_other(size: int) -> None:
     assert server.headers[0]["te"] == "trailers"
 
 
-def test_calls_at_once_on_one_connection() -> None:
+def test_concurrent_calls_on_one_connection() -> None:
     client, server = wire(8), Server()
     exchange(client, server, client.start())
     sent = {}
@@ -140,7 +140,7 @@ def limit_streams(server: Server) -> None:
 
 
 @pytest.mark.parametrize("action", [close, limit_streams])
-def test_what_ends_a_connection(action: Callable[[Server], None]) -> None:
+def test_frames_that_end_a_connection(action: Callable[[Server], None]) -> None:
     client, server = wire(2), Server()
     exchange(client, server, client.start())
     action(server)
@@ -154,14 +154,14 @@ def test_what_ends_a_connection(action: Callable[[Server], None]) -> None:
     struct.pack(">BHBBI", 0, 2, 0, 8, 1) + b"\x05x",  # more padding than content
     struct.pack(">BHBBI", 0, 3, 8, 0, 0) + b"abc",  # WINDOW_UPDATE of three bytes
 ])  # fmt: skip
-def test_refuses(frame: bytes) -> None:
+def test_refused_frames(frame: bytes) -> None:
     client = wire()
     client.send(grpc_message(b"x"))
     with pytest.raises(ProtocolError):
         client.receive(frame)
 
 
-def test_which_header_blocks_change_the_table() -> None:
+def test_header_blocks_that_change_the_table() -> None:
     encoder, decoder = Encoder(), Decoder()
     first, second = encoder.encode(FIELDS), encoder.encode(FIELDS)
     assert changes_table(first)

@@ -15,7 +15,7 @@ ANSWER = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\nno"
 @pytest.mark.parametrize(
     ("elapsed", "due"), [(-0.1, 0), (0.0, 1), (0.009, 1), (0.011, 2), (0.095, 10), (9.0, 30)]
 )
-def test_due(elapsed: float, due: int) -> None:
+def test_due_times(elapsed: float, due: int) -> None:
     assert Schedule(rate=100, warm_up=0.1, seconds=0.2).due(elapsed) == due
 
 
@@ -60,7 +60,7 @@ def put(answer: bytes, schedule: Schedule) -> Arrived:
     return asyncio.run(run())
 
 
-def test_what_is_never_answered_counts_with_the_time_it_has_waited() -> None:
+def test_unanswered_requests_count_with_their_waiting_time() -> None:
     found = put(b"", Schedule(rate=1000, warm_up=0.01, seconds=0.05))
     assert found.errors == {"not answered in time": 50}
     assert len(found.latencies) == 50

@@ -29,7 +29,7 @@ def test_calls_for_each_request_are_rounded_up() -> None:
     assert per_request([PLAIN] * 33, 16) == 2.1
 
 
-def test_what_most_requests_did_counts() -> None:
+def test_the_most_frequent_path_counts() -> None:
     assert usual(["a", "b", "a"]) == "a"
     with pytest.raises(BenchmarkError, match="of 4 requests no more than 2 did the same"):
         usual(["a", "b", "a", "b"])
@@ -62,7 +62,7 @@ def test_outlines() -> None:
     ]  # fmt: skip
 
 
-def test_summaries_are_found_by_where_a_call_says_that_its_function_begins() -> None:
+def test_summaries_are_found_by_the_first_line_of_a_function() -> None:
     source = '''\
         class A:
             """A class.

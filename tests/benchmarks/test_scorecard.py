@@ -69,7 +69,7 @@ def test_every_claim_is_about_cells_that_are_measured() -> None:
                 assert PEERS[peer].serves(workload.model, workload.protocol), claim
 
 
-def test_summary_leaves_out_what_is_not_known() -> None:
+def test_summary_leaves_out_unknown_figures() -> None:
     found = summary([*rates(10.0, 30.0), Sample({Metric.P50: 1.0}, {"a": 2})])
     assert found.figures == {RATE: 20.0, Metric.P50: 1.0}
     assert found.errors == 2
@@ -126,7 +126,7 @@ def test_charts(tmp_path: Path) -> None:
     assert len([texts(path.read_text()) for path in tmp_path.iterdir()]) == 2
 
 
-def test_what_peers_need_is_pinned() -> None:
+def test_requirements_of_peers_are_pinned() -> None:
     for peer in PEERS.values():
         if peer.requirements is not None:
             lines = peer.requirements.read_text().splitlines()

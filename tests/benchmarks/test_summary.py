@@ -20,7 +20,7 @@ def test_spread_is_relative_to_the_median() -> None:
     assert spread([0.0, 0.0]) == 0.0
 
 
-def test_ratio_pairs_what_was_measured_side_by_side() -> None:
+def test_ratio_pairs_neighbouring_measurements() -> None:
     assert ratio([10.0, 20.0, 90.0], [5.0, 10.0, 30.0]) == 2.0
     assert ratio([1.0, 6.0], [0.0, 3.0]) == 2.0
     assert ratio([1.0], [0.0]) is None
@@ -41,7 +41,7 @@ def test_figures_are_medians_and_errors_a_sum() -> None:
     assert (found.rss, found.mean_batch) == (4_000_000, 3.0)
 
 
-def test_figures_of_a_server_that_cannot_be_reached_or_seen() -> None:
+def test_figures_of_an_unreachable_or_unobservable_server() -> None:
     found = figures([Repetition(0.0, 0, 0.0, 0.0, {"no connection": 1}, 0.0)])
     assert (found.throughput, found.errors, found.client_cpu) == (0.0, 1, 0.0)
     assert (found.server_cpu, found.cpu_per_1000, found.rss, found.mean_batch) == (None,) * 4

@@ -33,7 +33,7 @@ def test_generated_files_do_not_count(tmp_path: Path) -> None:
     assert count(tmp_path.glob("*.py")) == Sources(2, 2)
 
 
-def test_what_is_above_its_limit_is_named() -> None:
+def test_values_above_their_limits_are_named() -> None:
     budgets = [
         Budget("at its limit", 1, 2, lambda weight: 2),
         Budget("too many", 1, 57.2, lambda weight: 57.3),

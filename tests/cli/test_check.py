@@ -53,7 +53,7 @@ def test_check_of_two_repositories_with_the_same_model(good: Path, bad: Path) ->
     assert "ERROR same\n      model appears in two or more repositories" in ended.stdout
 
 
-def test_check_of_models_that_others_run(tmp_path: Path) -> None:
+def test_check_of_models_on_upstreams(tmp_path: Path) -> None:
     write_remote(tmp_path, "nobody", "127.0.0.1:1")
     write_remote(tmp_path, "nowhere", endpoint="grpc://gpu-1", endpoints="", hedge_percent="5")
     ended = run("models", "check", "--quiet", str(tmp_path))
@@ -123,7 +123,7 @@ def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_repository_holds_instead_of_models_is_said(good: Path, tmp_path: Path) -> None:
+def test_other_contents_of_a_repository_are_reported(good: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "flat.onnx")
     ended = run("models", "check", str(tmp_path))
     assert ended.returncode == 1
@@ -142,7 +142,7 @@ def _take_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_an_interrupted_check_ends_without_a_word(tmp_path: Path) -> None:
+def test_an_interrupted_check_ends_silently(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     model = tmp_path / "endless.py"
     model.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")

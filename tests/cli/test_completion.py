@@ -52,7 +52,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("headrace serve --model-control-mode ", ["none", "poll", "explicit"]),
     ("headrace serve --reload f", ["false"]), ("headrace infer digits thr", ["three.png"]),
 ])  # fmt: skip
-def test_what_bash_completes(
+def test_completions_in_bash(
     script: Path, server: ServerProcess, tmp_path: Path, words: str, expected: list[str]
 ) -> None:
     (tmp_path / "three.png").touch()

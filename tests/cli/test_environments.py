@@ -52,7 +52,7 @@ def test_wrong_usage(words: tuple[str, ...], says: str, capsys: pytest.CaptureFi
     assert says in capsys.readouterr().err
 
 
-def test_models_for_gpus_are_built_for_where_there_are_none(
+def test_gpu_models_are_built_for_without_a_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     groups = "instance_group { kind: KIND_GPU gpus: [ 0, 7 ] }"
@@ -61,13 +61,13 @@ def test_models_for_gpus_are_built_for_where_there_are_none(
     assert capsys.readouterr().out == "m version 1: needs none\n"
 
 
-def test_a_repository_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_repository(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", "/no/repository") == 1
     assert capsys.readouterr().err.startswith("error: model repository /no/repository cannot")
 
 
 @pytest.mark.slow
-def test_what_a_command_builds_stays(tmp_path: Path) -> None:
+def test_built_environments_are_kept(tmp_path: Path) -> None:
     """It exceeds the cache's limit, but only the next command's build removes it."""
     write_wheelhouse(tmp_path / "wheels")
     for name, version in (("one", "1.0"), ("two", "2.0")):

@@ -55,7 +55,7 @@ def test_values(picture: Path) -> None:
     assert array[0].tolist() == [76, 76, 29, 29]  # grey
 
 
-def test_a_picture_that_was_held_upright(picture: Path) -> None:
+def test_a_rotated_picture(picture: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = picture.with_suffix(".jpg")
@@ -71,7 +71,7 @@ def test_a_picture_that_was_held_upright(picture: Path) -> None:
     ((-1, 7, 8, 8), ImageOptions("CHW"), "has 7 channels by layout CHW; images have 1, 3 or"),
     ((-1, 3, 8, 8), ImageOptions("", None, (1.0, 2.0)), "--mean has 2 numbers for 3 channels"),
 ])  # fmt: skip
-def test_what_is_no_image(
+def test_files_that_are_not_images(
     picture: Path, declared: tuple[int, ...], options: ImageOptions, text: str
 ) -> None:
     with pytest.raises(CommandFailed, match=text):

@@ -39,7 +39,7 @@ def outputs(headrace: Headrace, *words: str) -> dict[str, object]:
     return {output["name"]: output["data"] for output in ended.document["outputs"]}
 
 
-def test_for_people(headrace: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_human_readable_output(headrace: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     ended = headrace("infer", "digits", FLAT, "--classes=2")
     assert (ended.status, ended.err) == (0, "")
@@ -110,7 +110,7 @@ def test_several_inputs(headrace: Headrace, lone_file: Write) -> None:
     assert outputs(headrace, "simple", f"{list(range(32))}", words[1]) == expected
 
 
-def test_a_request_as_the_protocol_has_it(
+def test_a_request_in_the_protocols_json(
     headrace: Headrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = {
@@ -260,7 +260,7 @@ def test_failures(headrace: Headrace, words: list[str], text: str) -> None:
     ("x.csv", "1,2\n3,a\n", "could not convert string to float: 'a'"),
     ("x.png", b"no", "not an image that Pillow can read"),
 ])  # fmt: skip
-def test_files_that_cannot_be_read(
+def test_unreadable_files(
     headrace: Headrace, lone_file: Write, name: str, content: bytes | str, text: str
 ) -> None:
     file = lone_file(name, content)

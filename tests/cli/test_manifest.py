@@ -16,7 +16,9 @@ def run(*arguments: str) -> int:
     return ended.value.code
 
 
-def test_it_is_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_is_written_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").write_text("one")
     assert run(str(tmp_path), "--check") == 1
@@ -31,6 +33,6 @@ def test_it_is_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["problems"] == ["1/model.py does not hold what it is to hold"]
 
 
-def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(tmp_path / "nowhere")) == 1
     assert "it is no directory of a model" in capsys.readouterr().err

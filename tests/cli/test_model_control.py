@@ -57,7 +57,7 @@ def test_loading_and_unloading(control: Headrace) -> None:
     assert "unknown model: 'digits' has no available versions" in ended.err
 
 
-def test_what_cannot_be_loaded(control: Headrace) -> None:
+def test_failed_loads(control: Headrace) -> None:
     ended = control("models", "load", "dgits", "simple_string", _SECRET)
     assert ended.status == 1
     assert ended.err.startswith("headrace models load: dgits: failed to load 'dgits', failed to")

@@ -56,7 +56,7 @@ def test_names(headrace: Headrace) -> None:
     assert (ended.status, ended.out) == (0, "no models called no*\n")
 
 
-def test_a_name_that_no_model_has(headrace: Headrace) -> None:
+def test_an_unknown_model(headrace: Headrace) -> None:
     ended = headrace("models", "list", "nope", "simple")
     assert (ended.status, ended.err) == (1, "headrace models list: no model called nope\n")
     assert [line.split()[0] for line in ended.out.splitlines()] == ["MODEL", "simple"]
@@ -192,7 +192,7 @@ def test_headers_go_with_every_request(command: Headrace) -> None:
     assert ended.err == "headrace models list: expecting header; --header sends one\n"
 
 
-def test_texts_that_the_terminal_has_no_characters_for(server: ServerProcess) -> None:
+def test_texts_beyond_the_terminals_encoding(server: ServerProcess) -> None:
     ended = run(
         "infer", "text_language", "…", "--id=…", "--json", f"--url={server.url}",
         environment={"PYTHONIOENCODING": "ascii:strict"},
@@ -201,7 +201,7 @@ def test_texts_that_the_terminal_has_no_characters_for(server: ServerProcess) ->
     assert '"id": "\\u2026"' in ended.stdout
 
 
-def test_a_reader_that_has_enough(server: ServerProcess) -> None:
+def test_a_closed_pipe(server: ServerProcess) -> None:
     words = [sys.executable, "-m", "headrace", "models", "list", f"--url={server.url}"]
     ours, theirs = os.pipe()
     os.close(ours)

@@ -37,7 +37,7 @@ def test_numbers() -> None:
     assert shown == ["-", "0", "0.25", "12.3", "123", "12345", "1.5M"]
 
 
-def test_what_would_change_a_terminal() -> None:
+def test_control_characters() -> None:
     assert printable("a\x1b[2Jb\x9bc\r\n\td\xa0é") == "a\\x1b[2Jb\\x9bc\\r\n\td\xa0é"
 
 

@@ -73,7 +73,7 @@ def test_plain_text() -> None:
     assert "QUEUE P99" in plain_lines(VIEW, 200)[3]
 
 
-def test_where_models_run_elsewhere() -> None:
+def test_models_on_upstreams() -> None:
     """Models with several backends or upstreams have more columns; problems stand out."""
     there = VersionActivity(
         "there", "1", 0, 0, 0, 0, 0, _NONE, _NONE, _NONE, None,
@@ -88,7 +88,7 @@ def test_where_models_run_elsewhere() -> None:
     assert "\x1b[1;31m    1/2\x1b[0m" in coloured
 
 
-def test_what_was_answered_with_errors() -> None:
+def test_errors_by_reason() -> None:
     """Errors that no model has seen count too; the main reason of a model's failures is named."""
     kinds = [("http", "infer", "400"), ("grpc", "infer", "NOT_FOUND"), ("http", "infer", "200")]
     answers = [AnswerRate(*kind, 3.0) for kind in kinds]
@@ -126,7 +126,7 @@ def test_by_rich() -> None:
     assert "\x1b[1;31m 2.25\x1b[0m" in shown(VIEW, 81, **COLOURS)  # errors are red
 
 
-def test_before_there_is_anything() -> None:
+def test_before_the_first_request() -> None:
     view = View("http://h:1", None, "name", "looking ...")
     assert plain_lines(view, 80)[:2] == ["http://h:1", "looking ..."]
     assert "looking ..." in shown(view, 80)
@@ -139,7 +139,7 @@ def test_before_there_is_anything() -> None:
     ("waiting", ["a_model", "idle", "small", "small"]),
     ("p99", ["a_model", "small", "small", "idle"]),
 ])  # fmt: skip
-def test_orders(order: str, names: list[str]) -> None:
+def test_sort_orders(order: str, names: list[str]) -> None:
     assert [version.model[:7] for version in ordered(VERSIONS, order)] == names
 
 
@@ -252,7 +252,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-def test_the_server_says_where_its_metrics_are(
+def test_the_server_names_its_metrics_port(
     headrace: Headrace, server: ServerProcess, other: ServerProcess
 ) -> None:
     for process, model in ((server, "digits"), (other, "alone")):
@@ -284,7 +284,7 @@ def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> 
     assert f"the metrics at http://{other.metrics} are not those of the server at" in ended.err
 
 
-def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
+def test_a_restarted_server(headrace: Headrace) -> None:
     """It has another identity then, and its metrics may be on another port."""
     starts = 0
 
@@ -331,9 +331,7 @@ def test_a_server_that_was_started_anew(headrace: Headrace) -> None:
     ({"id": "i"}, "does not say where metrics are"),
     ({"id": "i", "metrics": {"address": "x y", "port": 1}}, "does not say where metrics are"),
 ])  # fmt: skip
-def test_a_server_that_does_not_say_where_metrics_are(
-    headrace: Headrace, member: object, text: str
-) -> None:
+def test_a_server_without_a_metrics_port(headrace: Headrace, member: object, text: str) -> None:
     with answering(json.dumps({"headrace": member}).encode(), 1) as url:
         ended = headrace("top", "--once", f"--url={url}")
     assert (ended.status, ended.out) == (1, "")

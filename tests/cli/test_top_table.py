@@ -58,7 +58,7 @@ process_resident_memory_bytes 2097152
 """
 
 
-def test_from_one_scrape_to_the_next() -> None:
+def test_rates_between_two_scrapes() -> None:
     now = activity(Scrape(10.0, parse(_BEFORE)), Scrape(12.0, parse(_AFTER)))
     first, second = now.versions
     assert (first.model, first.version, second.version) == ("m", "1", "2")
@@ -84,7 +84,7 @@ def test_from_one_scrape_to_the_next() -> None:
     assert (now.cpu, now.resident_bytes) == (0.5, 2 << 20)
 
 
-def test_a_server_that_has_started_anew() -> None:
+def test_a_restarted_server() -> None:
     now = activity(Scrape(10.0, parse(_AFTER)), Scrape(11.0, parse(_BEFORE)))
     [version] = now.versions
     assert (version.requests_per_second, version.rows_per_second) == (10, 30)
@@ -93,7 +93,7 @@ def test_a_server_that_has_started_anew() -> None:
     assert (now.ready, now.resident_bytes, now.cpu) == (False, None, 1)
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_scrape() -> None:
     now = activity(Scrape(1.0, {}), Scrape(1.0, {}))
     assert (now.versions, now.requests_per_second, now.cpu) == ([], 0, None)
 
@@ -137,7 +137,7 @@ _VALUES = st.text(st.characters(exclude_categories=["Cs"]))
 
 @PROPERTY
 @given(st.dictionaries(st.tuples(_VALUES, _VALUES), st.floats(allow_nan=False), max_size=5))
-def test_what_was_written_is_read(values: dict[tuple[str, str], float]) -> None:
+def test_written_metrics_are_read(values: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
     gauge = Gauge("g", "Help\nwith lines", ["a", "b"], registry=registry)
     for labels, value in values.items():
@@ -156,17 +156,17 @@ def test_histograms() -> None:
     assert samples["h_sum"] == [Sample({}, 1.5)]
 
 
-def test_a_time_behind_the_value() -> None:
+def test_timestamps_behind_values() -> None:
     assert parse('x{a="}",} 3 1700000000\n') == {"x": [Sample({"a": "}"}, 3)]}
 
 
 @PROPERTY
 @given(st.text())
-def test_other_text(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     with suppress(ValueError):
         parse(text)
 
 
-def test_a_page_of_something_else() -> None:
+def test_a_page_of_another_kind() -> None:
     with pytest.raises(ValueError, match="not a line of metrics: <html>"):
         parse("<html>")

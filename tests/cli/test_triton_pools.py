@@ -24,7 +24,7 @@ pool = Pool([Model("simple", [Group({count}, kind="cpu")], {rows})], endpoints=[
     ("from headrace import triton", True), ("from headrace import model", False),
     ("def f():\n    import headrace.triton", False), ("not python", False), ("", False),
 ])  # fmt: skip
-def test_what_describes_a_pool(text: str, expected: bool, tmp_path: Path) -> None:
+def test_files_that_describe_a_pool(text: str, expected: bool, tmp_path: Path) -> None:
     path = tmp_path / "pool.py"
     path.write_text(text)
     assert describes_pool(path) is expected
@@ -74,7 +74,7 @@ def test_files_that_cannot_be_served(
         assert "plugins/triton/" not in ended.err
 
 
-def test_what_a_file_prints_is_no_option(tmp_path: Path) -> None:
+def test_output_of_a_file_is_not_an_option(tmp_path: Path) -> None:
     path = tmp_path / "pool.py"
     path.write_text(POOL.format(count=1, rows=4, there="gpu-1") + "print('half a line', end='')")
     assert write_apart(path, tmp_path / "models") == []

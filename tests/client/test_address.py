@@ -26,6 +26,6 @@ def test_addresses(text: str, address: Address) -> None:
     "", "ftp://h", "http://", "http://h:x", "http://h:70000", "http://u:p@h", "http://h?a",
     "grpc://h/path", "unix:relative", "unix://host/path",
 ])  # fmt: skip
-def test_no_addresses(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|port|begins with neither|has a path|no path"):
         Address.parse(text)

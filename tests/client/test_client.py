@@ -96,7 +96,7 @@ def test_large_tensors(client: Any) -> None:
     assert texts == [["long " * 1000, "\u00fc"]]
 
 
-def test_a_model_that_is_called(client: Any) -> None:
+def test_calling_a_model(client: Any) -> None:
     digits = client.model("digits")
     assert digits.ready()
     assert list(digits.signature().inputs) == ["image"]
@@ -155,7 +155,7 @@ def test_errors_of_the_server(client: Any, model: str, inputs: Any, status: int)
     assert raised.value.grpc_status in (None, {404: 5, 400: 3}[status])
 
 
-def test_the_load_that_fails(client: Any) -> None:
+def test_a_failed_load(client: Any) -> None:
     with pytest.raises(StatusError, match="nowhere"):
         client.load("nowhere")
 
@@ -192,7 +192,7 @@ def test_headers(scheme: str, refused: int, known_by: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc", "unix", "grpc+unix"])
-def test_nobody_there(scheme: str, tmp_path: Path) -> None:
+def test_connection_refused(scheme: str, tmp_path: Path) -> None:
     url = f"{scheme}:{tmp_path}/none" if "unix" in scheme else f"{scheme}://127.0.0.1:1"
     with Client(url, connect_retries=1) as client:
         with pytest.raises(ConnectionFailed, match=r"no server at .*: (connection ref|no such f)"):
@@ -201,14 +201,14 @@ def test_nobody_there(scheme: str, tmp_path: Path) -> None:
             client.wait_ready(seconds=0.1)
 
 
-def test_no_certificate_that_is_trusted(urls: Mapping[str, str]) -> None:
+def test_an_untrusted_certificate(urls: Mapping[str, str]) -> None:
     for scheme in ("https", "grpcs"):
         with Client(urls[scheme]) as client, pytest.raises(ConnectionFailed, match="certificate"):
             client.live()
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_server_that_goes(scheme: str, tmp_path: Path) -> None:
+def test_a_server_that_shuts_down(scheme: str, tmp_path: Path) -> None:
     with ServerProcess(onnx_examples(tmp_path)) as server:
         url = server.url if scheme == "http" else f"grpc://{server.grpc}"
         with Client(url) as client:
@@ -246,7 +246,7 @@ def test_a_client_that_is_closed(urls: Mapping[str, str]) -> None:
     )
 
 
-def test_a_notebook_whose_own_loop_is_running(urls: Mapping[str, str]) -> None:
+def test_a_notebook_with_a_running_event_loop(urls: Mapping[str, str]) -> None:
     async def cell() -> bool:
         with Client(urls["http"]) as client:
             return client.live()

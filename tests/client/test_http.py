@@ -57,7 +57,7 @@ def _serve(listener: socket.socket, answers: list[bytes]) -> None:
                 connection.sendall(answer)
 
 
-def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None:
+def test_a_kept_connection_closed_by_the_server(scripted: Scripted) -> None:
     client = scripted(response(b"1"), b"", response(b"2"), response(b"3"))
     assert [client.fetch("/a") for _ in range(3)] == [b"1", b"2", b"3"]
 
@@ -78,7 +78,7 @@ def test_a_kept_connection_that_was_closed_meanwhile(scripted: Scripted) -> None
     (response(b"hello"), AnswerError, "no JSON: hello"),
     (response(b"[]"), AnswerError, "the answer to SetModelTraffic is no JSON object"),
 ])  # fmt: skip
-def test_errors_in_words(
+def test_error_messages(
     scripted: Scripted, answer: bytes, kind: type[ClientError], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
@@ -92,7 +92,7 @@ def test_errors_in_words(
     response(b"[" * 10**5),
     response(b'{"outputs": [{"name": "a", "datatype": "FP32", "shape": [2], "data": [1]}]}'),
 ])  # fmt: skip
-def test_no_inference_response(scripted: Scripted, answer: bytes) -> None:
+def test_invalid_inference_responses(scripted: Scripted, answer: bytes) -> None:
     with pytest.raises(AnswerError, match="the answer is no inference response"):
         scripted(answer).infer("m", {"a": 1})
 
@@ -111,7 +111,7 @@ def test_a_refusal_keeps_the_connection(scripted: Scripted) -> None:
     assert client.fetch("/x") == b"[1]"
 
 
-def test_a_server_that_goes_without_an_answer(scripted: Scripted) -> None:
+def test_a_server_that_closes_without_an_answer(scripted: Scripted) -> None:
     client = scripted(b"", response(b"1"))
     with pytest.raises(ConnectionFailed, match="before it had answered"):
         client.fetch("/x")
@@ -150,7 +150,7 @@ def test_events_that_are_errors(
         list(scripted(answer).generate_stream("m", {}))
 
 
-def test_a_stream_that_breaks_off(scripted: Scripted) -> None:
+def test_a_broken_stream(scripted: Scripted) -> None:
     event = b'data: {"a": 1}\n\n'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     events = scripted(head + b"%x\r\n%s\r\n" % (len(event), event), b"").generate_stream("m", {})
@@ -159,7 +159,7 @@ def test_a_stream_that_breaks_off(scripted: Scripted) -> None:
         next(events)
 
 
-def test_a_stream_that_is_left(scripted: Scripted) -> None:
+def test_a_stream_closed_early(scripted: Scripted) -> None:
     event = b'data: {"a": 1}\n\n'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     client = scripted(head + b"%x\r\n%s\r\n" % (len(event), event), response(b"other"))

@@ -39,7 +39,7 @@ def test_documents() -> None:
     assert Signature.of(_METADATA, {}).inputs["a"].rows  # as far as one can tell
 
 
-def test_documents_that_make_no_sense() -> None:
+def test_invalid_documents() -> None:
     with pytest.raises(AnswerError):
         Signature.of({"inputs": [{"name": "a"}], "outputs": []}, {})
 
@@ -69,7 +69,9 @@ def test_fitting(
     ((3,), (-1, 2), True), ((2, 3), (-1, 2), True), ((2, 2), (4,), False),
     ((1, 2, 2), (2, 2), False), ((5,), (-1, 0), True),
 ])  # fmt: skip
-def test_what_does_not_fit(shape: tuple[int, ...], declared: tuple[int, ...], rows: bool) -> None:
+def test_values_of_other_shapes(
+    shape: tuple[int, ...], declared: tuple[int, ...], rows: bool
+) -> None:
     with pytest.raises(ValueError, match=r"^expected shape \[.*\].*, got \["):
         fit(np.zeros(shape), Declared("x", Datatype.FP32, declared, rows))
 

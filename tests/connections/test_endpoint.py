@@ -27,6 +27,6 @@ def _certificate() -> ssl.SSLCertVerificationError:
         (ssl.SSLError(1, "[SSL] odd"), "does the server speak TLS at this port?"),
     ],
 )
-def test_what_is_said(error: Exception, said: str) -> None:
+def test_texts_of_connection_errors(error: Exception, said: str) -> None:
     assert said in connect_error(error)
     assert "Errno 1" not in connect_error(error)

@@ -160,7 +160,7 @@ async def test_messages_of_any_size(service: Service, made: Made) -> None:
     assert len(service.peers) == 1
 
 
-async def test_a_server_that_comes_back(service: Service, made: Made) -> None:
+async def test_a_restarted_server(service: Service, made: Made) -> None:
     await made.echo(b"a")
     await service.stop()
     for _ in range(4):  # the pause before the next attempt grows
@@ -172,7 +172,7 @@ async def test_a_server_that_comes_back(service: Service, made: Made) -> None:
     await made.echo(b"c")
 
 
-async def test_calls_that_are_cut_off(service: Service, made: Made) -> None:
+async def test_interrupted_calls(service: Service, made: Made) -> None:
     service.mute = True
     calls = [made.begin() for _ in range(3)]
     await service.until(lambda: service.calls == 3)
@@ -181,9 +181,7 @@ async def test_calls_that_are_cut_off(service: Service, made: Made) -> None:
         assert (await made.failure(call)).reason is Reason.LOST
 
 
-async def test_nobody_notices_that_a_server_retires_connections(
-    service: Service, made: Made
-) -> None:
+async def test_retired_connections_fail_no_call(service: Service, made: Made) -> None:
     service.mute = True
     first, second = made.begin(b"1"), made.begin(b"2")
     await service.until(lambda: service.calls == 2)
@@ -199,7 +197,7 @@ async def test_nobody_notices_that_a_server_retires_connections(
     await service.until(lambda: len(service.peers) == 1)
 
 
-async def test_a_call_begins_anew_only_once(service: Service, made: Made) -> None:
+async def test_a_call_is_retried_only_once(service: Service, made: Made) -> None:
     service.mute = True
     call = made.begin()
     for _ in range(2):
@@ -292,9 +290,7 @@ async def test_a_message_that_is_too_large(service: Service, made: Made) -> None
     await made.echo(b"y")
 
 
-async def test_a_call_that_we_end_makes_room_for_one_that_waits(
-    service: Service, made: Made
-) -> None:
+async def test_a_cancelled_call_makes_room_for_a_waiting_one(service: Service, made: Made) -> None:
     service.limits = Limits(streams=1)
     service.mute = True
     calls = [made.begin(seconds=0.0) for _ in range(9)]  # one more than there are connections
@@ -307,7 +303,7 @@ async def test_a_call_that_we_end_makes_room_for_one_that_waits(
     assert not any(call.outcome.done() for call in calls)
 
 
-async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made) -> None:
+async def test_waiting_calls_of_a_lost_connection(service: Service, made: Made) -> None:
     service.limits = Limits(streams=1)
     service.mute = True
     calls = [made.begin(seconds=0.0) for _ in range(9)]
@@ -318,7 +314,7 @@ async def test_what_waits_when_a_connection_is_lost(service: Service, made: Made
     assert sum(call.finished for call in calls) == 1
 
 
-async def test_frames_for_a_connection_that_is_gone(service: Service) -> None:
+async def test_frames_for_a_lost_connection(service: Service) -> None:
     """As where a call begins in the same turn of the loop; uvloop raises for them."""
     loop, problems, gone = asyncio.get_running_loop(), list[object](), asyncio.Event()
     loop.set_exception_handler(lambda _, context: problems.append(context))

@@ -98,21 +98,21 @@ def test_the_models_configuration_is_completed(server: ServerProcess) -> None:
     assert "decimals has no effect" not in server.log
 
 
-def test_a_parameter_that_the_stage_refuses_is_told_with_its_line(server: ServerProcess) -> None:
+def test_a_refused_stage_parameter_names_its_line(server: ServerProcess) -> None:
     index = httpx.post(f"{server.url}/v2/repository/index").json()
     [wrong] = (entry for entry in index if entry["name"] == "wrong")
     assert wrong["state"] == "UNAVAILABLE"
     assert "config.pbtxt:1: parameters['decimals']: expected a whole number" in wrong["reason"]
 
 
-def test_a_plugin_that_is_broken_is_named_and_takes_nothing_else_down(
+def test_a_broken_plugin_is_named_and_affects_no_other(
     server: ServerProcess,
 ) -> None:
     server.await_logged("plugin left out: backend 'broken' (headrace_examples.missing:Backend)")
     server.await_logged("ModuleNotFoundError: No module named 'headrace_examples.missing'")
 
 
-def test_the_command_is_one_of_headrace(server: ServerProcess, packages: Path) -> None:
+def test_the_command_is_added_to_headrace(server: ServerProcess, packages: Path) -> None:
     assert "ping " in headrace(packages, "--help").stdout
     asked = headrace(packages, "ping", f"--url={server.url}")
     assert (asked.returncode, asked.stdout) == (0, "ready\n"), asked.stderr

@@ -9,7 +9,7 @@ from tests.docs.test_readme import ROOT, blocks
 PAGE = (ROOT / "docs" / "from-others.md").read_text(encoding="utf-8")
 
 
-def test_the_models_that_come_after(tmp_path: Path) -> None:
+def test_the_migrated_models(tmp_path: Path) -> None:
     files = {text.split()[1]: text for text in blocks(PAGE, "python")}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

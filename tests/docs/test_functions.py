@@ -68,14 +68,14 @@ def test_all_are_served(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_type_checker_takes_them(folder: Path) -> None:
+def test_a_type_checker_accepts_the_functions(folder: Path) -> None:
     files = [str(path) for path in folder.glob("*.py")]
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *files]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
-def test_a_linter_takes_them(folder: Path) -> None:
+def test_a_linter_accepts_the_functions(folder: Path) -> None:
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=E9,F", str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout

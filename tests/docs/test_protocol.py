@@ -43,7 +43,7 @@ def rows(section: str) -> list[list[str]]:
     return [row for table in tables(SECTIONS[section]) for row in table[1:]]
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     for path, name in TEST.findall(PAGE):
         file = ROOT / "tests" / path
         assert file.is_file(), path
@@ -60,7 +60,7 @@ def test_every_claim_has_a_test(section: str) -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_nothing_is_said_twice(section: str) -> None:
+def test_no_row_is_repeated(section: str) -> None:
     first = [row[0] for row in rows(section)]
     assert len(set(first)) == len(first)
 

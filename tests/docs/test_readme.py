@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_curl_commands_give_what_is_said(server: ServerProcess) -> None:
+def test_the_curl_commands_give_the_documented_output(server: ServerProcess) -> None:
     asked = 0
     pages = [README, *(page.read_text("utf-8") for page in ROOT.glob("model_repository/*/*.md"))]
     found = (pair for page in pages for pair in pairwise([*BLOCK.findall(page), ("", "")]))
@@ -69,7 +69,7 @@ def test_the_client_program_classifies_the_digit(server: ServerProcess) -> None:
     assert answer.stdout.strip() == "[[3]]"
 
 
-def test_the_command_line_gives_what_is_said(server: ServerProcess) -> None:
+def test_the_command_line_gives_the_documented_output(server: ServerProcess) -> None:
     asked = 0
     for (kind, command), (_, said) in pairwise(BLOCK.findall(README)):
         if kind != "sh" or not command.startswith(".venv/bin/headrace infer "):

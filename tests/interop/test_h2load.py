@@ -44,7 +44,9 @@ def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("-n", "2000", "-c", "2", "-m", "10", "--header-table-size", "0"),
     ("-n", "2000", "-c", "2", "-m", "10", "--encoder-header-table-size", "0"),
 ])  # fmt: skip
-def test_it_runs_clean(program: str, served: Served, body: Path, options: tuple[str, ...]) -> None:
+def test_h2load_reports_no_errors(
+    program: str, served: Served, body: Path, options: tuple[str, ...]
+) -> None:
     command = [
         program, *options, "-t", "1", "-d", str(body), "-H", "te: trailers",
         "-H", "content-type: application/grpc",

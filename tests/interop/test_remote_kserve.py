@@ -66,13 +66,13 @@ def test_answers(through: GrpcClient, name: str) -> None:
     assert answer["text"][0].tolist() == ["ä1.5".encode(), "ä2.0".encode()]
 
 
-def test_a_model_that_is_declared_here(through: GrpcClient) -> None:
+def test_a_model_with_a_declared_signature(through: GrpcClient) -> None:
     x = np.array([[1.5, 2]], np.float32)
     assert through.infer("untold", {"x": x}).outputs.keys() == {"y"}
     config = through.model_config("untold")
     assert config.max_batch_size == 0
 
 
-def test_what_the_model_says_reaches_the_client(through: GrpcClient) -> None:
+def test_model_errors_reach_the_client(through: GrpcClient) -> None:
     with pytest.raises(InvalidRequest, match="negative numbers are not for this model"):
         through.infer("told", {"x": np.full((1, 2), -1, np.float32)})

@@ -112,7 +112,7 @@ def test_answers_are_right_and_nothing_is_left(triton: Triton, front: ServerProc
     assert not regions(triton)
 
 
-def test_calls_that_nobody_waits_for(triton: Triton, front: ServerProcess) -> None:
+def test_cancelled_calls(triton: Triton, front: ServerProcess) -> None:
     slow = pb.ModelInferRequest(model_name="echo")
     slow.inputs.add(name="X", datatype="FP32", shape=[1, WIDTH])
     slow.raw_input_contents.append((-rows(1, 1.0)).tobytes())

@@ -150,7 +150,7 @@ def test_sequences(pair: tuple[Client, Client], model: str) -> None:
         add(through, model, 1, 5)
 
 
-def test_what_is_no_request_of_a_sequence_is_told_in_triton_s_words(
+def test_invalid_sequence_requests_have_tritons_text(
     pair: tuple[Client, Client],
 ) -> None:
     inputs = {"N": np.ones((2, 1), np.int32)}
@@ -167,7 +167,7 @@ def test_what_is_no_request_of_a_sequence_is_told_in_triton_s_words(
     assert told[0] == told[1]
 
 
-def test_a_sequence_that_was_not_ended_makes_room_in_time(pair: tuple[Client, Client]) -> None:
+def test_an_unended_sequence_makes_room_in_time(pair: tuple[Client, Client]) -> None:
     """With more sequences than Triton has room for, the rest waits, and none is mixed up."""
     through = pair[1]
     ids = range(100, 104)  # all that there is room for

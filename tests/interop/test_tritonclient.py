@@ -63,7 +63,7 @@ def test_ready_and_metadata_of_a_version(client: Client) -> None:
     assert found == [("image", [-1, 8, 8])]
 
 
-def test_statistics_count_what_was_inferred(client: Client) -> None:
+def test_statistics_count_inferences(client: Client) -> None:
     before = simple_statistics(client)
     client.call("infer", "simple", client.sum_and_difference(rows=3))
     after = simple_statistics(client)
@@ -109,7 +109,7 @@ def test_infer(client: Client) -> None:
     assert client.document(answer)["model_version"] == "1"
 
 
-def test_infer_gives_only_the_outputs_that_were_named(client: Client) -> None:
+def test_infer_returns_only_the_requested_outputs(client: Client) -> None:
     answer = client.call("infer", "simple", client.sum_and_difference())
     assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(1) + 1)
     outputs = [client.output("OUTPUT1")]
@@ -140,7 +140,7 @@ def test_strings_of_digits(client: Client, binary: bool) -> None:
     assert np.array_equal(answer.as_numpy("OUTPUT1").astype(int), 0 * numbers)
 
 
-def test_strings_come_back_as_they_went(client: Client) -> None:
+def test_strings_round_trip(client: Client) -> None:
     for texts in ([b"", b"\x01", "Grüße".encode(), b"x" * 70_000], [b"\0\0", b"a\0b"], [b""] * 3):
         sent = np.array([texts], object)
         answer = client.call("infer", "simple_identity", [client.input("INPUT0", sent)])
@@ -178,7 +178,7 @@ def test_the_most_likely_digits_with_their_labels(client: Client) -> None:
     )
 
 
-def test_options_of_a_request_are_taken(client: Client) -> None:
+def test_options_of_a_request_are_accepted(client: Client) -> None:
     answer = client.call(
         "infer", "simple", client.sum_and_difference(), headers={"x-tenant": "a"}, priority=1,
         timeout=5_000_000, parameters={"text": "x", "whole": 3, "flag": True},
@@ -194,7 +194,7 @@ def test_options_of_a_request_are_taken(client: Client) -> None:
         assert client.document(answer).get("id", "") == ""
 
 
-def test_timings_come_as_parameters_where_asked_for(client: Client) -> None:
+def test_timings_are_parameters_on_request(client: Client) -> None:
     inputs = client.sum_and_difference()
     answer = client.call("infer", "simple", inputs, parameters={"headrace_timing": True})
     found = client.document(answer)["parameters"]
@@ -218,7 +218,7 @@ def test_compression_over_grpc(grpc: Client, algorithm: str) -> None:
     assert np.array_equal(answer.as_numpy("OUTPUT0"), counting(8) + 1)
 
 
-def test_generating_and_parsing_bodies_oneself(http: Client, served: Served) -> None:
+def test_generated_and_parsed_bodies(http: Client, served: Served) -> None:
     from http.client import HTTPConnection
 
     kind = http.types.InferenceServerClient
@@ -268,7 +268,7 @@ def test_async_infer_over_grpc(served: Served) -> None:
 
 
 @pytest.mark.parametrize("family", ["http.aio", "grpc.aio"])
-def test_many_at_once_asynchronously(served: Served, family: str) -> None:
+def test_many_asynchronous_requests(served: Served, family: str) -> None:
     with Client(family, served.http if family == "http.aio" else served.grpc) as client:
         calls = [("simple", client.sum_and_difference(1 + n % 8, n)) for n in range(50)]
         answers = client.together("infer", calls)
@@ -298,7 +298,7 @@ def test_a_stream(served: Served) -> None:
 
 
 @over_both_transports("served")
-def test_a_stream_with_statuses_asked_for(served: Served) -> None:
+def test_a_stream_with_statuses_on_request(served: Served) -> None:
     answers: Queue[tuple[Any, Any]] = Queue()
     with Client("grpc", served.grpc) as client:
         client.call(

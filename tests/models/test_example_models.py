@@ -115,7 +115,7 @@ def test_simple_models_add_and_subtract(rows: int) -> None:
 @pytest.mark.parametrize(
     "texts", [[["a"]], [["", "naïve", "火"], ["1\n2", " ", "x" * 10_000]]], ids=["one", "many"]
 )
-def test_simple_identity_gives_back_what_it_gets(texts: list[list[str]]) -> None:
+def test_simple_identity_returns_its_input(texts: list[list[str]]) -> None:
     array = np.array(texts, dtype=object)
     outputs = infer("simple_identity", INPUT0=array)
     assert outputs["OUTPUT0"].tolist() == texts
@@ -156,7 +156,7 @@ def test_a_model_without_code_is_as_accurate_as_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["iris", "reviews"])
-def test_what_a_model_without_code_declares_is_what_it_has(name: str) -> None:
+def test_declarations_of_models_without_code_match(name: str) -> None:
     module = script(name)
     (feeds,) = module.probes().values()
     outputs = module.run(REPOSITORY / name / "1" / module.FILE, feeds)
@@ -184,14 +184,14 @@ def requirements(model: str) -> set[str]:
     return {line.partition("#")[0].strip() for line in lines}
 
 
-def test_what_examples_ask_for_is_what_the_tests_run_them_with() -> None:
+def test_requirements_of_examples_are_the_tested_versions() -> None:
     project = tomllib.loads((REPOSITORY.parent / "pyproject.toml").read_text(encoding="utf-8"))
     named = set().union(*(requirements(path.name) for path in REPOSITORY.glob("*/")))
     assert named == set(project["dependency-groups"]["examples"])
 
 
 @pytest.mark.parametrize("file", sorted(REPOSITORY.glob("*/*/*.py")), ids=lambda f: f.parts[-3])
-def test_python_examples_ask_for_what_they_import(file: Path) -> None:
+def test_requirements_of_python_examples_cover_their_imports(file: Path) -> None:
     found = packages_distributions()
     imported = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

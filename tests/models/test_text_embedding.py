@@ -45,22 +45,20 @@ def embed(model: Any, *texts: str) -> NDArray[np.float32]:
     ("soft\u00adhyphen a\u2603b [CLS]", "soft ##hy ##ph ##en [UNK] [ cl ##s ]"),
     (f"{'x' * 101} end", "[UNK] end"), ("", ""),
 ], ids=["parts", "case-accents", "ideographs", "signs", "too-long", "empty"])  # fmt: skip
-def test_texts_are_cut_as_the_network_has_learnt_them(
-    embedder: Any, text: str, pieces: str
-) -> None:
+def test_texts_are_tokenized_as_in_training(embedder: Any, text: str, pieces: str) -> None:
     names = list(embedder.cut.numbers)
     found = [names[number] for number in embedder.cut(text, 256)]
     assert found == ["[CLS]", *pieces.split(), "[SEP]"]
 
 
-def test_what_is_beyond_the_limit_is_left_out(embedder: Any) -> None:
+def test_tokens_beyond_the_limit_are_left_out(embedder: Any) -> None:
     found = embedder.cut("mill " * 1000, 256)
     assert len(found) == 256
     assert found[-1] == embedder.cut.end
     assert (embed(embedder, "mill " * 254) == embed(embedder, "mill " * 1000)).all()
 
 
-def test_the_network_is_the_one_that_is_named(embedder: Any) -> None:
+def test_the_network_is_the_named_one(embedder: Any) -> None:
     one, two, three = embed(
         embedder,
         "The weather is lovely today.",
@@ -84,7 +82,7 @@ def test_a_paraphrase_lies_closer_than_the_same_words_about_something_else(
     assert first @ second > first @ third
 
 
-def test_a_text_is_where_it_is_whoever_is_beside_it(embedder: Any) -> None:
+def test_an_embedding_does_not_depend_on_its_batch(embedder: Any) -> None:
     texts = ["", "a", "The mill stands by the river.", "mill \u2603" * 40]
     together = embed(embedder, *texts)
     assert together.dtype == np.float32

@@ -66,7 +66,7 @@ def test_a_json_line() -> None:
     assert entry["traceback"].endswith("ValueError: what went wrong")
 
 
-def test_whatever_is_logged_gets_into_a_json_line() -> None:
+def test_any_record_becomes_a_json_line() -> None:
     for value in ("\udcff", 2**70, Path("/x"), "a\nb", "é\0"):
         entry = parsed(record("%s", value, request_id=value))
         assert entry["message"] == str(value)
@@ -97,7 +97,7 @@ def test_a_text_line_with_a_request_id() -> None:
     ("\u202egnp", "\\u202egnp"),  # the rest of the line from right to left
     ("\udcff", "\\udcff"), ("\x00", "\\x00"), ("größer 🙂 'a' \\n", "größer 🙂 'a' \\n"),
 ])  # fmt: skip
-def test_what_would_not_print_is_escaped(text: str, written: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, written: str) -> None:
     line = TextFormatter(iso=True).format(record("%s!", text, request_id=text))
     assert line.endswith(f" headrace.engine: [request id: {written}] {written}!")
     line = JsonFormatter().format(record("%s!", text, path=text))
@@ -142,7 +142,7 @@ def written(**settings: object) -> tuple[str, list[tuple[str, str]]]:
     return ran.stderr, re.findall(r"(debug|info|warning|error) of ([\w.]+)", ran.stderr)
 
 
-def test_which_levels_are_written() -> None:
+def test_default_levels() -> None:
     _, lines = written()
     levels = ("info", "warning", "error")
     ours, theirs = [(level, OURS) for level in levels], [(level, THEIRS) for level in levels]
@@ -166,7 +166,7 @@ def test_writing_json_to_a_file(tmp_path: Path) -> None:
 # --- changes by clients
 
 
-def test_the_settings_by_their_names() -> None:
+def test_settings_by_name() -> None:
     control = LogControl(LogSettings(2, False, True, False, "ISO8601", "/var/log/x"))
     assert control.document() == {
         "log_file": "/var/log/x", "log_info": False, "log_warning": True, "log_error": False,
@@ -174,7 +174,7 @@ def test_the_settings_by_their_names() -> None:
     }  # fmt: skip
 
 
-def test_a_change_comes_into_force() -> None:
+def test_a_change_takes_effect() -> None:
     applied: list[LogSettings] = []
     control = LogControl(LogSettings(file="f"), applied.append)
     control.change({"log_info": None, "log_file": None})  # nulls change nothing
@@ -198,7 +198,7 @@ def test_a_change_comes_into_force() -> None:
     ("log_format", "xml", InvalidRequest, "invalid argument for log_format, got: xml"),
     ("log_level", "INFO", InvalidRequest, "unknown log setting 'log_level', expected one of"),
 ])  # fmt: skip
-def test_what_is_wrong_changes_nothing(
+def test_an_invalid_change_changes_nothing(
     name: str, value: object, error: type[ServerError], text: str
 ) -> None:
     control = LogControl(LogSettings())
@@ -230,7 +230,7 @@ def opened(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
         os.close(descriptor)
 
 
-def test_a_pipe_whose_reader_stands_still() -> None:
+def test_a_pipe_with_a_halted_reader() -> None:
     reading, writing = os.pipe()
     writer = LogWriter(writing, note, unexpected)
     lines = [b"line %06d %s\n" % (number, b"y" * 80) for number in range(100_000)]
@@ -249,7 +249,7 @@ def test_a_pipe_whose_reader_stands_still() -> None:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_what_is_read_is_not_dropped(blocking: bool) -> None:
+def test_lines_that_are_read_are_not_dropped(blocking: bool) -> None:
     """Also a line larger than the queue, and a pipe that someone made non-blocking."""
     reading, writing = os.pipe()
     os.set_blocking(writing, blocking)

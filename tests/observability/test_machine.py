@@ -36,7 +36,7 @@ def tell(proc: Path, busy: int, idle: int, waiting: int = 0) -> None:
     )
 
 
-def test_the_share_is_that_of_the_time_since_the_last_look(tmp_path: Path) -> None:
+def test_cpu_share_is_of_the_time_since_the_last_reading(tmp_path: Path) -> None:
     clock = Clock()
     tell(tmp_path, 500, 1_500)
     machine = Machine(tmp_path, clock)
@@ -49,7 +49,7 @@ def test_the_share_is_that_of_the_time_since_the_last_look(tmp_path: Path) -> No
     assert machine.cpu_share() == 0.1
 
 
-def test_who_asks_in_between_changes_nothing(tmp_path: Path) -> None:
+def test_frequent_readings_do_not_change_the_share(tmp_path: Path) -> None:
     clock = Clock()
     tell(tmp_path, 500, 1_500)
     machine = Machine(tmp_path, clock)
@@ -64,7 +64,7 @@ def test_who_asks_in_between_changes_nothing(tmp_path: Path) -> None:
     assert machine.cpu_share() == 0.1
 
 
-def test_a_clock_that_has_not_ticked_or_runs_back_is_no_share_of_its_own(tmp_path: Path) -> None:
+def test_a_stopped_or_backward_clock_gives_no_new_share(tmp_path: Path) -> None:
     clock = Clock()
     tell(tmp_path, 500, 1_500)
     machine = Machine(tmp_path, clock)
@@ -81,7 +81,7 @@ def test_the_page_cache_is_not_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "cpu a b c", "MemTotal: many kB\n"])
-def test_nothing_is_told_where_linux_does_not(tmp_path: Path, content: str | None) -> None:
+def test_without_proc_there_are_no_figures(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "stat").write_text(content)
         (tmp_path / "meminfo").write_text(content)
@@ -109,7 +109,7 @@ def tell_process(proc: Path, pid: int, pss: int, swapped: int, *children: int) -
     )
 
 
-def test_a_process_and_what_descends_from_it(tmp_path: Path) -> None:
+def test_a_process_and_its_descendants(tmp_path: Path) -> None:
     tell_process(tmp_path, 10, 100, 5, 20, 30)
     tell_process(tmp_path, 20, 7, 0, 40)
     tell_process(tmp_path, 40, 1, 1)
@@ -118,7 +118,7 @@ def test_a_process_and_what_descends_from_it(tmp_path: Path) -> None:
     assert memory_of(30, tmp_path) == 0
 
 
-def test_where_the_kernel_tells_less(tmp_path: Path) -> None:
+def test_kernels_with_fewer_figures(tmp_path: Path) -> None:
     (tmp_path / "10").mkdir()
     (tmp_path / "10" / "statm").write_text("900 50 20 1 0 300 0\n")
     assert memory_of(10, tmp_path) == 50 * os.sysconf("SC_PAGESIZE")
@@ -143,13 +143,11 @@ def test_real_processes() -> None:
     (100 * MIB, 999 * MIB, 364 * MIB),  # requests that came meanwhile
     (100 * MIB, None, 150 * MIB + LEAST), (0, 30 * MIB, 30 * MIB), (0, -MIB, 0), (0, None, 0),
 ])  # fmt: skip
-def test_growth_is_held_to_what_files_make_likely(
-    files: int, growth: int | None, expected: int
-) -> None:
+def test_growth_is_compared_with_file_sizes(files: int, growth: int | None, expected: int) -> None:
     assert in_process_estimate(files, growth) == expected
 
 
-def test_growth_is_known_only_of_what_is_loaded_alone() -> None:
+def test_growth_is_attributed_only_to_a_single_load() -> None:
     resident = 100
     meter = GrowthMeter(lambda: resident)
     with meter.measuring() as grown:

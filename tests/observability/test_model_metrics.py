@@ -51,7 +51,7 @@ def test_values(metrics: ModelMetrics) -> None:
     assert metrics.value({"family": "nothing", "labels": {}}) is None
 
 
-def test_families_that_come_and_go_while_all_are_read(metrics: ModelMetrics) -> None:
+def test_families_change_during_a_scrape(metrics: ModelMetrics) -> None:
     family(metrics, "m", "first", "GAUGE")
     family(metrics, "n", "second", "GAUGE")
     change(metrics, "n", "second", "create")
@@ -97,7 +97,7 @@ def test_a_family_is_deleted_as_often_as_it_was_made(metrics: ModelMetrics) -> N
     family(metrics, "m", "calls", "GAUGE")
 
 
-def test_models_share_a_metric_until_the_last_has_gone(metrics: ModelMetrics) -> None:
+def test_models_share_a_metric_until_the_last_unload(metrics: ModelMetrics) -> None:
     for owner in ("m", "n"):
         family(metrics, owner, "calls", "COUNTER")
         change(metrics, owner, "calls", "increment", 1)

@@ -5,11 +5,11 @@ import pytest
 from headrace.observability.statistics import QUANTILES, MetricsOptions
 
 
-def test_what_is_there_without_it() -> None:
+def test_default_series() -> None:
     assert MetricsOptions.of([]) == MetricsOptions(True, False, False, QUANTILES)
 
 
-def test_what_can_be_said() -> None:
+def test_valid_options() -> None:
     texts = [
         "counter_latencies=false", "histogram_latencies=1", "summary_latencies=TRUE",
         "summary_quantiles=0.5:0.05,0.9,1:0",
@@ -27,6 +27,6 @@ def test_what_can_be_said() -> None:
     ("summary_quantiles=0.5:x", "summary_quantiles must be numbers from 0 to 1"),
     ("summary_quantiles=", "summary_quantiles must be numbers from 0 to 1"),
 ])  # fmt: skip
-def test_what_cannot(text: str, told: str) -> None:
+def test_invalid_options(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         MetricsOptions.of([text])

@@ -32,7 +32,7 @@ def test_a_batch_counts_for_each_request_and_once_by_its_size() -> None:
     assert counted.last_inference_ms > 0
 
 
-def test_a_batch_that_nobody_waits_for_counts_as_an_execution_only() -> None:
+def test_a_batch_without_clients_counts_as_an_execution_only() -> None:
     counted = VersionStatistics()
     counted.batch_succeeded([], 0, 4, 200, 210, 260, 265)
     assert (counted.success_count, counted.inference_count, counted.execution_count) == (0, 0, 1)

@@ -35,7 +35,7 @@ def change(made: SettingsTable, model: str, **document: Any) -> None:
     made.change(model, read_changes(lists))
 
 
-def test_a_model_has_what_the_server_has_until_it_has_its_own() -> None:
+def test_a_model_inherits_the_servers_settings() -> None:
     made = table()
     assert made.sampler("m") is made.sampler("other") is made.sampler()
     change(made, "", trace_rate="7")
@@ -54,7 +54,7 @@ def test_a_model_has_what_the_server_has_until_it_has_its_own() -> None:
     assert made.sampler("m") is made.sampler()
 
 
-def test_one_of_so_many_is_picked_as_often_as_the_count_says() -> None:
+def test_sampling_by_rate_and_count() -> None:
     sampler = table(TraceSettings(timestamps=True, rate=3, count=2)).sampler()
     assert [sampler.pick() for _ in range(12)] == [False, False, True] * 2 + [False] * 6
     assert sampler.spent
@@ -63,7 +63,7 @@ def test_one_of_so_many_is_picked_as_often_as_the_count_says() -> None:
     assert not any(never.pick() for _ in range(3))
 
 
-def test_what_is_left_of_a_count_outlives_other_changes() -> None:
+def test_the_remaining_count_survives_other_changes() -> None:
     made = table()
     change(made, "", trace_count="5")
     change(made, "m", trace_count="3")
@@ -92,14 +92,14 @@ def test_samplers_that_are_replaced_are_retired() -> None:
     (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, rate=0), ""),
     (TraceConfig(Mode.OPENTELEMETRY), TraceSettings(True, True), "TENSORS is not for mode"),
 ])  # fmt: skip
-def test_settings_by_which_nothing_could_be_traced(
+def test_settings_that_cannot_trace(
     config: TraceConfig, settings: TraceSettings, problem: str
 ) -> None:
     assert problem in config.problem(settings)
     assert bool(problem) == bool(config.problem(settings))
 
 
-def test_such_a_change_is_refused_as_a_whole() -> None:
+def test_an_invalid_change_is_refused_as_a_whole() -> None:
     made = table()
     change(made, "m", trace_level="TENSORS")
     before = made.sampler("m"), made.sampler()
@@ -128,7 +128,7 @@ def test_such_a_change_is_refused_as_a_whole() -> None:
     ("log_frequency", ["9" * 5_000], InvalidRequest, "Unable to parse 'log_frequency'"),
     ("trace_levle", ["OFF"], InvalidRequest, "unknown trace setting 'trace_levle'"),
 ])  # fmt: skip
-def test_what_cannot_be_set(
+def test_invalid_settings(
     name: str, values: list[object] | None, error: type[ServerError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -179,7 +179,7 @@ def test_a_collector() -> None:
     assert config.settings == TraceSettings(timestamps=True, rate=0)
 
 
-def test_what_opentelemetrys_variables_say_counts_less_than_options() -> None:
+def test_options_win_over_opentelemetrys_variables() -> None:
     variables = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "https://c:1/",
         "OTEL_BSP_MAX_QUEUE_SIZE": "9",
@@ -206,19 +206,21 @@ def test_what_opentelemetrys_variables_say_counts_less_than_options() -> None:
     ("opentelemetry,resource=x", "'x': expected KEY=VALUE"),
     ("opentelemetry,bsp_max_queue_size=0", "expected a number from 1 to"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_invalid_options_are_reported(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_trace_config(["mode=opentelemetry", text])
 
 
-def test_what_contradicts_itself_is_said() -> None:
+def test_contradictory_options_are_reported() -> None:
     with pytest.raises(ValueError, match="at most bsp_max_queue_size, 2048"):
         read_trace_config(["mode=opentelemetry", "opentelemetry,bsp_max_export_batch_size=4096"])
     with pytest.raises(ValueError, match="TENSORS is not for mode opentelemetry"):
         read_trace_config(["mode=opentelemetry", "level=TENSORS"])
 
 
-def test_tracing_to_nowhere_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_tracing_without_a_target_is_reported(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     on = TraceSettings(timestamps=True)
     with caplog.at_level(logging.WARNING):
         make_tracing(TraceConfig())
@@ -228,7 +230,7 @@ def test_tracing_to_nowhere_is_said(caplog: pytest.LogCaptureFixture, tmp_path: 
     assert "nothing is traced: --trace-config triton,file=PATH says where to" in caplog.text
 
 
-def test_what_a_collector_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_package_of_a_collector_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headrace.plugins.traces.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(LoadFailed, match=r"pip install 'headrace\[otel\]'"):

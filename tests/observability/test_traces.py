@@ -41,7 +41,7 @@ def test_tensors_count_with_all_their_bytes() -> None:
     assert trace.nbytes > 3400
 
 
-def test_what_is_too_large_is_kept_without_its_data() -> None:
+def test_large_tensors_are_kept_without_their_data() -> None:
     trace = a_trace()
     trace.keep(QUEUE_INPUT, [floats(MOST_BYTES + 4), floats(400)])
     strings: Array = np.array([b"a" * MOST_BYTES], object)
@@ -54,7 +54,7 @@ def test_what_is_too_large_is_kept_without_its_data() -> None:
     assert trace.nbytes == 400
 
 
-def test_of_many_responses_the_first_are_kept() -> None:
+def test_the_first_of_many_responses_are_kept() -> None:
     trace = a_trace()
     for number in range(2 * MOST_TIMES):
         trace.time("INFER_RESPONSE_COMPLETE", number)
@@ -95,7 +95,7 @@ def test_a_context_is_read_and_written() -> None:
         f"00-{TRACE}-{SPAN}-01\n00",
     ],
 )  # fmt: skip
-def test_what_is_no_context_is_ignored(text: str) -> None:
+def test_invalid_contexts_are_ignored(text: str) -> None:
     assert read_traceparent(text) is None
 
 

@@ -57,7 +57,7 @@ def test_every_download_is_checked_by_hash() -> None:
         assert "--require-hashes" in install or "--no-index" in install, install
 
 
-def test_what_the_final_stage_says() -> None:
+def test_the_final_stage() -> None:
     assert values(FINAL, "RUN") == []
     assert values(FINAL, "COPY") == ["--from=build /opt/headrace /opt/headrace"]
     assert values(FINAL, "WORKDIR") == ["/models"]

@@ -62,7 +62,7 @@ def part(file: Path) -> Path:
     return part
 
 
-def test_a_file_counts_once_it_has_come_to_rest(file: Path) -> None:
+def test_a_changed_file_counts_once_unchanged_for_two_looks(file: Path) -> None:
     watched = WatchedFiles(file, itself)
     assert [watched.look(now) for now in (0, 1, 9)] == [[], [], []]
     file.write_text("half")
@@ -83,15 +83,13 @@ def test_a_file_counts_once_it_has_come_to_rest(file: Path) -> None:
         (lambda file: file.chmod(0o600), False),
     ],
 )  # fmt: skip
-def test_what_is_a_change_of_a_file(
-    file: Path, change: Callable[[Path], object], counts: bool
-) -> None:
+def test_changes_of_a_file(file: Path, change: Callable[[Path], object], counts: bool) -> None:
     watched = WatchedFiles(file, itself)
     change(file)
     assert [watched.look(0), watched.look(QUIET_SECS)] == [[], [file] if counts else []]
 
 
-def test_what_was_put_in_place_counts_at_once(file: Path) -> None:
+def test_a_replaced_file_counts_at_once(file: Path) -> None:
     watched = WatchedFiles(file, itself)
     put_in_place(file, "two")
     assert watched.look(0) == [file]
@@ -99,7 +97,7 @@ def test_what_was_put_in_place_counts_at_once(file: Path) -> None:
     assert watched.look(0.1) == [file]
 
 
-def test_a_file_that_is_gone_is_lost_once_it_stays_away(file: Path) -> None:
+def test_a_missing_file_is_lost_if_it_stays_away(file: Path) -> None:
     watched = WatchedFiles(file, itself)
     away = file.rename(file.with_name("away"))
     assert watched.look(0) == []
@@ -115,7 +113,7 @@ def test_a_file_that_is_gone_is_lost_once_it_stays_away(file: Path) -> None:
     assert [watched.look(200), watched.is_lost(200), watched.look(300)] == [[], False, [file]]
 
 
-def test_parts_count_too(file: Path, part: Path) -> None:
+def test_changes_of_parts_count(file: Path, part: Path) -> None:
     watched = WatchedFiles(file, beside)
     part.write_text("changed")
     assert [watched.look(0), watched.look(100)] == [[], [part]]
@@ -128,7 +126,7 @@ def test_parts_count_too(file: Path, part: Path) -> None:
     assert [watched.look(300), watched.look(400)] == [[], [part]]
 
 
-def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path, part: Path) -> None:
+def test_a_missing_part_may_return_unchanged(file: Path, part: Path) -> None:
     watched = WatchedFiles(file, beside)
     away = part.rename(file.with_name("part.bak"))
     assert [watched.look(0), watched.look(100)] == [[], [part]]
@@ -136,7 +134,7 @@ def test_a_part_that_is_gone_may_come_back_as_it_was(file: Path, part: Path) -> 
     assert watched.look(200) == [part]
 
 
-def test_parts_that_come_with_a_change_are_watched_from_then_on(file: Path) -> None:
+def test_parts_added_by_a_change_are_watched(file: Path) -> None:
     watched = WatchedFiles(file, beside)
     part = file.with_name("part.py")
     part.touch()
@@ -147,7 +145,7 @@ def test_parts_that_come_with_a_change_are_watched_from_then_on(file: Path) -> N
     assert watched.look(2) == [part]
 
 
-def test_the_watch_of_a_file_outlives_a_failure(file: Path) -> None:
+def test_the_watch_of_a_file_survives_an_error(file: Path) -> None:
     queue: SimpleQueue[list[Path]] = SimpleQueue()
     bugs = [RuntimeError("a bug")]
 
@@ -211,7 +209,7 @@ def world(tmp_path: Path) -> Repositories:
     return Repositories(tmp_path)
 
 
-def test_a_model_counts_once_it_has_come_to_rest(world: Repositories) -> None:
+def test_a_changed_model_counts_once_unchanged_for_two_looks(world: Repositories) -> None:
     assert world.settle() == []
     write(world.first / "m/2/model.py", "half")
     assert world.look() == []
@@ -236,12 +234,12 @@ def test_a_model_counts_once_it_has_come_to_rest(world: Repositories) -> None:
         lambda m: shutil.rmtree(m / "1"),
     ],
 )  # fmt: skip
-def test_what_is_a_change(world: Repositories, change: Callable[[Path], object]) -> None:
+def test_changes_of_a_model(world: Repositories, change: Callable[[Path], object]) -> None:
     change(world.first / "m")
     assert world.settle() == ["m"]
 
 
-def test_what_is_none(world: Repositories) -> None:
+def test_changes_that_are_ignored(world: Repositories) -> None:
     for name in (".git/index", "m/.swp", "lost+found/x", "m/configs/other.pbtxt"):
         write(world.first / name)
         assert world.settle() == []
@@ -251,7 +249,7 @@ def test_what_is_none(world: Repositories) -> None:
     assert world.settle() == []
 
 
-def test_models_come_and_go(world: Repositories) -> None:
+def test_models_are_added_and_removed(world: Repositories) -> None:
     write(world.second / "n/1/model.py")
     assert world.settle() == ["n"]
     shutil.rmtree(world.second / "n")
@@ -274,7 +272,7 @@ def test_models_come_and_go(world: Repositories) -> None:
     assert world.settle() == ["-m"]
 
 
-def test_links_that_are_turned(world: Repositories, tmp_path: Path) -> None:
+def test_replaced_links(world: Repositories, tmp_path: Path) -> None:
     """Also of a whole repository, as by git-sync, which makes a tree for every commit."""
     for name in ("one", "two"):
         write(tmp_path / name / "m/1/model.py", name)
@@ -293,7 +291,7 @@ def test_links_that_are_turned(world: Repositories, tmp_path: Path) -> None:
     assert followed.places != places
 
 
-def test_a_repository_that_cannot_be_read_is_as_it_was(
+def test_an_unreadable_repository_is_unchanged(
     world: Repositories, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(world.second / "n/1/model.py")
@@ -310,7 +308,7 @@ def test_a_repository_that_cannot_be_read_is_as_it_was(
         assert f"{world.first} is back" in caplog.text
 
 
-def test_a_repository_that_is_empty_since_it_is_not_mounted(
+def test_an_unmounted_repository_is_unchanged(
     world: Repositories, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An unmounted directory is empty, and on another file system than before."""
@@ -330,7 +328,7 @@ def test_a_repository_that_is_empty_since_it_is_not_mounted(
         elsewhere.rmdir()
 
 
-def test_only_where_something_happens(world: Repositories) -> None:
+def test_only_concerned_models_are_checked(world: Repositories) -> None:
     write(world.first / "n/1/model.py")
     assert world.settle() == ["n"]
     write(world.first / "m/1/model.py", "another")
@@ -351,7 +349,7 @@ def test_a_name_that_occurs_twice(world: Repositories) -> None:
     assert sorted(world.settle()) == ["-m", "m@first", "m@second"]
 
 
-def test_what_changed_before_the_first_look(world: Repositories) -> None:
+def test_changes_before_the_first_look(world: Repositories) -> None:
     followed = FollowedRepositories(Catalogue((world.first,)), scan([world.first]))
     write(world.first / "m/1/model.py", "another")
     write(world.first / "n/1/model.py")
@@ -390,7 +388,7 @@ def watching(
 
 
 @pytest.mark.parametrize(("secs", "events"), [(_NEVER, True), (0.05, False)])
-def test_changes_are_told(world: Repositories, secs: float, events: bool) -> None:
+def test_changes_are_reported(world: Repositories, secs: float, events: bool) -> None:
     root = world.first
     with watching(root, secs, events) as take:
         (root / "m/1/model.py").write_text("two")
@@ -401,7 +399,7 @@ def test_changes_are_told(world: Repositories, secs: float, events: bool) -> Non
         assert take() == "-n"
 
 
-def test_links_that_are_turned_to_what_was_not_watched(world: Repositories, tmp_path: Path) -> None:
+def test_links_replaced_with_unwatched_targets(world: Repositories, tmp_path: Path) -> None:
     """As by git-sync and volumes in Kubernetes: the relevant events are those of a link."""
     for number in range(3):
         write(tmp_path / f"tree{number}/1/model.py", "")
@@ -412,7 +410,7 @@ def test_links_that_are_turned_to_what_was_not_watched(world: Repositories, tmp_
             assert take() == "linked"
 
 
-def test_the_watch_of_a_repository_outlives_a_failure(world: Repositories) -> None:
+def test_the_watch_of_a_repository_survives_an_error(world: Repositories) -> None:
     def fails(_: Sequence[Change]) -> None:
         raise RuntimeError("a bug")
 
@@ -422,7 +420,7 @@ def test_the_watch_of_a_repository_outlives_a_failure(world: Repositories) -> No
             assert take() == "m"
 
 
-def test_what_cannot_be_watched_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_watch_is_retried(tmp_path: Path) -> None:
     hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
     events = FileEvents([tmp_path / "r"], 0.05, hints.put)
     events.start()

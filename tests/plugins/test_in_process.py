@@ -93,9 +93,7 @@ def rows(*values: float) -> Array:
     return np.array([values], np.float32)
 
 
-def test_a_model_from_its_start_to_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_life_cycle_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(sys.modules)
     source = (
         HEAD
@@ -167,19 +165,19 @@ def test_two_models_are_two_modules(tmp_path: Path) -> None:
         (HEAD + "        async def execute(self, requests): yield", "worker process only"),
     ],
 )
-def test_what_cannot_be_loaded(tmp_path: Path, source: str, says: str) -> None:
+def test_models_that_cannot_be_loaded(tmp_path: Path, source: str, says: str) -> None:
     with pytest.raises(LoadFailed, match=says):
         load(tmp_path, source)
     assert not [name for name in sys.modules if name.startswith("m_0_v1")]
 
 
 @pytest.mark.parametrize("name", ["python", "execution_limit_secs", "EXECUTION_ENV_PATH"])
-def test_what_only_a_worker_can_do(tmp_path: Path, name: str) -> None:
+def test_parameters_of_workers_alone(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidOption, match="is for worker processes; with execution 'inline'"):
         load(tmp_path, HEAD + BODY + "pass", **{name: "1"})
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     spec = LoadSpec("m", tmp_path / "1" / "model.py", tmp_path, {"execution": "thread"})
     with pytest.raises(LoadFailed, match=r"there is no model file 1/model\.py"):
         PythonBackend().load_here(spec)
@@ -193,7 +191,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("NAME = ''", "has no method execute"),
     ],
 )
-def test_what_cannot_be_started(tmp_path: Path, method: str, says: str) -> None:
+def test_models_that_cannot_be_started(tmp_path: Path, method: str, says: str) -> None:
     model = load(tmp_path, f"{HEAD}        {method}")
     with pytest.raises(LoadFailed, match=says):
         model.begin(ModelConfig(name="m"), reading.signature(ModelConfig(name="m")), False)
@@ -216,7 +214,7 @@ def test_a_decoupled_model(tmp_path: Path) -> None:
         ("None", "Expected an 'InferenceResponse' object .* found type 'NoneType'"),
     ],
 )
-def test_a_model_that_does_wrong(
+def test_invalid_responses_of_a_model(
     tmp_path: Path, answer: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = started(tmp_path, answer)
@@ -267,7 +265,7 @@ def test_inputs_are_read_only_and_aligned(tmp_path: Path) -> None:
     model.close()
 
 
-def test_outputs_stay_as_they_were(tmp_path: Path) -> None:
+def test_outputs_stay_unchanged(tmp_path: Path) -> None:
     """A model may overwrite its arrays for the next batch, before the answer is sent."""
     model = started(
         tmp_path,
@@ -315,7 +313,7 @@ def test_strings_reach_the_server_as_bytes(tmp_path: Path, answer: str) -> None:
     model.close()
 
 
-def test_bfloat16_goes_through(tmp_path: Path) -> None:
+def test_bfloat16_round_trip(tmp_path: Path) -> None:
     source = f"""{HEAD}
         def execute(self, requests):
             found = requests[0].inputs()[0]
@@ -376,7 +374,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         importlib.import_module("beside")
 
 
-def test_other_threads_see_nothing_of_it(tmp_path: Path) -> None:
+def test_other_threads_are_not_affected(tmp_path: Path) -> None:
     model = imports(tmp_path, "m", lonely="")
     caught: list[Exception] = []
 

@@ -25,7 +25,7 @@ except NvmlError as error:
 """
 
 
-def test_a_gpu_and_a_part_of_one(tmp_path: Path) -> None:
+def test_a_gpu_and_a_mig_instance(tmp_path: Path) -> None:
     libraries = machine_with_gpus(tmp_path, devices=2)
     command = [sys.executable, "-c", ASKED]
     ended = subprocess.run(command, env=libraries, check=True, capture_output=True, text=True)

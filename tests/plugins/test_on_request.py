@@ -96,7 +96,7 @@ def files(content: object) -> LoadParameters:
     )
 
 
-async def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_model_is_loaded_on_request(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a", "b")) as world:
         assert world.in_memory == set()
         assert world.engine.ready
@@ -115,7 +115,7 @@ async def test_a_model_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
                 world.ask("a", version)
 
 
-async def test_the_one_that_was_not_asked_for_the_longest_goes(tmp_path: Path) -> None:
+async def test_the_least_recently_requested_model_is_unloaded(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
         await world.ask_each("abc")
         assert world.in_memory == {"b", "c"}
@@ -134,7 +134,7 @@ async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path) -> Non
             assert world.in_memory == {"a", name}
 
 
-async def test_a_model_stays_for_a_while(tmp_path: Path) -> None:
+async def test_a_model_stays_for_its_minimum_time(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, wait_secs=0.2, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
         await world.ask("a")
@@ -176,7 +176,7 @@ async def test_a_model_that_cannot_be_loaded_is_not_tried_with_every_request(
         assert world.engine.model_ready("a")
 
 
-async def test_idle_models_go_unless_they_are_loaded_again(tmp_path: Path) -> None:
+async def test_idle_models_are_unloaded(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(idle_secs=100), "a", "b")) as world:
         await asyncio.gather(world.ask("a"), world.ask("b"))
         world.ahead = 101
@@ -193,7 +193,7 @@ async def test_idle_models_go_unless_they_are_loaded_again(tmp_path: Path) -> No
         assert await world.ask("a") == 7
 
 
-async def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> None:
+async def test_cancelling_the_last_waiting_request_cancels_the_load(tmp_path: Path) -> None:
     options = ResidencyOptions(MIB, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
         await world.ask("a")
@@ -206,7 +206,7 @@ async def test_cancelling_the_last_who_waits_loads_nothing(tmp_path: Path) -> No
         assert world.in_memory == {"a"}
 
 
-async def test_unloaded_by_the_operator_it_stays_unloaded(tmp_path: Path) -> None:
+async def test_a_model_unloaded_by_the_operator_stays_unloaded(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         await world.engine.unload("a")
         (model,) = world.engine.index().models
@@ -223,7 +223,7 @@ async def test_unloaded_by_the_operator_it_stays_unloaded(tmp_path: Path) -> Non
         assert await world.ask("a") == 0
 
 
-async def test_who_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
+async def test_waiting_requests_fail_at_shutdown(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         world.backend.load_now.clear()
         answer = world.ask("a")
@@ -248,7 +248,7 @@ async def test_a_version_that_is_not_served_loads_nothing_again(tmp_path: Path) 
         assert await world.ask("a") == 0
 
 
-async def test_one_that_is_unloaded_while_it_waits_for_room_does_not_come(tmp_path: Path) -> None:
+async def test_a_model_unloaded_while_it_waits_for_room_is_not_loaded(tmp_path: Path) -> None:
     options = replace(ROOM_FOR_ONE, minimum_secs=50)
     async with serving(World(tmp_path, options, "a", "b")) as world:
         await world.ask("a")
@@ -264,7 +264,7 @@ async def test_one_that_is_unloaded_while_it_waits_for_room_does_not_come(tmp_pa
         assert world.backend.begun == ["0"]
 
 
-async def test_a_change_outlives_its_model(tmp_path: Path) -> None:
+async def test_a_change_survives_an_unload(tmp_path: Path) -> None:
     """A model changed in memory is loaded with its changes when it comes back."""
     async with serving(World(tmp_path, ROOM_FOR_TWO, "a", "b", "c")) as world:
         await world.ask("a")
@@ -277,7 +277,7 @@ async def test_a_change_outlives_its_model(tmp_path: Path) -> None:
         assert await world.ask("a") == 2
 
 
-async def test_a_version_that_took_the_place_of_another_unnoticed(tmp_path: Path) -> None:
+async def test_a_version_replaced_unnoticed(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
         await world.ask_each("ab")
         (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
@@ -297,7 +297,7 @@ async def test_files_that_are_replaced_while_they_are_loaded(tmp_path: Path) -> 
         assert world.engine.model_ready("a")
 
 
-async def test_what_could_not_be_loaded_for_an_operator_is_not_what_comes(tmp_path: Path) -> None:
+async def test_an_operators_failed_load_is_not_used_later(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         good = world.source("a")
         problem = await world.engine.load(replace(good, problem="not like this"))
@@ -305,7 +305,7 @@ async def test_what_could_not_be_loaded_for_an_operator_is_not_what_comes(tmp_pa
         assert await world.ask("a") == 0
 
 
-async def test_what_a_request_has_brought_along_comes_back(tmp_path: Path) -> None:
+async def test_files_of_a_load_request_are_kept(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ROOM_FOR_ONE, "a", "b")) as world:
         control = world.engine.control
         await control.load("a", LoadParameters('{"max_batch_size": 3}'))
@@ -331,7 +331,7 @@ async def test_what_a_request_has_brought_along_comes_back(tmp_path: Path) -> No
         assert await world.ask("new7") == 7
 
 
-async def test_names_that_nobody_knows_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_unknown_names_leave_nothing_behind(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         tracemalloc.start()
         for name in range(1_000):

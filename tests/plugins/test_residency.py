@@ -12,7 +12,7 @@ def _resident(name: str, nbytes: int = 10, used: float = 0.0, **more: object) ->
     return Resident(name, nbytes, used, more.pop("loaded", 0.0), **more)  # type: ignore[arg-type]
 
 
-def test_the_longest_unused_goes() -> None:
+def test_the_least_recently_used_model_is_chosen() -> None:
     assert make_room([_resident("a")], 10, 20, NOW, 60) == EvictionPlan()
     residents = [_resident("a", used=3), _resident("b", used=1), _resident("c", used=2)]
     assert make_room(residents, 10, 30, NOW, 60).unload == ("b",)
@@ -30,7 +30,7 @@ def test_pinned_busy_and_new_ones_stay() -> None:
     assert make_room(residents, 10, 40, NOW, 60).unload == ("other",)
 
 
-def test_nobody_goes_in_vain() -> None:
+def test_nothing_is_unloaded_without_effect() -> None:
     residents = [_resident("old"), _resident("new", loaded=NOW - 50)]
     assert make_room(residents, 20, 20, NOW, 60) == EvictionPlan(wait=10.0)
     # Models that are being unloaded are awaited.
@@ -67,7 +67,7 @@ _residents = st.lists(
 
 
 @given(_residents, st.integers(0, 200), st.integers(0, 500), st.floats(0, 100))
-def test_room_is_made_of_those_who_may_go(
+def test_room_is_made_by_removable_models(
     residents: list[Resident], needed: int, budget: int, minimum: float
 ) -> None:
     room = make_room(residents, needed, budget, NOW, minimum)

@@ -84,7 +84,7 @@ def test_functions_classes_and_files(serve_model: Any) -> None:
         client.infer("digits", {"image": np.zeros((1 << 12, 8, 8), np.float32)})
 
 
-def test_two_models_of_one_name() -> None:
+def test_two_models_with_one_name() -> None:
     with pytest.raises(ServeError, match="two models are called 'clipped'"):
         headrace.serve(clipped, {"clipped": __file__})
 

@@ -106,7 +106,7 @@ SOURCES: dict[str, Callable[[Path], ModelSource]] = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_nothing_is_left_of_what_was_unloaded(tmp_path: Path, kind: str) -> None:
+def test_unloaded_models_leave_nothing_behind(tmp_path: Path, kind: str) -> None:
     source = SOURCES[kind](tmp_path)
 
     async def cycles_within(seconds: float) -> int:

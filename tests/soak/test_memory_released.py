@@ -75,9 +75,7 @@ def resident(pid: int) -> dict[int, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("model", "front_ends"), [("onnx", 0), ("python", 2)])
-def test_memory_of_large_requests_is_given_back(
-    tmp_path: Path, model: str, front_ends: int
-) -> None:
+def test_memory_of_large_requests_is_released(tmp_path: Path, model: str, front_ends: int) -> None:
     async def work(server: ServerProcess) -> None:
         before = resident(server.pid)
 

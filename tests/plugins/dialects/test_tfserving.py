@@ -24,7 +24,7 @@ from tests.support.remote import values
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("datatype", Datatype)
-def test_requests_come_back_as_answers(datatype: Datatype, count: int) -> None:
+def test_requests_and_answers(datatype: Datatype, count: int) -> None:
     part = values(datatype, (2, 3))
     messages = PredictMessages(model_spec("m", "7", "", "s"))
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_values_in_the_field_of_their_type(
         ),
     ],
 )
-def test_tensors_that_make_no_sense(tensor: tf.Tensor, text: str) -> None:
+def test_invalid_tensors(tensor: tf.Tensor, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_predictions(tf.PredictResponse(outputs={"A": tensor}).SerializeToString())
 

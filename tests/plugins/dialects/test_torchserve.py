@@ -88,7 +88,7 @@ def test_bodies(body: str, inputs: dict[str, Array], kind: str, sent: bytes) -> 
         ("array", {"x": NUMBERS, "y": NUMBERS}, "'array' is for one input, not 2"),
     ],
 )
-def test_what_has_no_body(body: str, inputs: dict[str, Array], text: str) -> None:
+def test_requests_without_a_body(body: str, inputs: dict[str, Array], text: str) -> None:
     with pytest.raises(CallFailed, match=text) as failed:
         request_of(rest(request_body=body), **inputs)
     assert isinstance(failed.value.failure.error, InvalidRequest)
@@ -116,7 +116,7 @@ def test_answers(outputs: list[TensorSpec], body: bytes, expected: dict[str, obj
 
 
 @pytest.mark.parametrize("body", [b"", b"[", b'["a"]', b"[[1], [2, 3]]", b'{"x": 1}'])
-def test_answers_that_make_no_sense(body: bytes) -> None:
+def test_invalid_answers(body: bytes) -> None:
     with pytest.raises(CallFailed, match="invalid response"):
         rest(VECTOR).answer(response(200, body))
 

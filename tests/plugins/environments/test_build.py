@@ -36,7 +36,9 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("uv", {"PIP_INDEX_URL": "https://host/"}, True),
     ],
 )  # fmt: skip
-def test_what_installs(choice: str, settings: dict[str, str], found: bool, uv: str) -> None:
+def test_choice_of_the_installer(
+    choice: str, settings: dict[str, str], found: bool, uv: str
+) -> None:
     assert find_uv(choice, UNSET | settings) == (uv if found else "")
 
 
@@ -116,7 +118,7 @@ def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
         run(tmp_path, "", shell="/no/command")
 
 
-def test_progress_is_told_at_its_begin_and_end(
+def test_progress_is_logged_at_start_and_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -46,7 +46,7 @@ def locked(root: Path, key: str) -> Iterator[None]:
         yield
 
 
-def test_it_is_built_once(tmp_path: Path) -> None:
+def test_an_environment_is_built_once(tmp_path: Path) -> None:
     build = Builder()
     for _ in range(2):
         cache = EnvironmentCache(tmp_path / "new" / "cache")
@@ -58,7 +58,7 @@ def test_it_is_built_once(tmp_path: Path) -> None:
     assert cache.entry(key_of("another")) is None
 
 
-def test_many_builders_at_once_build_it_once(tmp_path: Path) -> None:
+def test_concurrent_builders_build_once(tmp_path: Path) -> None:
     build = Builder()
     together = threading.Barrier(8)
 
@@ -72,7 +72,7 @@ def test_many_builders_at_once_build_it_once(tmp_path: Path) -> None:
     assert len({hold.entry.path for hold in holds}) == 1
 
 
-def test_a_failure_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_nothing_and_is_retried(tmp_path: Path) -> None:
     def fail(path: Path, lock: int) -> Built:
         (path / "half").write_text("")
         raise LoadFailed("no")
@@ -87,7 +87,7 @@ def test_a_failure_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [None, "", "[]", '{"wanted": []}'])
-def test_what_a_crash_has_left_is_built_again(document: str | None, tmp_path: Path) -> None:
+def test_an_interrupted_build_is_repeated(document: str | None, tmp_path: Path) -> None:
     (tmp_path / KEY).mkdir()
     (tmp_path / KEY / "half").write_text("")
     if document is not None:
@@ -97,12 +97,12 @@ def test_what_a_crash_has_left_is_built_again(document: str | None, tmp_path: Pa
     assert build.count == 1
 
 
-def test_another_who_builds_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+def test_another_builder_is_awaited_with_a_time_limit(tmp_path: Path) -> None:
     with locked(tmp_path, KEY), pytest.raises(LoadFailed, match="built by another after 0 s"):
         EnvironmentCache(tmp_path).acquire(KEY, "m", Builder(), 0)
 
 
-def test_what_is_used_is_not_removed(tmp_path: Path) -> None:
+def test_environments_in_use_are_not_removed(tmp_path: Path) -> None:
     cache = EnvironmentCache(tmp_path)
     hold = cache.acquire(KEY, "m", Builder(), 1)
     another = EnvironmentCache(tmp_path).acquire(KEY, "m", Builder(), 1)
@@ -115,7 +115,7 @@ def test_what_is_used_is_not_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_used_lately_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_recently_used_and_foreign_files_stay(tmp_path: Path) -> None:
     cache = EnvironmentCache(tmp_path)
     cache.acquire(KEY, "m", Builder(), 1)
     os.utime(tmp_path / KEY / DOCUMENT, (1000, 1000))
@@ -128,7 +128,7 @@ def test_what_was_used_lately_and_what_is_not_ours_stays(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["photographs"]
 
 
-def test_a_build_beyond_the_limit_removes_what_was_used_least_lately(tmp_path: Path) -> None:
+def test_a_build_beyond_the_limit_removes_the_least_recently_used(tmp_path: Path) -> None:
     def build(path: Path, lock: int) -> Built:
         (path / "bin").mkdir()
         (path / "bin" / "python").write_text("x" * 1000)
@@ -156,7 +156,7 @@ def test_a_build_beyond_the_limit_removes_what_was_used_least_lately(tmp_path: P
     del first, last
 
 
-def test_what_others_can_change_is_not_used(tmp_path: Path) -> None:
+def test_a_cache_writable_by_others_is_not_used(tmp_path: Path) -> None:
     cache = EnvironmentCache(tmp_path)
     cache.acquire(KEY, "m", Builder(), 1)
     (tmp_path / KEY).chmod(0o777)
@@ -171,7 +171,7 @@ def test_what_others_can_change_is_not_used(tmp_path: Path) -> None:
     assert list(EnvironmentCache(tmp_path / "nothing").entries()) == []
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/x")
     assert default_root({"XDG_CACHE_HOME": "/c"}) == Path("/c/headrace/environments")
     usual = Path("/home/x/.cache/headrace/environments")

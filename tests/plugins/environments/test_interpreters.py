@@ -31,7 +31,7 @@ def test_specifiers(requires: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("requires", ["3.11", ">=3.x", "=>3", "~=3", ">=3.*", ">=3.11 <4"])
-def test_specifiers_that_are_none(requires: str) -> None:
+def test_invalid_specifiers(requires: str) -> None:
     with pytest.raises(ValueError, match=r"is no version specifier such as"):
         satisfies((3, 11, 4), requires)
 
@@ -49,7 +49,7 @@ def test_an_interpreter_that_is_asked_says_the_same_as_ours() -> None:
         ("""echo '["/p", "/p", [3, 9, 1]]'""", "is Python 3.9.1; expected 3.10 or newer"),
     ],
 )
-def test_what_is_no_interpreter(script: str, says: str, tmp_path: Path) -> None:
+def test_programs_that_are_not_interpreters(script: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

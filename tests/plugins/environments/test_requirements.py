@@ -51,7 +51,7 @@ def test_lines_comments_and_continuations(tmp_path: Path) -> None:
         ("a\nb\n", "b\na\na\n", True),
     ],
 )  # fmt: skip
-def test_what_tells_requirements_apart(one: str, other: str, same: bool, tmp_path: Path) -> None:
+def test_identity_of_requirements(one: str, other: str, same: bool, tmp_path: Path) -> None:
     first, second = read(tmp_path / "1", one), read(tmp_path / "2", other)
     assert (first.identity == second.identity) is same
 
@@ -80,7 +80,7 @@ def test_options(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(found.identity)
 
 
-def test_files_of_the_model_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+def test_files_of_the_model_are_identified_by_content(tmp_path: Path) -> None:
     text = "./w/a.whl[x] ; python_version > '3'\nb.whl\nc @ file://{}/w/a.whl\n"
     found = []
     for name, content in (("1", "1"), ("2", "1"), ("3", "2")):
@@ -118,7 +118,7 @@ def test_files_of_the_model_are_known_by_what_is_in_them(tmp_path: Path) -> None
         ("-i 'x", "No closing quotation"),
     ],
 )
-def test_what_is_refused(line: str, says: str, tmp_path: Path) -> None:
+def test_refused_requirements(line: str, says: str, tmp_path: Path) -> None:
     root = tmp_path / "model"
     (root / "bad").mkdir(parents=True)
     (tmp_path / "outside.whl").write_text("")
@@ -181,7 +181,7 @@ def test_a_whole_block_or_an_empty_one() -> None:
         "# /// other\n# dependencies = ['a']\n# ///\n",
     ],
 )
-def test_there_is_none(text: str) -> None:
+def test_a_file_without_a_block(text: str) -> None:
     assert read_script_block(text) is None
 
 
@@ -195,7 +195,7 @@ def test_there_is_none(text: str) -> None:
         ("# /// script\n# requires-python = 3.11\n# ///\n", "must be a string"),
     ],
 )
-def test_a_block_that_is_wrong(text: str, says: str) -> None:
+def test_an_invalid_block(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_script_block(text)
 
@@ -213,5 +213,5 @@ def test_a_block_that_is_wrong(text: str, says: str) -> None:
         ("(from https://host/?key=secret) next?", "(from https://host/?***) next?"),
     ],
 )
-def test_what_is_shown(text: str, shown: str) -> None:
+def test_displayed_requirements(text: str, shown: str) -> None:
     assert redact(text) == shown

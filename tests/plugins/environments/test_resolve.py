@@ -37,7 +37,7 @@ def asked(model: LoadSpec) -> list[str]:
     return [line.text for line in found.requirements.lines]
 
 
-def test_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_a_model_without_requirements(tmp_path: Path) -> None:
     assert demand_of(model(tmp_path)) is None
     assert demand_of(model(tmp_path, python="/usr/bin/python3")) is None
     (tmp_path / "requirements.txt").write_text("# none\n")
@@ -79,7 +79,7 @@ def test_interpreters(tmp_path: Path) -> None:
         ("# /// script\n# dependencies = ['-e .']\n# ///\n", "'-e .' is no requirement"),
     ],
 )
-def test_a_block_that_is_wrong(source: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_block(source: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(LoadFailed) as caught:
         demand_of(model(tmp_path, source))
     assert says in str(caught.value)
@@ -143,7 +143,7 @@ def ask(environment: Environment, expression: str) -> str:
     return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
-def test_what_needs_no_environment(spec: LoadSpec, tmp_path: Path) -> None:
+def test_models_without_an_environment(spec: LoadSpec, tmp_path: Path) -> None:
     assert environment_of(spec) == Environment(sys.executable)
     given = replace(spec, parameters={"python": "/some/python"})
     assert environment_of(given) == Environment("/some/python")
@@ -179,7 +179,7 @@ def test_an_interpreter_that_does_not_fit(python: str, says: str, spec: LoadSpec
     assert caught.value.path == "parameters['python']"
 
 
-def test_a_wheelhouse_that_is_not_there(spec: LoadSpec, tmp_path: Path) -> None:
+def test_a_missing_wheelhouse(spec: LoadSpec, tmp_path: Path) -> None:
     (spec.root / "requirements.txt").write_text("flavour")
     given = replace(spec, environments=replace(spec.environments, wheelhouse="/nowhere"))
     with pytest.raises(LoadFailed, match="there is no wheelhouse /nowhere") as caught:
@@ -189,7 +189,7 @@ def test_a_wheelhouse_that_is_not_there(spec: LoadSpec, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["directory", "archive", "text"])
-def test_an_environment_that_is_none(content: str, spec: LoadSpec) -> None:
+def test_an_invalid_environment(content: str, spec: LoadSpec) -> None:
     path = spec.root / "env"
     if content == "directory":
         path.mkdir()
@@ -215,7 +215,7 @@ def test_requirements_that_bring_numpy_have_their_own(spec: LoadSpec) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("requirement", "shared"), [("array", True), ("flavour==1.0", False)])
-def test_servers_elsewhere_share_what_brings_numpy(
+def test_servers_share_environments_with_their_own_numpy(
     requirement: str, shared: bool, spec: LoadSpec, tmp_path: Path
 ) -> None:
     """A server's numpy matters only to environments that link to it."""
@@ -245,7 +245,7 @@ def test_servers_elsewhere_share_what_brings_numpy(
 
 @pytest.mark.slow
 @INSTALLERS
-def test_packages_that_are_not_there(spec: LoadSpec, tmp_path: Path) -> None:
+def test_missing_packages(spec: LoadSpec, tmp_path: Path) -> None:
     (spec.root / "requirements.txt").write_text("flavour==9.9")
     with pytest.raises(
         LoadFailed, match=r"could not be built: (pip|uv) failed(.|\n)*flavour==9\.9"

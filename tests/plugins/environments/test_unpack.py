@@ -44,14 +44,14 @@ def test_files_and_links_within(tmp_path: Path) -> None:
         (("big", bytes(MOST + 1)), "holds more than"),
     ],
 )  # fmt: skip
-def test_what_is_refused(member: tuple[str, bytes | str], says: str, tmp_path: Path) -> None:
+def test_refused_members(member: tuple[str, bytes | str], says: str, tmp_path: Path) -> None:
     packed = archive(tmp_path / "a.tar.gz", ("good", b"x"), member)
     with pytest.raises(BadArchive, match=says):
         unpack(packed, tmp_path / "to", MOST)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
+def test_files_that_are_not_archives(tmp_path: Path) -> None:
     good = archive(tmp_path / "a.tar.gz", ("x", bytes(range(256)) * 3)).read_bytes()
     for number, content in enumerate([b"", b"text", good[:60], good[:30] + b"\xff" * 30]):
         path = tmp_path / f"{number}.tar.gz"

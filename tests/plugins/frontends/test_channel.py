@@ -78,7 +78,7 @@ async def test_long_frames_keep_their_place() -> None:
     assert files() == before
 
 
-async def test_frames_whose_files_are_written_apart() -> None:
+async def test_frames_whose_files_are_written_on_a_thread() -> None:
     """Requests keep their order, and so does an exchange; other frames do not wait for a file."""
     before = files()
     ours, theirs = map(End, socket.socketpair())
@@ -115,7 +115,7 @@ async def test_frames_whose_files_are_written_apart() -> None:
     assert files() == before
 
 
-async def test_what_the_other_end_does_not_read_waits() -> None:
+async def test_unread_frames_wait() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end = End(ours, waits.append)
@@ -137,7 +137,7 @@ async def test_what_the_other_end_does_not_read_waits() -> None:
     other.channel.close()
 
 
-async def test_files_wait_until_they_are_taken() -> None:
+async def test_files_wait_until_they_are_received() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end, other = End(ours, waits.append), End(theirs)
@@ -162,7 +162,7 @@ async def test_files_wait_until_they_are_taken() -> None:
     other.channel.close()
 
 
-async def test_nothing_waits_once_a_channel_is_closed() -> None:
+async def test_a_closed_channel_queues_nothing() -> None:
     ours, theirs = socket.socketpair()
     waits: list[int] = []
     end = End(ours, waits.append)
@@ -178,7 +178,7 @@ async def test_nothing_waits_once_a_channel_is_closed() -> None:
     (pack_header(Kind.INFER, IN_FILE, 1, 0, 1 << 20), "a file that has not come"),
     (b"", "the other end has closed"),
 ], ids=["nonsense", "no file", "nothing"])  # fmt: skip
-async def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
+async def test_a_broken_link_is_closed(data: bytes, reason: str) -> None:
     ours, theirs = socket.socketpair()
     end = End(ours)
     theirs.sendall(data)
@@ -189,7 +189,7 @@ async def test_a_broken_link_is_given_up(data: bytes, reason: str) -> None:
     theirs.close()
 
 
-async def test_a_bug_ends_the_link_rather_than_what_came_behind(
+async def test_an_exception_ends_the_link(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -208,7 +208,7 @@ async def test_a_bug_ends_the_link_rather_than_what_came_behind(
     assert [record.message for record in caplog.records] == ["bug while taking a frame"]
 
 
-async def test_an_error_of_the_system_while_a_frame_is_taken_ends_the_link() -> None:
+async def test_a_system_error_while_receiving_ends_the_link() -> None:
     """Also one that a socket raises without data."""
     ours, theirs = socket.socketpair()
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -143,7 +143,7 @@ def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...
             assert one.array.tobytes() == other.array.tobytes()
 
 
-def test_what_was_read_can_be_changed() -> None:
+def test_decoded_requests_can_be_modified() -> None:
     """A request's parameters are its own, though the next is read from the same memory."""
     meta, pieces = RequestWriter().parts(Call("m", "", "", {}, (), {"a": 1}))
     rest = b"".join(pieces)
@@ -192,7 +192,7 @@ def test_any_bytes(meta: bytes, rest: bytes) -> None:
     read_error(meta, rest)
 
 
-def test_errors_keep_what_they_say() -> None:
+def test_errors_keep_their_attributes() -> None:
     for kind in STATUS:
         found, version = read_error(*error_parts(kind("what was wrong: é"), "3"))
         assert (type(found), str(found), version) == (kind, "what was wrong: é", "3")
@@ -206,7 +206,7 @@ def test_errors_keep_what_they_say() -> None:
             read_error(meta, b"what was wrong")
 
 
-def test_what_is_no_server_error_has_no_class() -> None:
+def test_other_exceptions_have_no_class() -> None:
     class Inner(ExecutionFailed):
         """A class unknown to the other side."""
 
@@ -214,7 +214,7 @@ def test_what_is_no_server_error_has_no_class() -> None:
     assert read_error(*error_parts(Inner("x"), ""))[0] is None
 
 
-def test_a_request_that_is_too_short() -> None:
+def test_a_truncated_request() -> None:
     tensor = Tensor("x", Datatype.FP32, np.zeros((2, 3), np.float32))
     meta, pieces = RequestWriter().parts(Call("m", "", "id", {"x": tensor}))
     rest = b"".join(pieces)

@@ -154,7 +154,7 @@ async def test_refusals(front_end: FrontEnd) -> None:
     assert front_end.engine.admission.refused == 1
 
 
-async def test_an_error_says_which_version_it_was(front_end: FrontEnd) -> None:
+async def test_an_error_names_its_version(front_end: FrontEnd) -> None:
     front_end.infer(1)
     await until(lambda: bool(front_end.engine.plain.work))
     front_end.engine.plain.work[0].request.fail(Overloaded("why"))
@@ -176,7 +176,7 @@ async def test_cancellation(front_end: FrontEnd) -> None:
     assert (admission.requests, work[1].cancelled) == (1, False)
 
 
-async def test_the_end_of_a_front_end_cancels_what_it_had(front_end: FrontEnd) -> None:
+async def test_the_end_of_a_front_end_cancels_its_requests(front_end: FrontEnd) -> None:
     work, admission = front_end.engine.plain.work, front_end.engine.admission
     front_end.infer(1)
     front_end.infer(2)
@@ -189,7 +189,7 @@ async def test_the_end_of_a_front_end_cancels_what_it_had(front_end: FrontEnd) -
     assert (admission.requests, admission.bytes, admission.unread) == (0, 0, 0)
 
 
-async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
+async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
     admission = front_end.engine.admission
     front_end.channel.send(Kind.READY)
     front_end.channel.send(Kind.HELD, rest=numbers_rest(*Held(2, 10)))
@@ -213,7 +213,7 @@ async def test_what_front_ends_tell(front_end: FrontEnd) -> None:
     ],
     ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
 )  # fmt: skip
-async def test_nonsense_ends_the_link_and_nothing_else(data: bytes, front_end: FrontEnd) -> None:
+async def test_invalid_frames_end_only_the_link(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)
     await until(lambda: bool(front_end.engine.plain.work))
     front_end.sock.sendall(data)

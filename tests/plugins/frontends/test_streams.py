@@ -111,7 +111,7 @@ async def test_many_responses(link: Link) -> None:
     assert (call.target.decoupled, call.target.name) == (True, "7")
 
 
-async def test_whether_a_model_is_decoupled_is_known_before_it_answers(link: Link) -> None:
+async def test_a_model_is_known_to_be_decoupled_before_it_answers(link: Link) -> None:
     many, plain = link.submit("many"), link.submit("plain")
     target = many.target
     assert target is not None
@@ -144,7 +144,7 @@ async def test_an_error_after_responses(link: Link) -> None:
     assert str(call.errors[0]) == "why"
 
 
-async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
+async def test_a_model_pauses_and_continues(link: Link) -> None:
     slow, quick = link.submit("many"), link.submit("many")
     await link.work(count=2)
     first, second = link.engine.many.work
@@ -157,7 +157,7 @@ async def test_a_model_pauses_for_a_client_and_goes_on(link: Link) -> None:
     assert second.holds == 0
 
 
-async def test_a_hold_may_come_too_late(link: Link) -> None:
+async def test_a_late_hold_is_ignored(link: Link) -> None:
     call = link.submit("many")
     work = await link.work()
     work.answer("x", final=True)
@@ -170,7 +170,7 @@ async def test_a_hold_may_come_too_late(link: Link) -> None:
     assert (work.holds, link.engine.plain.last.holds) == (0, 0)
 
 
-async def test_a_client_goes_away(link: Link) -> None:
+async def test_a_client_disconnects(link: Link) -> None:
     call = link.submit("many")
     work = await link.work()
     work.answer("x")
@@ -179,7 +179,7 @@ async def test_a_client_goes_away(link: Link) -> None:
     assert call.got == []
 
 
-async def test_generate_requests_are_read_where_the_models_are_known(link: Link) -> None:
+async def test_generate_requests_are_decoded_in_the_engine(link: Link) -> None:
     body = b'{"x":[1,2],"id":"seven","t":0.5,"headrace_timing":true}'
     call = link.submit("many", Flag.GENERATE, body)
     work = await link.work()
@@ -204,7 +204,7 @@ async def test_doors_with_one_answer_refuse_models_with_many(link: Link) -> None
     assert not link.engine.many.work
 
 
-async def test_what_is_handed_on_counts_once(link: Link) -> None:
+async def test_forwarded_requests_are_charged_once(link: Link) -> None:
     """Also while a long request is written to its file, and while an answer in one is in flight."""
     server, here, size = link.engine.admission, link.admission, 4 << 20
     here.begin(size)
@@ -227,7 +227,7 @@ async def test_what_is_handed_on_counts_once(link: Link) -> None:
     assert (here.bytes, server.unread) == (0, 0)
 
 
-async def test_what_others_hold_is_not_free(link: Link) -> None:
+async def test_usage_of_other_front_ends_counts(link: Link) -> None:
     server = link.engine.admission
     server.max_bytes = 6400
     here = Admission(0, 6400)
@@ -326,7 +326,7 @@ async def test_models_pause_while_the_front_end_does_not_read() -> None:
     assert work.cancelled
 
 
-async def test_a_model_that_does_not_pause_is_given_up() -> None:
+async def test_a_model_that_does_not_pause_is_cancelled() -> None:
     stuck = Stuck(3 << 20)
     work = await stuck.submit(1)
     while not work.cancelled:

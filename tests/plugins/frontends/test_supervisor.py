@@ -12,5 +12,5 @@ from headrace.settings import Settings
         ("auto", 8, 2), ("auto", 12, 3), ("auto", 16, 4), ("auto", 32, 8), ("auto", 256, 8),
     ],
 )  # fmt: skip
-def test_how_many(given: str, cores: int, count: int) -> None:
+def test_number_of_front_ends(given: str, cores: int, count: int) -> None:
     assert Settings(frontends=given).frontend_count(cores) == count

@@ -102,7 +102,7 @@ def test_a_function_of_single_values_is_called_for_each_row() -> None:
     assert values(ready.execute([Request(name=[])])[0]) == {"output0": [], "output1": []}
 
 
-def test_what_is_missing_and_has_no_default_is_none() -> None:
+def test_a_missing_value_without_a_default_is_none() -> None:
     @model
     def f(x: float | None, y: float) -> list[float]:
         return [y if x is None else x]
@@ -192,7 +192,7 @@ class Keyed(TypedDict):
     kind: str
 
 
-def test_ways_to_give_several_outputs() -> None:
+def test_forms_of_several_outputs() -> None:
     @model
     def point(x: float) -> Point:
         return Point(x, -x)
@@ -268,12 +268,12 @@ def give(value: Any, **options: Any) -> Any:
         (None, "got None"),
     ],
 )
-def test_results_that_are_not_as_declared(value: Any, says: str) -> None:
+def test_results_that_differ_from_the_declaration(value: Any, says: str) -> None:
     with pytest.raises(ResultError, match=f"output 'output'.*{says}"):
         give(value)
 
 
-def test_outputs_that_are_not_as_declared() -> None:
+def test_outputs_that_differ_from_the_declaration() -> None:
     @model
     def pair(x: float) -> tuple[float, float]:
         return (x,)  # type: ignore[return-value]
@@ -301,7 +301,7 @@ def test_an_array_where_a_single_value_is_declared(rows: bool, size: int) -> Non
         started(f).execute([Request(x=np.array([1.0]))])
 
 
-def test_rows_that_do_not_fit_one_another() -> None:
+def test_results_with_different_row_counts() -> None:
     @model
     def f(x: int) -> list[int]:
         return [0] * x
@@ -322,7 +322,7 @@ def positive(x: Float32[N]) -> Float32[N]:
     return x
 
 
-def test_what_a_function_raises() -> None:
+def test_exceptions_of_a_function() -> None:
     ready = started(positive)
     refused = ready.execute([Request(x=row(-1))])
     assert values(refused[0]) == {"error": (INVALID, "x is negative")}
@@ -375,7 +375,7 @@ def told_by_request(*, of: Context, numbers: list[float]) -> str:
     return f"{of.request_id} {of.parameters['n']} {numbers}"
 
 
-def test_a_function_that_is_told_of_requests() -> None:
+def test_a_function_that_reads_ids_and_parameters() -> None:
     bad = np.array([b"\xff"], object)
     requests = [
         asked("1", {"n": 1}, text=["a", "b"]), asked("?", {}, text=bad), asked("2", {}, text=["c"]),

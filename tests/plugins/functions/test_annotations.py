@@ -92,7 +92,7 @@ def test_types_of_python_and_numpy(hint: Any, datatype: str, form: Form, rank: i
 
 
 @pytest.mark.parametrize("hint", [Float32[N] | None, Optional[Float32[N]], None | Float32[N]])  # noqa: UP045
-def test_what_may_be_missing(hint: Any) -> None:
+def test_optional_values(hint: Any) -> None:
     assert read(hint) == (tensor(Float32[N]), True)
 
 
@@ -113,13 +113,13 @@ def test_what_may_be_missing(hint: Any) -> None:
         (Any, "Any is no type of a tensor"),
     ],
 )
-def test_what_is_no_tensor(hint: Any, says: str) -> None:
+def test_annotations_that_are_not_tensors(hint: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         read(hint)
 
 
 @pytest.mark.parametrize("dim", [0, -1, True, float, "two words", "", Literal[2, 3], None, ...])
-def test_what_is_no_dimension(dim: Any) -> None:
+def test_annotations_that_are_not_dimensions(dim: Any) -> None:
     with pytest.raises(SignatureError, match="is no dimension: expected N or another name"):
         UNTYPED[N, dim]
 
@@ -179,7 +179,7 @@ def test_frames() -> None:
         (3, "the schema 3 cannot be read"),
     ],
 )
-def test_what_is_no_schema(schema: Any, says: str) -> None:
+def test_annotations_that_are_not_schemas(schema: Any, says: str) -> None:
     frame: Any = Frame
     with pytest.raises(SignatureError, match=says):
         read(frame[schema])

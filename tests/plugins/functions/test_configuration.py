@@ -41,7 +41,7 @@ Y = {"name": "y", "data_type": "TYPE_STRING", "dims": [], "optional": True}
 OUTPUT = {"name": "output", "data_type": "TYPE_STRING", "dims": []}
 
 
-def test_all_of_it() -> None:
+def test_a_complete_configuration() -> None:
     assert completed(adapter(batched)) == {
         "max_batch_size": 16, "input": [X, Y], "output": [OUTPUT]
     }  # fmt: skip
@@ -63,7 +63,7 @@ def test_all_of_it() -> None:
          {"output": [{**OUTPUT, "label_filename": "l"}]}),
     ],
 )  # fmt: skip
-def test_what_is_given_is_kept(given: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_declared_fields_are_kept(given: dict[str, Any], kept: dict[str, Any]) -> None:
     found = completed(adapter(batched), **given)
     assert {name: found[name] for name in kept} == kept
     started(batched, **given)
@@ -93,7 +93,7 @@ def test_relabelled_dimensions() -> None:
          "model_transaction_policy.decoupled", "must be true"),
     ],
 )  # fmt: skip
-def test_what_contradicts(function: Any, given: dict[str, Any], path: str, says: str) -> None:
+def test_contradictions(function: Any, given: dict[str, Any], path: str, says: str) -> None:
     with pytest.raises(Contradicted, match=says) as found:
         started(function, **given)
     assert [field for field, _ in found.value.problems] == [path]

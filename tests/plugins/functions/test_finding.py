@@ -55,7 +55,7 @@ class Untyped:
         (Untyped, "model Untyped: parameter 'x' has no annotation"),
     ],
 )
-def test_what_cannot_be_a_model(target: Any, says: str) -> None:
+def test_objects_that_cannot_be_models(target: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         model(target)
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_a_model(target: Any, says: str) -> None:
         ({"max_streams": 0}, "max_streams is at least 1, got 0"),
     ],
 )
-def test_options_that_cannot_be(options: Any, says: str) -> None:
+def test_invalid_options(options: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         model(**options)
 
@@ -106,7 +106,7 @@ def test_the_model_of_a_file(tmp_path: Path, source: str, kind: type[FunctionMod
     assert issubclass(loaded(tmp_path, source), kind)
 
 
-def test_which_of_several_is_the_model(tmp_path: Path) -> None:
+def test_choice_among_several_models(tmp_path: Path) -> None:
     assert loaded(tmp_path, ONE + TRITON).__name__ == "TritonPythonModel"
     assert loaded(tmp_path, ONE + TWO, function="two").declaration.name == "two"
     # A class that inherits from a model is not a model.
@@ -114,7 +114,7 @@ def test_which_of_several_is_the_model(tmp_path: Path) -> None:
     assert loaded(tmp_path, source).declaration.name == "A"
 
 
-def test_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere.py").write_text(HEAD + ONE)
     monkeypatch.syspath_prepend(tmp_path)
     assert loaded(tmp_path, "from elsewhere import one").declaration.name == "one"
@@ -139,7 +139,7 @@ def test_no_model(tmp_path: Path, source: str, parameters: dict[str, str], says:
         loaded(tmp_path, source, **parameters)
 
 
-def test_a_model_that_is_wrapped(tmp_path: Path) -> None:
+def test_a_wrapped_model(tmp_path: Path) -> None:
     source = """
         from functools import wraps
         def timed(f):

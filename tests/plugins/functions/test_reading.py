@@ -113,7 +113,7 @@ def test_names_of_outputs() -> None:
     assert names(one, outputs=("a",)) == (Packing.ONE, ["a"])
 
 
-def test_what_may_be_missing() -> None:
+def test_optional_values() -> None:
     def f(x: Int64[N], y: Int64[N] | None = None, z: Int64[N] | None = None, *, w: Int64[N] | None
           ) -> Int64[N]: ...  # fmt: skip
 
@@ -237,7 +237,7 @@ def of_two(x: int, c: Context, d: Context) -> int: ...
         (of_two, {}, "c and d are told the same: one Context is enough"),
     ],
 )
-def test_what_is_no_signature(
+def test_invalid_signatures(
     function: Callable[..., Any], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(SignatureError, match=f"model f: .*{says}"):

@@ -122,7 +122,7 @@ def test_none_at_all(function: Any) -> None:
 
 
 @BOTH
-def test_a_generator_whose_client_has_gone_is_closed(function: Any) -> None:
+def test_a_generator_is_closed_when_its_client_disconnects(function: Any) -> None:
     closed.clear()
     request = Streamed(Sender(patience=2), text=["gone"], count=np.array([1_000_000]))
     run(function, request)
@@ -131,7 +131,7 @@ def test_a_generator_whose_client_has_gone_is_closed(function: Any) -> None:
 
 
 @BOTH
-def test_a_request_that_nobody_waits_for_is_not_begun(function: Any) -> None:
+def test_a_cancelled_request_is_not_begun(function: Any) -> None:
     closed.clear()
     run(function, Streamed(Sender(patience=0), text=["early"]))
     assert closed == []
@@ -148,7 +148,7 @@ def test_an_error_ends_the_request(function: Any, caplog: pytest.LogCaptureFixtu
 
 
 @BOTH
-def test_what_is_not_as_declared_ends_the_request(function: Any) -> None:
+def test_a_value_unlike_the_declaration_ends_the_request(function: Any) -> None:
     request = Streamed(text=["type"])
     run(function, request)
     (code, text), = (told["error"] for told in request.sender.told)  # fmt: skip
@@ -157,7 +157,7 @@ def test_what_is_not_as_declared_ends_the_request(function: Any) -> None:
 
 
 @BOTH
-def test_the_client_is_to_blame(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_inputs_are_client_errors(function: Any, caplog: pytest.LogCaptureFixture) -> None:
     wrong, bad = Streamed(text=["wrong"]), Streamed(text=np.array([b"\xff"], object))
     with caplog.at_level(logging.INFO):
         run(function, wrong, bad)
@@ -166,7 +166,7 @@ def test_the_client_is_to_blame(function: Any, caplog: pytest.LogCaptureFixture)
     assert caplog.text == ""
 
 
-def test_generators_have_so_many_threads() -> None:
+def test_the_threads_of_generators_are_bounded() -> None:
     begun, go_on = [Event() for _ in range(3)], Event()
 
     @model(max_streams=2)
@@ -187,7 +187,7 @@ def test_generators_have_so_many_threads() -> None:
     ready.finalize()
 
 
-def test_a_sender_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_sender_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Sender):
         def send(self, response: pb.InferenceResponse | None = None, flags: int = 0) -> None:
             if flags:

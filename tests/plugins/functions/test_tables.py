@@ -49,7 +49,7 @@ KINDS = [pytest.param("pandas", Frame[Row]), pytest.param("pyarrow", Table[Row])
 
 
 @pytest.mark.parametrize(("library", "hint"), KINDS)
-def test_there_and_back(library: str, hint: Any) -> None:
+def test_frames_round_trip(library: str, hint: Any) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     declared = columns(hint)
     back = from_frame(declared, to_frame(declared, ARRAYS), "output")
@@ -91,7 +91,7 @@ def test_no_rows_and_nothing_but_nulls(library: str, hint: Any) -> None:
         assert all(back[name].all() for name in back if name.endswith(".null"))
 
 
-def test_what_pandas_sees() -> None:
+def test_frames_in_pandas() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = to_frame(columns(Frame[Row]), ARRAYS)
     assert list(map(str, frame.dtypes)) == [
@@ -118,7 +118,7 @@ def test_what_pandas_sees() -> None:
         (lambda pd: pd.DataFrame({"count": [1], "name": [2]}), "elements of str, got int"),
     ],
 )  # fmt: skip
-def test_a_frame_that_is_not_as_declared(make: Any, says: str) -> None:
+def test_a_frame_that_differs_from_the_declaration(make: Any, says: str) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     with pytest.raises(ResultError, match=says):
         from_frame(columns(Frame[Small]), make(pandas), "output 'output'")

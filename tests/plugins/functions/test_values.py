@@ -54,7 +54,7 @@ def fit(hint: Any, value: object) -> Array:
         (list[list[str]], [["a"], ["b"]], "O", [["a"], ["b"]]), (BFloat16[N], [1.0], "<f4", [1.0]),
     ],
 )  # fmt: skip
-def test_what_fits(hint: Any, value: object, dtype: str, elements: object) -> None:
+def test_valid_values(hint: Any, value: object, dtype: str, elements: object) -> None:
     array = fit(hint, value)
     assert array.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(array, np.array(elements, array.dtype))
@@ -82,7 +82,7 @@ def test_what_fits(hint: Any, value: object, dtype: str, elements: object) -> No
         (list[list[str]], [["a"], ["b", "c"]], "elements of str, got list"),
     ],
 )
-def test_what_does_not_fit(hint: Any, value: object, says: str) -> None:
+def test_invalid_values(hint: Any, value: object, says: str) -> None:
     with pytest.raises(ResultError, match=f"output 'y' is declared as .*{says}"):
         fit(hint, value)
 

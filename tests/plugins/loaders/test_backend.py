@@ -47,7 +47,7 @@ def test_a_configuration_can_trust(tmp_path: Path, backend: str, name: str) -> N
 
 
 @pytest.mark.parametrize(("backend", "name"), DATA)
-def test_data_need_none(tmp_path: Path, backend: str, name: str) -> None:
+def test_data_files_need_no_trust(tmp_path: Path, backend: str, name: str) -> None:
     with pytest.raises(LoadFailed, match=NOWHERE):
         ArtefactBackend(backend).load(spec(tmp_path, name))
 
@@ -58,7 +58,7 @@ def test_trust_is_true_or_false(tmp_path: Path, text: str) -> None:
         ArtefactBackend("xgboost").load(spec(tmp_path, "model.json", trust_model_code=text))
 
 
-def test_which_parameters_are_read() -> None:
+def test_parameters_of_loaders() -> None:
     backends = {name: ArtefactBackend(name) for name in FORMATS}
     assert plugins.own(plugins.BACKENDS).keys() > FORMATS.keys()
     assert all(backend.reads_parameter("trust_model_code") for backend in backends.values())
@@ -81,9 +81,7 @@ def test_every_format_has_a_loader() -> None:
         ("xgboost", "xgboost", "model.json", "an XGBoost"),
     ],
 )
-def test_a_file_that_is_none(
-    tmp_path: Path, loader: str, package: str, name: str, library: str
-) -> None:
+def test_a_missing_file(tmp_path: Path, loader: str, package: str, name: str, library: str) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     (tmp_path / name).write_text('{"learner": 3}')
     says = rf"^{re.escape(name)} cannot be loaded as {library} model: "

@@ -121,12 +121,12 @@ def test_without_a_signature_it_has_to_be_declared(tmp_path: Path) -> None:
     assert answer["y"].shape == (3, 1)
 
 
-def test_it_is_not_loaded_without_trust(tmp_path: Path) -> None:
+def test_mlflow_models_need_trust(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="not trusted"):
         Served("mlflow", tmp_path / "MLmodel")
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_folder(tmp_path: Path) -> None:
     flow("pyfunc")
     (tmp_path / "MLmodel").write_text("flavors: {}")
     with pytest.raises(ValueError, match="cannot be loaded as an MLflow model: "):

@@ -91,7 +91,7 @@ def test_a_program_may_write_to_its_input(tmp_path: Path) -> None:
     np.testing.assert_allclose(served.ask({"x": NUMBERS})["y"], NUMBERS + 1)
 
 
-def test_torchscript_does_not_say_what_it_takes(tmp_path: Path) -> None:
+def test_torchscript_needs_a_declared_signature(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"declare input in config\.pbtxt \(.* are x, scale\)"):
         Served("pytorch", script(tmp_path), trusted=True)
 

@@ -85,7 +85,7 @@ def test_a_classifier(tmp_path: Path) -> None:
         )
 
 
-def test_only_what_is_asked_for_is_computed(tmp_path: Path) -> None:
+def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:
     model = LogisticRegression().fit(NUMBERS, CLASSES)
     served = Served("sklearn", saved(tmp_path, model))
     assert served.ask({"input-0": NUMBERS[:2]}, "predict").keys() == {"predict"}
@@ -169,7 +169,7 @@ def test_a_data_frame_of_numbers_is_a_matrix_unless_declared_otherwise(tmp_path:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_lone_estimator_does_not_mind_names(tmp_path: Path) -> None:
+def test_a_bare_estimator_accepts_any_names(tmp_path: Path) -> None:
     frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
     model = CalibratedClassifierCV(LogisticRegression(), cv=2).fit(frame, CLASSES)
     for fitted in (model, LogisticRegression().fit(frame, CLASSES)):
@@ -178,7 +178,7 @@ def test_a_lone_estimator_does_not_mind_names(tmp_path: Path) -> None:
         assert answer["predict"][:, 0].tolist() == fitted.predict(frame[:3]).tolist()
 
 
-def test_what_is_declared_wins(tmp_path: Path) -> None:
+def test_a_declared_signature_wins(tmp_path: Path) -> None:
     model = LogisticRegression().fit(NUMBERS, CLASSES)
     given = {
         "max_batch_size": 8,
@@ -234,7 +234,7 @@ def test_a_transformer_and_a_request_without_rows(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_declared(tmp_path: Path, given: Any, says: str) -> None:
+def test_invalid_declarations(tmp_path: Path, given: Any, says: str) -> None:
     path = saved(tmp_path, LogisticRegression().fit(NUMBERS, CLASSES))
     with pytest.raises(ValueError, match=says):
         Served("sklearn", path, given)

@@ -49,7 +49,7 @@ def test_documents_fit_their_schemas(message: Message) -> None:
     validator(whole).validate(to_json(message))
 
 
-def test_what_is_always_there() -> None:
+def test_required_members() -> None:
     schemas = message_schemas([pb.ModelMetadataResponse.DESCRIPTOR])
     assert list(schemas) == ["ModelMetadataResponse", "ModelMetadataResponse.TensorMetadata"]
     assert schemas["ModelMetadataResponse.TensorMetadata"] == {

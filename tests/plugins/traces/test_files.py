@@ -125,7 +125,7 @@ def found(folder: Path) -> dict[str, list[int]]:
     }
 
 
-def test_the_one_file_is_complete_whenever_it_is_looked_at(tmp_path: Path) -> None:
+def test_the_single_file_is_valid_at_any_time(tmp_path: Path) -> None:
     files, sampler = TraceFiles(tmp_path / "t"), Sampler(FOREVER)
     (tmp_path / "t").write_text("what was there before, and longer than what comes")
     files.write(traces(sampler, 1, 2))
@@ -136,7 +136,7 @@ def test_the_one_file_is_complete_whenever_it_is_looked_at(tmp_path: Path) -> No
     assert found(tmp_path) == {"t": [1, 2, 3]}
 
 
-def test_a_numbered_file_for_every_so_many(tmp_path: Path) -> None:
+def test_a_numbered_file_per_log_frequency(tmp_path: Path) -> None:
     files, sampler = TraceFiles(tmp_path / "t"), Sampler(EVERY_TWO)
     files.write(traces(sampler, 1))
     assert found(tmp_path) == {}
@@ -154,7 +154,7 @@ def test_a_numbered_file_when_a_count_is_reached(tmp_path: Path) -> None:
     assert found(tmp_path) == {"t.0": [1, 2, 3]}
 
 
-def test_the_one_file_for_a_count_that_is_not_reached(tmp_path: Path) -> None:
+def test_the_single_file_below_the_count(tmp_path: Path) -> None:
     files, counted, others = TraceFiles(tmp_path / "t"), Sampler(THREE), Sampler(FOREVER)
     files.write([*traces(counted, 1, 2), *traces(others, 3)])
     assert found(tmp_path) == {"t": [3]}
@@ -162,16 +162,14 @@ def test_the_one_file_for_a_count_that_is_not_reached(tmp_path: Path) -> None:
     assert found(tmp_path) == {"t": [3, 1, 2]}
 
 
-def test_nothing_is_lost_at_the_end(tmp_path: Path) -> None:
+def test_no_trace_is_lost_at_shutdown(tmp_path: Path) -> None:
     files, counted, often = TraceFiles(tmp_path / "t"), Sampler(THREE), Sampler(EVERY_TWO)
     files.write([*traces(counted, 1), *traces(often, 2)])
     files.close()
     assert found(tmp_path) == {"t": [1], "t.0": [2]}
 
 
-def test_what_cannot_be_written_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_write_errors_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files, sampler = TraceFiles(tmp_path / "later" / "t"), Sampler(FOREVER)
     with caplog.at_level(logging.ERROR):
         files.write(traces(sampler, 1))
@@ -214,7 +212,7 @@ def test_a_full_disk_leaves_no_part_of_a_numbered_file(tmp_path: Path) -> None:
     assert found(tmp_path) == {"t.1": [3, 4]}
 
 
-def test_what_waits_for_its_numbered_file_is_written_before_it_is_too_much(tmp_path: Path) -> None:
+def test_traces_for_a_numbered_file_are_written_before_they_are_too_many(tmp_path: Path) -> None:
     files = TraceFiles(tmp_path / "t", held_bytes=500)
     sampler = Sampler(TraceSettings(timestamps=True, log_frequency=2**32 - 1))
     for number in range(100):
@@ -243,7 +241,7 @@ class Slow:
         self.closed = True
 
 
-def test_the_thread_writes_all_before_it_ends() -> None:
+def test_the_thread_writes_everything_before_it_ends() -> None:
     writer = Slow()
     writer.go.set()
     thread = TraceThread(writer)
@@ -255,7 +253,7 @@ def test_the_thread_writes_all_before_it_ends() -> None:
     assert writer.closed
 
 
-def test_what_is_too_much_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_excess_traces_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     writer = Slow()
     thread = TraceThread(writer, most=2)
     sampler = Sampler(FOREVER)
@@ -270,7 +268,7 @@ def test_what_is_too_much_is_dropped_and_counted(caplog: pytest.LogCaptureFixtur
     assert "6 traces so far were dropped" in caplog.text
 
 
-def test_a_thread_that_had_nothing_to_do_was_never_there() -> None:
+def test_without_traces_no_thread_starts() -> None:
     before = threading.active_count()
     thread = TraceThread(Slow())
     assert threading.active_count() == before
@@ -285,7 +283,7 @@ class Faulty(Slow):
         raise MemoryError
 
 
-def test_a_fault_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     writer = Faulty()
     writer.go.set()
     thread = TraceThread(writer)

@@ -49,7 +49,7 @@ COPIED = replace(RULES, shadow=Shadow(3))
         (TrafficRules({1: 0.0, 2: 5.0}, 1), {1: SAME, 2: SAME}, {2: 5}, 2, 0, False),
     ],
 )
-def test_who_gets_what(
+def test_the_shares_of_versions(
     rules: TrafficRules,
     ready: dict[int, Signature],
     weights: dict[int, float],
@@ -105,7 +105,7 @@ KEYS = [f"user-{number}" for number in range(4000)]
 
 
 @given(WEIGHTS, st.integers(1, 300))
-def test_each_has_its_share_at_any_time(weights: dict[int, float], requests: int) -> None:
+def test_shares_hold_at_any_time(weights: dict[int, float], requests: int) -> None:
     split, points = Split("m", weights), Sequence64(GOLDEN)
     counts = Counter(split.at(points.next()) for _ in range(requests))
     for number, share in split.shares.items():
@@ -157,7 +157,7 @@ def test_keys_are_divided_by_weight() -> None:
         ({1: 50, 2: 50}, {1: 5, 2: 5}, 0.0),
     ],
 )
-def test_only_those_keys_move_that_have_to(
+def test_a_change_of_weights_moves_the_fewest_keys(
     before: dict[int, float], after: dict[int, float], moved: float
 ) -> None:
     first, second = Split("m", before), Split("m", after)
@@ -166,7 +166,7 @@ def test_only_those_keys_move_that_have_to(
 
 
 @given(st.text(max_size=20))
-def test_who_has_a_growing_version_keeps_it(key: str) -> None:
+def test_keys_of_a_growing_version_stay(key: str) -> None:
     if Split("m", {1: 90, 2: 10}).of(key) == 2:
         assert Split("m", {1: 70, 2: 30}).of(key) == 2
 
@@ -253,7 +253,7 @@ def test_a_quantile_lies_between_the_bounds_around_it(values: list[float], share
     assert 0 < found <= above
 
 
-def test_what_was_added() -> None:
+def test_differences_of_counters() -> None:
     added = counts(30, 3, ms=2).since(counts(10, 1, ms=2))
     assert (added.requests, added.failures, sum(added.latencies)) == (20, 2, 18)
     assert Counts(0, 0, (0,) * (len(LATENCY_BOUNDS) + 1)).latency_ms(0.5) == 0
@@ -271,5 +271,5 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_the_fault_of_a_version(kind: type[ServerError]) -> None:
+def test_failures_that_count_against_a_version(kind: type[ServerError]) -> None:
     assert is_fault(kind("x")) == (kind.__name__ in FAULTS)

@@ -108,7 +108,7 @@ def test_rules(document: object, rules: TrafficRules) -> None:
         ),
     ],
 )
-def test_rules_that_make_no_sense(text: str, problem: str) -> None:
+def test_invalid_rules(text: str, problem: str) -> None:
     with pytest.raises(InvalidRules) as error:
         parse_rules(text)
     assert problem in str(error.value)

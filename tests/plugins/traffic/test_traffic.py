@@ -190,7 +190,7 @@ async def test_without_rules_it_is_the_highest_version_itself(tmp_path: Path) ->
         assert not any(sources for _, sources in world.traffic.metrics())
 
 
-async def test_versions_come_and_go(tmp_path: Path) -> None:
+async def test_versions_are_added_and_removed(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, versions="1") as world:
         assert await world.count(10) == {1: 10}
         assert await world.change(SPLIT, "12") == ""
@@ -213,7 +213,7 @@ async def test_rules_of_a_configuration_are_checked_before_it_is_loaded(world: W
     assert set(await world.count()) == {1, 2}
 
 
-async def test_a_model_that_is_away_keeps_its_rules(world: World) -> None:
+async def test_an_unloaded_model_keeps_its_rules(world: World) -> None:
     world.engine.traffic.set("m", {"split": {"2": 1}})
     await world.engine.unload("m")
     with pytest.raises(NotFound):
@@ -238,7 +238,7 @@ async def test_rules_of_a_call_stay_until_the_configuration_has_others(world: Wo
     assert world.engine.find("m") is world.engine.find_version("m", "4")
 
 
-async def test_promotion_and_its_undoing(world: World) -> None:
+async def test_promotion_and_its_rollback(world: World) -> None:
     traffic = world.engine.traffic
     traffic.promote("m", "")
     assert await world.count(10) == {2: 10}
@@ -256,7 +256,7 @@ async def test_promotion_and_its_undoing(world: World) -> None:
     }  # fmt: skip
 
 
-async def test_nothing_is_rolled_back_to_what_is_not_ready(tmp_path: Path) -> None:
+async def test_no_rollback_to_a_version_that_is_not_ready(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, versions="23") as world:
         with pytest.raises(InvalidRequest, match="version 1 is not ready: it is not given more"):
             world.engine.traffic.roll_back("m", "")
@@ -299,14 +299,12 @@ async def test_a_rollback_by_a_call(world: World) -> None:
         ),
     ],
 )
-async def test_calls_that_make_no_sense(
-    world: World, act: Callable[[Any], object], error: str
-) -> None:
+async def test_invalid_calls(world: World, act: Callable[[Any], object], error: str) -> None:
     with pytest.raises(InvalidRequest, match=error):
         act(world.engine.traffic)
 
 
-async def test_calls_for_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
+async def test_calls_for_unknown_or_forbidden_models(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, allowed=False) as world:
         traffic = world.engine.traffic
         for act, *given in ((traffic.set, SPLIT), (traffic.reset,), (traffic.promote, "2"),
@@ -351,7 +349,7 @@ async def test_keys_from_parameters_and_sequences(tmp_path: Path, key: str) -> N
         assert world.engine.traffic.headers == {}
 
 
-async def test_what_wants_a_header_is_told_of_it(world: World) -> None:
+async def test_sticky_headers_are_announced(world: World) -> None:
     told: list[Any] = []
     traffic = world.engine.traffic
     world.engine.wanted_headers.watch(told.append)
@@ -361,14 +359,14 @@ async def test_what_wants_a_header_is_told_of_it(world: World) -> None:
     assert told == [{}, {"routed": {"m": "a"}}, {"routed": {}}]
 
 
-async def test_what_is_refused_for_what_it_says_counts_for_nobody(world: World) -> None:
+async def test_invalid_requests_count_for_no_version(world: World) -> None:
     found = world.engine.find("m")
     with pytest.raises(InvalidRequest):
         found.submit(DoorCall(Call("m", "", "", {}), {}))
     assert not any(v.routed or v.refused for v in world.series.ledgers.versions.values())
 
 
-async def test_a_model_that_would_wait_for_itself_is_known(tmp_path: Path) -> None:
+async def test_a_model_that_would_wait_for_itself_is_detected(tmp_path: Path) -> None:
     async with serving(tmp_path, SPLIT, execution="thread") as world:
         found = world.engine.find("m")
         assert isinstance(found, VersionRouter)
@@ -389,7 +387,7 @@ async def test_a_shadow_gets_copies_and_answers_nobody(tmp_path: Path) -> None:
         await until(lambda: counted.success_count == 1)
 
 
-async def test_a_shadow_that_is_slow_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_slow_shadow_does_not_delay_others(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW, execution="thread") as world:
         world.backend.run_now.clear()
         waiting = [world.send() for _ in range(5)]
@@ -409,7 +407,7 @@ async def test_a_share_of_requests_is_copied(tmp_path: Path) -> None:
         assert world.shadow.dropped == 0
 
 
-async def test_nothing_is_copied_while_the_server_has_much_to_do(tmp_path: Path) -> None:
+async def test_an_overloaded_server_makes_no_copies(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW, admission=Admission(10, 100)) as world:
         world.admission.count(0, 6)
         assert await world.count(1) == {1: 1}
@@ -436,7 +434,7 @@ async def test_a_shadow_alone_leaves_the_highest_other_version(tmp_path: Path) -
         assert await world.count(4) == {3: 4}
 
 
-async def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
+async def test_inputs_of_a_shadow_are_read_only(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW) as world:
         seen: list[Array] = []
         [third] = [model for model in world.backend.loaded if model.number == 3]
@@ -457,7 +455,7 @@ async def test_what_a_shadow_sees_cannot_be_written_to(tmp_path: Path) -> None:
         assert array.flags.writeable
 
 
-async def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None:
+async def test_requests_in_shared_memory_are_not_copied(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW) as world:
         found = world.engine.find("m")
         assert isinstance(found, VersionRouter)
@@ -468,7 +466,7 @@ async def test_what_is_still_to_be_fetched_is_not_copied(tmp_path: Path) -> None
         assert world.shadow.dropped == 1
 
 
-async def test_nothing_is_kept_of_a_model_that_is_gone(tmp_path: Path) -> None:
+async def test_a_removed_model_leaves_nothing_behind(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
         models = {name: Model(world.source("m")) for name in ("a", "b")}
         for name, model in models.items():

@@ -25,7 +25,7 @@ def test_a_window_moves_on() -> None:
     assert samples.recent == counts(2)
 
 
-def test_what_counts() -> None:
+def test_samples_that_count() -> None:
     version, ledger = ModelVersion("m", 1), VersionLedger(refused=2)
     statistics = version.statistics
     for reason in ("BACKEND", "REJECTED", "CANCELED", "OTHER"):
@@ -50,7 +50,7 @@ def test_neither_the_queue_nor_a_slow_reader_makes_a_version_slow() -> None:
     assert found.latency_ms(1.0) <= 1
 
 
-async def test_who_is_bad_is_told_of() -> None:
+async def test_a_bad_version_is_reported() -> None:
     now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}
     told: list[tuple[int, str]] = []
     rule = RollbackRule(max_error_rate=0.1, min_requests=10)
@@ -68,7 +68,7 @@ async def test_who_is_bad_is_told_of() -> None:
     watch.stop()
 
 
-async def test_who_looks_no_more_tells_nothing() -> None:
+async def test_a_stopped_watch_reports_nothing() -> None:
     told: list[int] = []
     rule = RollbackRule(max_error_rate=0, min_requests=1)
     now: dict[int, Counts] = {1: counts(0), 2: counts(0), 3: counts(0)}

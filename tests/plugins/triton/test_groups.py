@@ -44,14 +44,14 @@ def groups(text: str) -> list[ModelInstanceGroup]:
         ("kind: KIND_CPU count: 0", ONE, ["kind: KIND_CPU"]),
     ],
 )  # fmt: skip
-def test_which_process_has_what(
+def test_instances_of_each_process(
     asked: str, places: list[Place], expected: list[str | None]
 ) -> None:
     found = [groups_of(groups(asked), place) for place in places]
     assert found == [None if one is None else groups(one) for one in expected]
 
 
-def test_a_gpu_that_there_is_not() -> None:
+def test_a_missing_gpu() -> None:
     asked = groups("kind: KIND_CPU; kind: KIND_GPU gpus: [0,2]")
     with pytest.raises(InvalidOption, match=r"there is no GPU 2: .* have 2") as error:
         groups_of(asked, PER_GPU[0])
@@ -87,11 +87,11 @@ def test_what_a_process_reports_is_numbered_as_configured() -> None:
         ("kind: KIND_CPU", "", False),
     ],
 )  # fmt: skip
-def test_whether_a_server_has_what_was_asked_for(asked: str, reported: str, same: bool) -> None:
+def test_differences_from_the_requested_groups(asked: str, reported: str, same: bool) -> None:
     assert agree(groups(asked), groups(reported)) is same
 
 
-def test_groups_for_people() -> None:
+def test_formatted_groups() -> None:
     found = groups("kind: KIND_GPU count: 2 gpus: [0,1]; kind: KIND_CPU")
     assert described(found) == "2 x GPU 0, 2 x GPU 1, 1 x CPU"
     assert described([]) == "none"

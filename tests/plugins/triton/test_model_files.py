@@ -39,7 +39,7 @@ def test_the_configuration_for_triton() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("batching", "off"), ("forward", "transparent")])
-def test_what_is_not_batched_here_is_batched_there(name: str, value: str) -> None:
+def test_models_not_batched_here_are_batched_by_triton(name: str, value: str) -> None:
     own = ModelConfig()
     own.CopyFrom(OWN)
     own.parameters[name].string_value = value

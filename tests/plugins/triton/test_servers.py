@@ -46,7 +46,7 @@ def ends() -> str:
 
 
 @pytest.mark.parametrize("directory", ["missing", "\0"], ids=["OSError", "another error"])
-def test_a_start_that_fails_is_tried_again(
+def test_a_failed_start_is_retried(
     directory: str, ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def script(servers: TritonServers) -> None:
@@ -67,7 +67,7 @@ def test_a_start_that_fails_is_tried_again(
     assert not list(tmp_path.glob("headrace-triton-*"))
 
 
-def test_a_load_does_not_wait_for_a_process_that_is_told_to_end(tmp_path: Path) -> None:
+def test_a_load_does_not_wait_for_a_terminating_process(tmp_path: Path) -> None:
     program = tmp_path / "waits"
     program.write_text("#!/bin/sh\nexec sleep 60\n")  # it is never live
     program.chmod(0o755)

@@ -176,7 +176,7 @@ async def until(found: Callable[[], bool]) -> None:
     await watching.until(look, bool, 10)
 
 
-async def test_calls_use_the_same_regions_one_after_the_other(echo: Echo, endpoint: str) -> None:
+async def test_successive_calls_reuse_regions(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         for value in range(30):
@@ -189,7 +189,7 @@ async def test_calls_use_the_same_regions_one_after_the_other(echo: Echo, endpoi
     assert not any(exists(name) for name in names)
 
 
-async def test_an_answer_stays_as_it_is_while_it_is_needed(echo: Echo, endpoint: str) -> None:
+async def test_a_referenced_answer_stays_unchanged(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         kept = [await ask(connection, float(value)) for value in range(12)]
@@ -199,7 +199,7 @@ async def test_an_answer_stays_as_it_is_while_it_is_needed(echo: Echo, endpoint:
     np.testing.assert_array_equal(kept[3], row(3.0))  # also without the connection
 
 
-async def test_calls_at_the_same_time_have_regions_of_their_own(echo: Echo, endpoint: str) -> None:
+async def test_concurrent_calls_have_their_own_regions(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         for _ in range(10):
@@ -207,7 +207,7 @@ async def test_calls_at_the_same_time_have_regions_of_their_own(echo: Echo, endp
 
 
 @pytest.mark.parametrize("way", ["cancelled", pytest.param("late", marks=pytest.mark.slow)])
-async def test_a_region_that_may_still_be_written_is_not_used_again(
+async def test_a_region_that_may_still_be_written_is_not_reused(
     echo: Echo, endpoint: str, way: str
 ) -> None:
     async with connected(endpoint) as connection:
@@ -239,7 +239,7 @@ async def test_a_region_that_may_still_be_written_is_not_used_again(
     assert not any(exists(name) for name in lost)
 
 
-async def test_a_request_that_cannot_be_written_takes_no_region(echo: Echo, endpoint: str) -> None:
+async def test_a_request_that_cannot_be_encoded_takes_no_region(echo: Echo, endpoint: str) -> None:
     wrong: Any = {"x": None}
     async with connected(endpoint) as connection:
         await warm(connection, echo)
@@ -251,7 +251,7 @@ async def test_a_request_that_cannot_be_written_takes_no_region(echo: Echo, endp
         connection.regions.give_back(lease)
 
 
-async def test_a_server_that_has_forgotten_is_asked_again(echo: Echo, endpoint: str) -> None:
+async def test_forgotten_regions_are_registered_again(echo: Echo, endpoint: str) -> None:
     async with connected(endpoint) as connection:
         await warm(connection, echo)
         before = set(echo.regions)
@@ -263,7 +263,7 @@ async def test_a_server_that_has_forgotten_is_asked_again(echo: Echo, endpoint: 
         await until(lambda: not any(exists(name) for name in before))
 
 
-async def test_a_server_that_refuses_gets_messages(
+async def test_a_server_without_regions_gets_messages(
     echo: Echo, endpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     echo.refuses = True
@@ -297,7 +297,7 @@ async def test_small_tensors_stay_in_the_message(echo: Echo, endpoint: str) -> N
             assert not echo.shared[-1][0]
 
 
-async def test_what_others_have_left_with_the_server_goes(echo: Echo, endpoint: str) -> None:
+async def test_regions_left_by_others_are_unregistered(echo: Echo, endpoint: str) -> None:
     gone, theirs = "headrace-1-" + "0" * 24, "headrace-frames"
     echo.regions = {gone: f"/{gone}", theirs: f"/{theirs}"}
     async with connected(endpoint) as connection:

@@ -38,7 +38,7 @@ def test_large_inputs_of_a_fixed_item_size() -> None:
     assert large_inputs(RemoteRequest(inputs, [], {})) == {"large": THRESHOLD, "halves": THRESHOLD}
 
 
-def test_outputs_whose_size_is_known() -> None:
+def test_outputs_of_known_size() -> None:
     specs = (
         TensorSpec("row", Datatype.FP32, (WIDTH // 2,)),
         TensorSpec("variable", Datatype.FP32, (WIDTH, -1)),
@@ -66,7 +66,7 @@ def test_places_do_not_overlap(sizes: list[int]) -> None:
     assert end == needed(named)
 
 
-def test_parts_are_written_behind_one_another() -> None:
+def test_parts_are_written_in_sequence() -> None:
     turned = np.arange(6, dtype=np.int16).reshape(3, 2).T
     inputs = [given_as("a", turned, turned[:1] + 10), given_as("b", turned), given_as("c", turned)]
     sizes = {"a": 18, "b": 12}

@@ -35,7 +35,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_it_is_there_under_its_name_until_it_is_disposed_of() -> None:
+def test_a_region_exists_under_its_name_until_disposal() -> None:
     region = SharedRegion(SIZE)
     path = FOLDER / region.name
     try:
@@ -54,14 +54,14 @@ def test_it_is_there_under_its_name_until_it_is_disposed_of() -> None:
     assert bytes(region.memory[5:8]) == b"abc"
 
 
-def test_there_may_be_no_room() -> None:
+def test_full_shared_memory() -> None:
     before = set(FOLDER.iterdir())
     with pytest.raises(OSError, match=r"space|large|memory"):
         SharedRegion(1 << 62)
     assert not {path for path in set(FOLDER.iterdir()) - before if str(os.getpid()) in path.name}
 
 
-def test_what_a_killed_process_has_left_is_removed_and_nothing_else() -> None:
+def test_only_leftovers_of_killed_processes_are_removed() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
     )
@@ -134,7 +134,7 @@ def test_one_region_is_wanted_at_a_time(pool: RegionPool[Piece]) -> None:
     assert again.region is piece
 
 
-def test_what_is_held_is_used_again_when_nobody_needs_it(pool: RegionPool[Piece]) -> None:
+def test_free_regions_are_reused(pool: RegionPool[Piece]) -> None:
     lease, user = taken(pool), User()
     pool.hold(lease, user)
     assert pool.take(1, 0.0) is None
@@ -144,7 +144,7 @@ def test_what_is_held_is_used_again_when_nobody_needs_it(pool: RegionPool[Piece]
     assert again.region is lease.region
 
 
-def test_what_is_retired_is_due_after_a_while_and_counts_until_then(
+def test_retired_regions_count_until_due(
     pool: RegionPool[Piece],
 ) -> None:
     leases = [taken(pool) for _ in range(4)]
@@ -160,7 +160,7 @@ def test_what_is_retired_is_due_after_a_while_and_counts_until_then(
     assert list(pool.wanted) == [SMALLEST]
 
 
-def test_after_a_lost_connection_nothing_is_used_again(pool: RegionPool[Piece]) -> None:
+def test_after_a_lost_connection_no_region_is_reused(pool: RegionPool[Piece]) -> None:
     idle, lent, held = (taken(pool) for _ in range(3))
     user = User()
     pool.hold(held, user)
@@ -201,14 +201,14 @@ def test_a_server_that_refuses_is_asked_again_after_a_new_connection(
     assert pool.due(1.0) is piece
 
 
-def test_what_could_not_be_made_does_not_count(pool: RegionPool[Piece]) -> None:
+def test_failed_regions_do_not_count(pool: RegionPool[Piece]) -> None:
     for _ in range(9):
         assert pool.take(1, 0.0) is None
         pool.made(pool.wanted.popleft(), None, 0, 0.0)
     assert taken(pool).region.size == SMALLEST
 
 
-def test_what_cannot_be_told_is_due_later(pool: RegionPool[Piece]) -> None:
+def test_unsent_unregistrations_are_due_later(pool: RegionPool[Piece]) -> None:
     pool.give_back(taken(pool), 0.0)
     pool.renew(1.0)
     pool.postpone(6.0)
@@ -216,7 +216,7 @@ def test_what_cannot_be_told_is_due_later(pool: RegionPool[Piece]) -> None:
     assert pool.due(6.0) is not None
 
 
-def test_in_the_end_the_server_is_told_of_what_it_needs_no_more(pool: RegionPool[Piece]) -> None:
+def test_at_the_end_regions_are_unregistered(pool: RegionPool[Piece]) -> None:
     idle, lent, held, retired = (taken(pool) for _ in range(4))
     user = User()
     pool.give_back(idle, 0.0)
