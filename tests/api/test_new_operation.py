@@ -14,7 +14,9 @@ from headrace.api.handlers import HANDLERS, Handler, unary_handlers
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
 from headrace.client import ConnectionFailed
-from headrace.client.blocking import Client
+from headrace.client.address import Address
+from headrace.client.grpc import GrpcTransport
+from headrace.client.http import HttpTransport
 from headrace.core.errors import InvalidRequest
 from headrace.doors.grpc.call import Handlers, labels
 from headrace.doors.grpc.services import restricted
@@ -96,19 +98,26 @@ def test_the_operation_is_in_the_openapi_document() -> None:
         assert described["components"]["schemas"][named]["properties"].keys() == {"name", "version"}
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_the_client_has_the_operation(scheme: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+@pytest.mark.parametrize(("scheme", "transport"), [
+    ("http", HttpTransport), ("grpc", GrpcTransport),
+])  # fmt: skip
+def test_the_client_has_the_operation(
+    scheme: str, transport: type[HttpTransport | GrpcTransport]
+) -> None:
+    async def ask(url: str) -> object:
+        client = transport(Address.parse(url), {}, None)
+        return await client.ask(ECHO, {"version": "1"}, {"name": "a/b"}, 0.5)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-        with Client(url, timeout=0.5, operations=TABLE) as client, ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(client.document, "Echo", {"version": "1"}, name="a/b")
-            connection, _ = listener.accept()
-            with connection:
-                assert (b"POST /v2/echo/a%2Fb " if scheme == "http" else b"PRI ") in (
-                    connection.recv(4096)
-                )
-            with pytest.raises(ConnectionFailed):
-                asked.result()
+        asked = pool.submit(asyncio.run, ask(url))
+        connection, _ = listener.accept()
+        with connection:
+            assert (b"POST /v2/echo/a%2Fb " if scheme == "http" else b"PRI ") in (
+                connection.recv(4096)
+            )
+        with pytest.raises(ConnectionFailed):
+            asked.result()
 
 
 def test_the_protocol_page_lists_the_operation() -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from headrace.api.operations import OPERATIONS, Document, Operation
+from headrace.api.operations import NAMED, Document
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.errors import (
     AnswerError,
@@ -50,7 +50,7 @@ class AsyncClient:
     def __init__(
         self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
         timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0, operations: Sequence[Operation] = OPERATIONS,
+        connect_retries: int = 0,
     ) -> None:  # fmt: skip
         """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
 
@@ -65,7 +65,6 @@ class AsyncClient:
         self._timeout = timeout
         self._tls = ssl_context
         self._retries = connect_retries
-        self._operations = {operation.name: operation for operation in operations}
         self._transport: HttpTransport | GrpcTransport | None = None
         self._signatures: dict[tuple[str, str], Signature] = {}
 
@@ -250,7 +249,7 @@ class AsyncClient:
         `given` is the request's document, None for none, and `parts` are the path's parameters;
         empty ones are left out. Over gRPC, documents are the JSON form of the messages.
         """
-        found, seconds = self._operations[operation], self._seconds(timeout)
+        found, seconds = NAMED[operation], self._seconds(timeout)
         return await self._retried(lambda: self._open().ask(found, given, parts, seconds))
 
     async def document(
@@ -300,10 +299,10 @@ class AsyncClient:
         if address.grpc:
             from headrace.client.grpc import GrpcTransport
 
-            return GrpcTransport(address, self._headers, tls, self._operations)
+            return GrpcTransport(address, self._headers, tls)
         from headrace.client.http import HttpTransport
 
-        return HttpTransport(address, self._headers, tls, self._operations)
+        return HttpTransport(address, self._headers, tls)
 
     async def _retried(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, and again while no connection can be made."""

@@ -10,13 +10,12 @@ pump and a second set of timeouts. The cost is a thread switch each way: a small
 import asyncio
 import ssl
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError
 from functools import wraps
 from threading import Thread, current_thread
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from headrace.api.operations import OPERATIONS, Operation
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel
 from headrace.client.errors import ConnectionFailed
@@ -81,12 +80,12 @@ class Client:
     def __init__(
         self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
         timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0, operations: Sequence[Operation] = OPERATIONS,
+        connect_retries: int = 0,
     ) -> None:  # fmt: skip
         """Create a client; the options are those of `AsyncClient`."""
         self._asynchronous = AsyncClient(
             url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
-            connect_retries=connect_retries, operations=operations,
+            connect_retries=connect_retries,
         )  # fmt: skip
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(

@@ -9,7 +9,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from headrace.api.operations import Document, Operation
+from headrace.api.operations import NAMED, Document, Operation
 from headrace.client.address import Address
 from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
 from headrace.client.transport import (
@@ -51,7 +51,6 @@ class GrpcTransport:
         address: Address,
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
-        operations: Mapping[str, Operation],
     ) -> None:
         """`headers` are sent with every call as metadata. Raises `InputError` as over HTTP."""
         if tls is not None:
@@ -59,7 +58,6 @@ class GrpcTransport:
         header_text(headers)  # validates metadata, too
         endpoint = endpoint_of(address)
         self._address = address
-        self._operations = operations
         self._channel = Channel(endpoint, tls, receive_buffer(), MAX_MESSAGE)
         self._heads = RequestHeads(endpoint, list(headers.items()))
         self._messages: dict[tuple[str, str], RemoteMessages] = {}
@@ -89,14 +87,14 @@ class GrpcTransport:
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
-        operation = self._operations["ModelInfer"]
+        operation = NAMED["ModelInfer"]
         return self._response(await self._ask(operation, self._message(request), seconds))
 
     async def stream(
         self, request: InferRequest, signature: Signature, seconds: float
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
-        head = self._heads.head(self._operations["ModelStreamInfer"].procedure.encode())
+        head = self._heads.head(NAMED["ModelStreamInfer"].procedure.encode())
         begun = asyncio.get_running_loop().time()
         call = _Stream(head, self._message(request), begun, 0, MAX_MESSAGE)
         responses: Responses[Buffer] = Responses(call.hold, seconds, late(self._address, seconds))

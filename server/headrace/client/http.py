@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from headrace.api.operations import Document, Operation, Route
+from headrace.api.operations import NAMED, Document, Operation, Route
 from headrace.client.address import Address
 from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
 from headrace.client.transport import (
@@ -59,13 +59,11 @@ class HttpTransport:
         address: Address,
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
-        operations: Mapping[str, Operation],
     ) -> None:
         """`headers` are sent with every request. Raises `InputError` for an invalid one."""
         common = {"host": address.authority, "user-agent": "headrace"}
         self._common = header_text(common | dict(headers))
         self._address = address
-        self._operations = operations
         self._pool = HttpPool(endpoint_of(address), tls)
         self._writer = RequestWriter(binary=True)
 
@@ -136,7 +134,7 @@ class HttpTransport:
         await self._pool.close()
 
     def _operation_path(self, operation: str, model: str, version: str) -> str:
-        route = self._operations[operation].routes[0]
+        route = NAMED[operation].routes[0]
         return self._path(route, {"name": model, "version": version})
 
     def _path(self, route: Route, parts: Mapping[str, str]) -> str:
