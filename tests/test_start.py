@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from headrace.core import plugins
 from tests.support.grpc_client import GrpcClient
 from tests.support.server_process import ServerProcess, onnx_examples
 
@@ -81,10 +82,11 @@ def test_a_server_is_private_before_numeric_libraries_start_threads() -> None:
 def test_imports_of_small_processes() -> None:
     """Commands, those with JSON output, front ends, and workers without coroutines."""
     front_end = LIBRARIES - {"google.protobuf", "numpy", "uvicorn"} | PARTS | FRAMEWORK
+    commands = [target.partition(":")[0] for target in plugins.OWN[plugins.COMMANDS].values()]
     worker = LIBRARIES - {"numpy"} | SLOW | {"dataclasses", "subprocess"}
     for program, unused in (
         ("import headrace.cli", LIBRARIES | SLOW),
-        ("import headrace.plugins.commands.models", LIBRARIES),
+        (f"import {', '.join(commands)}", LIBRARIES),
         ("import headrace.plugins.frontends.process", front_end | {"headrace.engine.engine"}),
         ("import headrace.workers.main, headrace.plugins.functions", worker),
     ):

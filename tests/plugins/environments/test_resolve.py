@@ -14,8 +14,9 @@ import pytest
 from headrace.core.errors import InvalidOption, LoadFailed
 from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.placement.worker.environment import Environment, environment_of
+from headrace.plugins.environments.cache import cache_of
 from headrace.plugins.environments.interpreters import choose, probe
-from headrace.plugins.environments.resolve import Packages, Ready, cache_of, demand_of
+from headrace.plugins.environments.resolve import Packages, Ready, demand_of
 from tests.models.environments import write_wheelhouse
 from tests.models.python_models import IDENTITY, write_python_model
 from tests.support.wheels import write_wheel
@@ -298,7 +299,7 @@ def test_a_changed_file_means_another_environment(spec: LoadSpec) -> None:
     second = environment_of(spec)
     assert second.prefix != first.prefix
     assert ask(second, "__import__('flavour').VERSION") == "2.0"
-    assert len(list(cache_of(spec.environments).entries())) == 2
+    assert len(list(cache_of(spec.environments.cache).entries())) == 2
 
 
 @pytest.mark.slow

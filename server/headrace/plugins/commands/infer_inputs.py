@@ -59,7 +59,6 @@ def random(
 # --- images
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-LAYOUTS = ("HWC", "CHW", "HW")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 

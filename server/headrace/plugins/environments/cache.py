@@ -282,6 +282,11 @@ def _size(path: Path) -> int:
     )
 
 
+def cache_of(root: str, limit: int = 0) -> EnvironmentCache:
+    """The cache in a directory, or in the default one for ""; raises `LoadFailed`."""
+    return EnvironmentCache(Path(root).absolute() if root else default_root(os.environ), limit)
+
+
 def default_root(environment: Mapping[str, str]) -> Path:
     """The default directory of environments; raises `LoadFailed`."""
     base = Path(environment.get("XDG_CACHE_HOME") or "")

@@ -19,14 +19,12 @@ from headrace.cli.command import (
 )
 from headrace.cli.text import size
 from headrace.core.errors import RepositoryError
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
 from headrace.observability.logs import Logs, LogSettings
-from headrace.placement.worker.environment import environment_of
-from headrace.plugins.environments.cache import Entry
-from headrace.plugins.environments.resolve import cache_of
+from headrace.plugins.environments.cache import Entry, EnvironmentCache, cache_of
 from headrace.settings import ENVIRONMENT_OPTIONS
 
 if TYPE_CHECKING:
+    from headrace.core.model_spec import EnvironmentOptions, LoadSpec
     from headrace.repository.layout import ModelSource
 
 _UNUSED_DAYS = 30
@@ -35,16 +33,16 @@ _SHOWN = 60  # characters shown of an environment's requirements
 
 
 def _run(given: argparse.Namespace) -> int:
-    options = shared_settings(given, ENVIRONMENT_OPTIONS).environments
+    settings = shared_settings(given, ENVIRONMENT_OPTIONS)
     Logs(LogSettings())
     try:
         match given.action:
             case "build":
-                return _build(given.paths, options)
+                return _build(given.paths, settings.environments)
             case "list":
-                return _list(options)
+                return _list(cache_of(settings.environment_cache))
             case _:
-                return _prune(options, given.unused_days)
+                return _prune(cache_of(settings.environment_cache), given.unused_days)
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILURE
@@ -52,9 +50,10 @@ def _run(given: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
-def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
+def _build(given: Sequence[str], options: "EnvironmentOptions") -> int:
     """Build the environments for models of repositories and files; raises `RepositoryError`."""
-    # Imported late: the other actions do not need ONNX Runtime.
+    # Imported late: the other actions need neither numpy nor ONNX Runtime.
+    from headrace.placement.worker.environment import environment_of
     from headrace.repository.layout import find_sources
 
     paths = [Path(path) for path in given]
@@ -77,7 +76,7 @@ def _build(given: Sequence[str], options: EnvironmentOptions) -> int:
     return 1 if failed else 0
 
 
-def _specs(source: "ModelSource", options: EnvironmentOptions) -> Iterator[LoadSpec]:
+def _specs(source: "ModelSource", options: "EnvironmentOptions") -> "Iterator[LoadSpec]":
     """One instance of each served version, if the model runs in processes of its own."""
     from headrace.engine.opening import LoadOptions, open_model
     from headrace.placement.backend import load_backends
@@ -96,16 +95,16 @@ def _specs(source: "ModelSource", options: EnvironmentOptions) -> Iterator[LoadS
         yield replace(spec, path=source.file or spec.path, environments=options)
 
 
-def _list(options: EnvironmentOptions) -> int:
+def _list(cache: EnvironmentCache) -> int:
     now = time.time()
-    for entry in cache_of(options).entries():
+    for entry in cache.entries():
         print(_row(entry, now))
     return 0
 
 
-def _prune(options: EnvironmentOptions, unused_days: float) -> int:
+def _prune(cache: EnvironmentCache, unused_days: float) -> int:
     now = time.time()
-    removed, kept = cache_of(options).prune(now - unused_days * _DAY)
+    removed, kept = cache.prune(now - unused_days * _DAY)
     for word, entries in (("removed", removed), ("in use ", kept)):
         for entry in entries:
             print(f"{word}  {_row(entry, now)}")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.core.errors import InvalidOption, LoadFailed
-from headrace.core.model_spec import EnvironmentOptions, LoadSpec
+from headrace.core.model_spec import LoadSpec
 from headrace.placement.worker.environment import Environment
 from headrace.plugins.environments.build import (
     UNFIT,
@@ -36,8 +36,7 @@ from headrace.plugins.environments.build import (
 from headrace.plugins.environments.cache import (
     CANNOT_BE_BUILT,
     Built,
-    EnvironmentCache,
-    default_root,
+    cache_of,
     key_of,
 )
 from headrace.plugins.environments.interpreters import Interpreter, choose, own, probe, satisfies
@@ -166,13 +165,6 @@ def _provided(spec: LoadSpec, demand: Packages | Ready) -> Environment:
     return _cached(spec, packages_plan(spec, demand.requirements, interpreter))
 
 
-def cache_of(options: EnvironmentOptions) -> EnvironmentCache:
-    """The cache of a server with these options; raises `LoadFailed`."""
-    given = options.cache
-    root = Path(given).absolute() if given else default_root(os.environ)
-    return EnvironmentCache(root, options.cache_bytes)
-
-
 def _ready(spec: LoadSpec, path: Path) -> Environment:
     try:
         if path.is_dir():
@@ -197,7 +189,7 @@ def _cached(spec: LoadSpec, plan: Plan) -> Environment:
 
     # A concurrent build may take its whole time limit, and start only now.
     patience = spec.environments.build_secs + 60.0
-    cache = cache_of(spec.environments)
+    cache = cache_of(spec.environments.cache, spec.environments.cache_bytes)
     hold = cache.acquire(plan.key, spec.model, build, patience)
     if hold.entry.numpy not in ("", plan.numpy):  # linked to that of another server
         hold = cache.acquire(key_of([plan.key, plan.numpy]), spec.model, build, patience)
