@@ -1,6 +1,8 @@
 """The package of docs/extending.md is found by the server and serves."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -42,14 +44,12 @@ def build(root: Path) -> None:
 
 
 def write_models(root: Path) -> None:
-    """A plain model, a rounded one, and one whose stage refuses its parameter."""
-    for name, decimals in (("exact", ""), ("rounded", "1"), ("wrong", "few")):
-        (root / name / "1").mkdir(parents=True)
-        np.savez(root / name / "1" / "model.npz", weights=WEIGHTS, bias=BIAS)
-        if decimals:
-            (root / name / "config.pbtxt").write_text(
-                f'parameters {{ key: "decimals" value {{ string_value: "{decimals}" }} }}\n'
-            )
+    """The models of the page, and one whose stage refuses its parameter."""
+    subprocess.run([sys.executable, "-c", blocks(PAGE, "py")[0]], cwd=root, check=True)
+    wrong = root / "models" / "wrong"
+    shutil.copytree(root / "models" / "rounded", wrong)
+    config = wrong / "config.pbtxt"
+    config.write_text(config.read_text().replace('"1"', '"few"'))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def server(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     write_models(models)
     options = ("--exit-on-error=false", "--strict-readiness=false")
     environment = {"PYTHONPATH": str(packages)}
-    with ServerProcess(models, options=options, environment=environment) as running:
+    with ServerProcess(models / "models", options=options, environment=environment) as running:
         yield running
 
 
@@ -89,6 +89,13 @@ def test_the_backend_and_the_stage_serve(
     if decimals is not None:
         expected = np.round(expected, decimals)
     np.testing.assert_allclose(np.reshape(output["data"], (3, 2)), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_request_of_the_page(server: ServerProcess) -> None:
+    command = blocks(PAGE, "sh")[-1].replace("localhost:8000", server.http)
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
+    assert json.loads(ran.stdout) == json.loads(blocks(PAGE, "json")[0])
 
 
 def test_the_models_configuration_is_completed(server: ServerProcess) -> None:

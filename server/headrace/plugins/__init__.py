@@ -1,1 +1,5 @@
-"""Plugins of the server itself: optional features, each a folder registered like any plugin."""
+"""Optional features of the server itself, each a folder or module found by its name.
+
+No module imports a plugin by a statement: `core/plugins.py` lists them, in the groups that other
+packages can add to as well, and as parts of the server.
+"""
