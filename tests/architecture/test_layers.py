@@ -48,8 +48,8 @@ LAYERS = {
 }
 # Which parts may import what, of the libraries that shape what imports them.
 LIBRARIES = {
-    "fastapi": set(),
-    "starlette": set(),
+    "fastapi": {"doors.http", "doors.grpc", "plugins.openapi", "composition"},
+    "starlette": {"doors.http", "doors.grpc", "doors.clients", "plugins.frontends", "composition"},
     "uvicorn": {"doors.http", "doors.grpc", "composition"},
     "grpc": {"plugins.grpcio"},
     "onnxruntime": {"placement"},

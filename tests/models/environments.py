@@ -29,7 +29,7 @@ TELLING = """
                 "flavour": flavour.VERSION, "prefix": sys.prefix, "numpy": version("numpy"),
                 "python": sys.version_info[:2], "path": os.environ["PATH"].split(":")[0],
                 "seen": sorted(name for name in os.environ if name.startswith("PIP_")),
-                "isolated": not any("uvicorn" in os.listdir(p) for p in sys.path if os.path.isdir(p)),
+                "isolated": not any("fastapi" in os.listdir(p) for p in sys.path if os.path.isdir(p)),
             }
             answer = np.array([json.dumps(told)], object)
             return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", answer)]) for _ in requests]

@@ -22,7 +22,7 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _OTHER = "other"
 _SAFE = frozenset({"GET", "HEAD"})
-_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 class Category(StrEnum):
@@ -69,11 +69,9 @@ class Route:
         return _forms(self.path)
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The parameters in a path; None if the path is another route's."""
-        for form in (self.path, *self.also):
-            if (found := _pattern(form).fullmatch(path)) is not None:
-                return {n: text for n, text in found.groupdict().items() if text is not None}
-        return None
+        """The parameters in a path, without empty ones; None if the path is another route's."""
+        found = _pattern(self.path).fullmatch(path)
+        return found and {name: text for name, text in found.groupdict().items() if text}
 
     def status(self, document: Mapping[str, object]) -> int:
         """The status of an answer with this document."""
@@ -130,7 +128,7 @@ class Operation:
 
 def parameters(path: str) -> list[str]:
     """The names of the parameters in a path."""
-    return [name for name, _ in _PARAMETER.findall(path)]
+    return _PARAMETER.findall(path)
 
 
 def _forms(path: str) -> list[str]:
@@ -145,12 +143,10 @@ def _forms(path: str) -> list[str]:
 def _pattern(path: str) -> re.Pattern[str]:
     """The pattern of a route's forms; versions are numbers."""
     path = path.replace("[", "(?:").replace("]", ")?")
-
-    def value(found: re.Match[str]) -> str:
-        kind = ".*" if found[2] else "[0-9]+" if found[1] == "version" else "[^/]+"
-        return f"(?P<{found[1]}>{kind})"
-
-    return re.compile(_PARAMETER.sub(value, path), re.DOTALL)
+    values = {"version": "[0-9]+"}
+    return re.compile(
+        _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{values.get(found[1], '[^/]+')})", path)
+    )
 
 
 _C = Category

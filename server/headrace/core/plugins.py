@@ -29,7 +29,7 @@ COMMANDS = "headrace.commands"  # a `headrace.cli.command.Command`, named like i
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options.UpstreamProtocol`
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
-PAGES = "headrace.pages"  # makes a `headrace.doors.http.infer.Route`, see `create_app`
+PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
 
 _LOADERS = "headrace.plugins.loaders.backend"
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -62,7 +62,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
-    PAGES: {"openapi": "headrace.plugins.openapi:Pages"},
+    PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
 }
 PARTS: Mapping[str, str] = {
     # makes a `headrace.engine.shared_memory.Open`

@@ -4,13 +4,15 @@ import asyncio
 import socket
 from dataclasses import dataclass
 
+from starlette.types import ASGIApp
+
 from headrace.api.header_rules import HeaderRules
 from headrace.core import plugins
 from headrace.doors.grpc.call import Handlers, Server
 from headrace.doors.grpc.native.server import NativeServer
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.doors.http.infer import CountedApp
-from headrace.doors.http.protocol import ASGIApp, BoundedProtocol
+from headrace.doors.http.protocol import BoundedProtocol
 from headrace.doors.http.server import HttpServer, fast_protocol
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from headrace.api.handlers import unary_handlers
 from headrace.core import plugins
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
 from headrace.doors.grpc.services import all_handlers
-from headrace.doors.http.app import MetricsRoute, Scrape, create_app
 from headrace.doors.http.generate import inference_routes
-from headrace.doors.http.infer import Application, CountedApp
+from headrace.doors.http.infer import CountedApp
+from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer, bind, reserve
 from headrace.engine.engine import Engine
 from headrace.observability.machine import Machine
@@ -97,8 +99,7 @@ class ServerDoors:
     def _open_http(self) -> int:
         engine, config = self._engine, self._http_config()
         limit, rules = self._settings.max_request_bytes, config.rules
-        inference = inference_routes(engine, limit, rules)
-        app = create_app(engine, limit, rules, inference=inference)
+        app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
         return self._clients.open_http(config, self._listen("HTTP"), app, engine)
 
     async def _open_grpc(self) -> int:
@@ -118,17 +119,25 @@ class ServerDoors:
         interval = settings.metrics_interval_ms / 1000
         machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
 
-        def build() -> Scrape:
+        def build() -> ASGIApp:
             # Imports prometheus_client: 20 ms and 4 MB.
-            from headrace.engine.metrics import ServerCollector, process_registry, scrape
+            from headrace.doors.http.routes import create_metrics_app
+            from headrace.engine.metrics import (
+                CONTENT_TYPE,
+                ServerCollector,
+                process_registry,
+                scrape,
+            )
 
             collector = ServerCollector(engine, machine, settings.metrics, self._gpus)
             process = process_registry()
-            return lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+            return create_metrics_app(
+                lambda: scrape(collector, process, engine.model_metrics.plain_counters),
+                CONTENT_TYPE,
+            )
 
-        app = Application([MetricsRoute(build)])
         self._metrics = server = HttpServer(
-            app, self._listen("metrics"), settings.http_keep_alive_secs,
+            LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
         )  # fmt: skip
         server.start()
@@ -163,7 +172,7 @@ class ServerDoors:
         if settings.allow_grpc:
             grpc = replace(self._grpc_config(), port=self._keep("gRPC"))
         app = CountedApp(
-            create_app(engine, limit, settings.http_rules), engine.admission.answers, False
+            late_app(engine, limit, settings.http_rules), engine.admission.answers, False
         )
         make = plugins.part("frontends")
         self._supervisor = make(

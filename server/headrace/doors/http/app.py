@@ -1,4 +1,4 @@
-"""The application of the HTTP door: routes, of which the first that claims a request answers it.
+"""The HTTP routes of the table of operations, except inference: a FastAPI application.
 
 Two checks need only a request's head: the header required by the operation's category, and, for a
 route that changes models or settings, the origin of a browser's request. A client that disconnects
@@ -7,34 +7,40 @@ before its request is complete is no error.
 
 import asyncio
 import difflib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
 import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from headrace import __version__
 from headrace.api.handlers import HANDLERS, Handler, answer_json
-from headrace.api.header_rules import NO_RULES, HeaderRules
-from headrace.api.operations import OPERATIONS, Category, Operation
-from headrace.api.operations import Route as OperationRoute
+from headrace.api.header_rules import NO_RULES, HeaderRules, Key
+from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core import plugins
-from headrace.core.errors import InvalidRequest, PayloadTooLarge
-from headrace.doors.http.exchange import JSON, Answer
+from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from headrace.doors.http.head import check_key
-from headrace.doors.http.infer import Application, Route, not_allowed, received, send_answer
-from headrace.doors.http.protocol import ACCOUNT, OPERATION, Receive, Scope, Send
+from headrace.doors.http.protocol import ACCOUNT, OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.protocol.compression import too_large
 from headrace.protocol.json_text import refuse_without_memory
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 from headrace.protocol.v2_json import error_body
 
-Scrape = Callable[[], Awaitable[bytes]]
-_EXPOSITION = b"; version=0.0.4; charset=utf-8"  # Prometheus' text format
+log = logging.getLogger(__name__)
 
+_JSON = "application/json"
+_HTML = "text/html; charset=utf-8"
 _NO_ROUTE = "Not Found: /docs describes all paths"
 _BODY_LIMIT = 1 << 20  # bytes of a body, unless it is large
 _ALWAYS = 64 << 10  # bytes of a body that are accepted even if the server is full
@@ -47,142 +53,100 @@ def create_app(
     rules: HeaderRules = NO_RULES,
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
-    inference: Sequence[Route] = (),
-) -> Application:
-    """The application for `engine`, with these header rules.
+) -> FastAPI:
+    """The application for `engine`, with these header rules; see `LateApp`."""
+    app = FastAPI(
+        title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
+        redoc_url=None, openapi_url=None,
+    )  # fmt: skip
+    served = _Operations(engine, max_request_bytes, rules)
+    for operation in operations:
+        if operation.in_door:
+            continue
+        for route in operation.routes:
+            answer = served.endpoint(operation, route, handlers[operation.name])
+            for path in (*route.forms, *route.also):
+                # Some load balancers probe with HEAD.
+                for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
+                    key = served.keys.get(operation.category) if operation.category else None
+                    app.routes.append(_OperationRoute(path, answer, method, operation, key))
+    _add_errors(app)
+    for add in plugins.load(plugins.PAGES, lambda add: add).values():
+        add(app, engine, rules, operations)
+    return app
 
-    `inference` are the routes of inference, unless other processes have them.
-    """
-    table = OperationRoutes(engine, max_request_bytes, rules, operations, handlers)
 
-    def pages() -> Sequence[Route]:
-        made = plugins.load(plugins.PAGES, lambda make: make(engine, rules, operations))
-        return list(made.values())
-
-    return Application([*inference, table, OtherRoutes(pages)])
-
-
-class OperationRoutes:
-    """The routes of all operations that no door answers itself."""
+class _OperationRoute(APIRoute):
+    """A route of an operation, which checks the required header before the method."""
 
     def __init__(
         self,
-        engine: Engine,
-        max_request_bytes: int,
-        rules: HeaderRules,
-        operations: Sequence[Operation],
-        handlers: Mapping[str, Handler],
+        path: str,
+        answer: Callable[[Request], Awaitable[Response]],
+        method: str,
+        operation: Operation,
+        key: Key | None,
     ) -> None:
-        self._engine = engine
-        self._limit = max_request_bytes
-        self._keys = rules.keys()
-        self._origins = rules.allowed_origins()
-        self._table = [
-            (route, operation, handlers[operation.name])
-            for operation in operations
-            if not operation.in_door
-            for route in operation.routes
-        ]
-
-    def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
-        return any(route.match(path) is not None for route, *_ in self._table)
+        super().__init__(
+            path, answer, methods=[method], response_class=Response, include_in_schema=False
+        )
+        self._counted = operation.counted
+        self._key = key
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
-        method, path = scope["method"], scope["path"]
-        matching = [row for row in self._table if row[0].match(path) is not None]
-        route, operation, handler = next(
-            (row for row in matching if _takes(row[1], row[0], method)), matching[0]
-        )
-        scope[OPERATION] = operation.counted
-        if operation.category is not None:
-            check_key(self._keys.get(operation.category), scope["headers"])
-        if not _takes(operation, route, method):
-            await send_answer(send, not_allowed(route.method))
-            return
-        if route.changes:
-            self._origins.check(scope["headers"], scope["server"])
-        parts = route.match(path) or {}
-        if handler.check is not None:
-            handler.check(self._engine, parts)
-        body = await self._body(scope, receive, route, handler) if route.body else {}
-        found = await answer_json(self._engine, operation, handler, parts, body)
-        content, status = (
-            (b"", 200) if found is None else (orjson.dumps(found), route.status(found))
-        )
-        await send_answer(send, Answer(status, JSON, [content]))
+        """Handle a request (Starlette's interface); raises `Restricted`."""
+        scope[OPERATION] = self._counted
+        check_key(self._key, scope["headers"])
+        try:
+            await super().handle(scope, receive, send)
+        except ClientDisconnect:  # without an answer, which would be counted
+            log.debug("the client of %s left before its request was complete", scope["path"])
 
-    async def _body(
-        self, scope: Scope, receive: Receive, route: OperationRoute, handler: Handler
-    ) -> Any:
+
+def _is_probe(operation: Operation, route: Route) -> bool:
+    return operation.category is Category.HEALTH and route.method == "GET"
+
+
+class _Operations:
+    """Endpoints for the routes of operations."""
+
+    def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
+        self._engine = engine
+        self._limit = max_request_bytes
+        self.keys = rules.keys()
+        self._origins = rules.allowed_origins()
+
+    def endpoint(
+        self, operation: Operation, route: Route, handler: Handler
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of a route of an operation; raises `ServerError`."""
+
+        async def answer(request: Request) -> Response:
+            scope, parts = request.scope, request.path_params
+            if route.changes:
+                self._origins.check(scope["headers"], scope["server"])
+            if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
+                return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
+            if handler.check is not None:
+                handler.check(self._engine, parts)
+            body = await self._body(request, route, handler) if route.body else {}
+            found = await answer_json(self._engine, operation, handler, parts, body)
+            if found is None:
+                return Response(media_type=_JSON)
+            return Response(orjson.dumps(found), route.status(found), media_type=_JSON)
+
+        return answer
+
+    async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
         """Read the request's body and pass it through the handler's `read`."""
 
         def read() -> Any:
             return handler.read(parse_object(body))
 
-        account: Account = scope.get(ACCOUNT) or self._engine.admission
+        account: Account = request.scope.get(ACCOUNT) or self._engine.admission
         limit = self._limit if route.large else 0
-        async with whole_body(received(receive), account, limit) as body:
+        async with whole_body(request.stream(), account, limit) as body:
             return read() if len(body) < _LONG else await asyncio.to_thread(read)
-
-
-def _takes(operation: Operation, route: OperationRoute, method: str) -> bool:
-    """True if a route takes requests with this method: some load balancers probe with HEAD."""
-    probed = operation.category is Category.HEALTH and method == "HEAD"
-    return route.method == ("GET" if probed else method)
-
-
-class OtherRoutes:
-    """The pages of plugins, made by `pages` for the first request that needs them, and the 404."""
-
-    def __init__(self, pages: Callable[[], Sequence[Route]]) -> None:
-        self._make = pages
-
-    def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
-        return True
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
-        path: str = scope["path"]
-        for page in self._pages:
-            if page.claims(scope["method"], path):
-                await page.handle(scope, receive, send)
-                return
-        await send_answer(send, Answer(404, JSON, [error_body(_NO_ROUTE + hint(path))]))
-
-    @cached_property
-    def _pages(self) -> Sequence[Route]:
-        return self._make()
-
-
-class MetricsRoute:
-    """The metrics door: answers `GET /metrics` with the output of what `build` makes.
-
-    `build` is called on a thread by the first request: it imports prometheus_client.
-    """
-
-    def __init__(self, build: Callable[[], Scrape]) -> None:
-        self._build = build
-        self._scrape: Scrape | None = None
-
-    def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
-        return True
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
-        plain = b"content-type: text/plain%b\r\n"
-        if scope["path"].rstrip("/") != "/metrics":
-            answer = Answer(404, plain % b"", [b"metrics are at /metrics\n"])
-        elif scope["method"] != "GET":
-            answer = Answer(405, plain % b"", [b"only GET is possible here\n"])
-        else:
-            if self._scrape is None:
-                self._scrape = await asyncio.to_thread(self._build)
-            answer = Answer(200, plain % _EXPOSITION, [await self._scrape()])
-        await send_answer(send, answer)
 
 
 @asynccontextmanager
@@ -235,7 +199,33 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-# --- unknown paths
+# --- errors
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Return every error in the protocol's form, including the framework's own."""
+
+    @app.exception_handler(ServerError)
+    async def server_error(_: Request, error: ServerError) -> Response:
+        status = STATUS[type(error)]
+        seconds = retry_after(error)
+        retry = {"retry-after": str(seconds)} if seconds else None
+        return Response(error_body(str(error)), status.http, retry, _JSON)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        text = error.detail
+        if error.status_code == 404:
+            text = _NO_ROUTE + hint(request.url.path)
+        if allowed := (error.headers or {}).get("Allow"):
+            text += f": this path takes {allowed}"
+        return Response(error_body(text), error.status_code, error.headers, _JSON)
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("bug while answering %s", request.url.path, exc_info=error)
+        return Response(error_body(INTERNAL_TEXT), INTERNAL.http, media_type=_JSON)
+
 
 _ALIKE = 0.65  # similarity from which on a path is suggested
 _LONGEST = 100  # longest path that is compared with others

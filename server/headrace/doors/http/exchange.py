@@ -71,19 +71,6 @@ class Answer:
         return sum(map(len, self.buffers))
 
 
-def failure_answer(error: BaseException, path: str) -> Answer:
-    """The answer to a request for `path` that failed with `error`."""
-    if not isinstance(error, ServerError):
-        log.error("bug while answering %s", path, exc_info=error)
-        return Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)])
-    lines = JSON
-    if seconds := retry_after(error):
-        lines += b"retry-after: %d\r\n" % seconds
-    if isinstance(error, UnsupportedEncoding):
-        lines += b"accept-encoding: gzip, deflate\r\n"
-    return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
-
-
 class Exchange(Call):
     """An infer request in flight. After `open`, `close` must be called exactly once."""
 
@@ -266,18 +253,22 @@ class Exchange(Call):
 
     def failure(self, error: BaseException) -> Answer:
         """The answer to a request that failed with `error`."""
-        answer = failure_answer(error, self.head.path)
-        known = error if isinstance(error, ServerError) else ServerError()
-        answer.lines += _TIMING % server_timing(time_of(known))
-        if known is not error:
-            return answer
-        answer.lines += self.backend_line
+        if not isinstance(error, ServerError):
+            log.error("bug while answering %s", self.head.path, exc_info=error)
+            lines = JSON + _TIMING % server_timing(time_of(ServerError()))
+            return Answer(INTERNAL.http, lines, [error_body(INTERNAL_TEXT)])
+        lines = JSON + _TIMING % server_timing(time_of(error))
+        if seconds := retry_after(error):
+            lines += b"retry-after: %d\r\n" % seconds
+        if isinstance(error, UnsupportedEncoding):
+            lines += b"accept-encoding: gzip, deflate\r\n"
+        lines += self.backend_line
         # Sent at once, not after the body; the rest of the body is skipped. Only if it is too long,
         # or of unknown size, the connection is closed instead.
         length = self.head.length
         if not self._consumed and (length is None or length > self._limit):
-            answer.lines += CLOSE
-        return answer
+            lines += CLOSE
+        return Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
 
     def close(self) -> None:
         """Release the request's charge."""

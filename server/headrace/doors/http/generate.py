@@ -1,7 +1,8 @@
 """Generate requests: flat JSON in, and flat JSON or a stream of server-sent events out.
 
-Responses are encoded when they come and sent when the client reads. While it does not read, they
-are queued, and the model is asked to pause; when the client disconnects, the request is cancelled.
+A bare ASGI endpoint in front of the FastAPI application, like the infer route. Responses are
+encoded when they come and sent when the client reads. While it does not read, they are queued, and
+the model is asked to pause; when the client disconnects, the request is cancelled.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+
+from starlette.types import Receive, Scope, Send
 
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import NAMED, Category
@@ -28,7 +31,7 @@ from headrace.doors.http.infer import (
     send_head,
     watch_disconnect,
 )
-from headrace.doors.http.protocol import OPERATION, Receive, Scope, Send
+from headrace.doors.http.protocol import OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job, Workbench

@@ -1,44 +1,33 @@
-"""The plain infer route, and what routes have in common.
+"""The plain infer route: a bare ASGI endpoint over bytes, in front of the FastAPI application.
 
-Requests answered directly on the connection (`headrace.doors.http.fast`) never reach the route; it
-is their reference, and handles what they leave: chunked bodies, `Expect: 100-continue`, HTTP/1.0.
+It bypasses FastAPI's routing and dependency machinery. Requests answered directly on the connection
+(`headrace.doors.http.fast`) never reach it; it is their reference, and handles what they leave:
+chunked bodies, `Expect: 100-continue`, HTTP/1.0.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from headrace.api.header_rules import HeaderPattern, Key
 from headrace.api.operations import NAMED
-from headrace.core.errors import InvalidRequest, ServerExiting
+from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.doors.http.exchange import (
     CLOSE,
     JSON,
     Answer,
     Exchange,
-    failure_answer,
 )
 from headrace.doors.http.head import Head, check_key, head_of, told
-from headrace.doors.http.protocol import (
-    ACCOUNT,
-    GONE,
-    NAMES,
-    OPERATION,
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    log_access,
-)
+from headrace.doors.http.protocol import ACCOUNT, GONE, NAMES, OPERATION, log_access
 from headrace.engine.admission import Account
 from headrace.engine.doors import Entrance
 from headrace.observability.statistics import OTHER, Answers
+from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import error_body
-
-log = logging.getLogger(__name__)
 
 _WATCH_AFTER = 0.005  # seconds; most answers are ready before a client can disconnect
 
@@ -63,36 +52,13 @@ class _RouteCall(Exchange):
 
 
 class Route(Protocol):
-    """An ASGI endpoint for some paths."""
+    """A bare endpoint for some paths, in front of an application."""
 
     def claims(self, method: str, path: str) -> bool:
         """True if the route handles such requests."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request (ASGI); raises `ServerError`, and `Disconnected`."""
-
-
-class Application:
-    """An ASGI application: the first route that claims a request answers it; the last claims all.
-
-    A client that disconnects before its request is complete is no error.
-    """
-
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request (ASGI)."""
-        if scope["type"] != "http":
-            return
-        method, path = scope["method"], scope["path"]
-        try:
-            route = next(route for route in self._routes if route.claims(method, path))
-            await route.handle(scope, receive, send)
-        except Disconnected:  # without an answer, which would be counted
-            log.debug("the client of %s left before its request was complete", path)
-        except Exception as error:
-            await send_answer(send, failure_answer(error, path))
+        """Answer one request (ASGI). Never raises."""
 
 
 class PostRoute:
@@ -123,17 +89,19 @@ class PostRoute:
         assert found is not None, "a route that does not claim the path. This is a bug."
         parts, scope[OPERATION] = found
         headers = scope["headers"]
-        check_key(self._key, headers)
-        if scope["method"] != "POST":
-            await send_answer(send, not_allowed("POST"))
-            return
         try:
+            check_key(self._key, headers)
+            if scope["method"] != "POST":
+                text = "Method Not Allowed: this path takes POST"
+                await send_answer(send, Answer(405, JSON, [error_body(text)]))
+                return
             models = told(self._pattern, scope.get(NAMES) or headers)
             head = head_of(self._engine, scope["path"], parts, headers, models)
-        except InvalidRequest as error:
-            answer = failure_answer(error, scope["path"])
-            answer.lines += CLOSE
-            await send_answer(send, answer)
+        except (Restricted, InvalidRequest) as error:
+            lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")
+            await send_answer(
+                send, Answer(STATUS[type(error)].http, lines, [error_body(str(error))])
+            )
             return
         await self.post(head, scope, receive, send)
 
@@ -206,21 +174,15 @@ async def read_body(exchange: Exchange, receive: Receive) -> bytes:
     Raises `ServerError` and `Disconnected`.
     """
     pieces: list[bytes] = []
-    async for piece in received(receive):
-        exchange.grow(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-async def received(receive: Receive) -> AsyncIterator[bytes]:
-    """The pieces of a request's body; raises `Disconnected`."""
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        more = message.get("more_body", False)
-        yield message.get("body", b"")
+        piece: bytes = message.get("body", b"")
+        exchange.grow(len(piece))
+        if not message.get("more_body", False):
+            return b"".join([*pieces, piece]) if pieces else piece
+        pieces.append(piece)
 
 
 async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:
@@ -252,12 +214,6 @@ async def _first(future: "asyncio.Future[Answer]", receive: Receive) -> Answer:
         timer.cancel()
         for task in watch:
             task.cancel()
-
-
-def not_allowed(method: str) -> Answer:
-    """The answer to a request for a path that takes another `method`."""
-    text = f"Method Not Allowed: this path takes {method}"
-    return Answer(405, JSON + b"allow: %b\r\n" % method.encode(), [error_body(text)])
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

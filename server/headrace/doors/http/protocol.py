@@ -6,7 +6,7 @@ transport keeps unread answers for ever, even when it is to be closed.
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from math import inf
 from time import perf_counter
 from typing import Any, cast
@@ -20,13 +20,6 @@ from headrace.observability.statistics import OTHER
 from headrace.protocol.v2_json import error_body
 
 access = logging.getLogger("headrace.access")
-
-# The types of ASGI.
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # A server may ignore an upgrade request, which clients such as Java's send with every request. The
 # parser would accept it and end the request before its body.

@@ -10,6 +10,7 @@ from random import uniform
 from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from headrace.api.header_rules import NO_RULES, HeaderRules
@@ -17,7 +18,7 @@ from headrace.api.operations import Category
 from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.http.fast import FastProtocol
 from headrace.doors.http.head import Heads
-from headrace.doors.http.protocol import ASGIApp, BoundedProtocol
+from headrace.doors.http.protocol import BoundedProtocol
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
 

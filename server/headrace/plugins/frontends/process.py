@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import orjson
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
@@ -33,8 +34,8 @@ from headrace.doors.clients import ClientDoors
 from headrace.doors.grpc.call import Unary
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
-from headrace.doors.http.infer import Application, Disconnected
-from headrace.doors.http.protocol import OPERATION, Receive, Scope, Send
+from headrace.doors.http.infer import Disconnected, Route
+from headrace.doors.http.protocol import OPERATION
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN, Readiness
@@ -51,7 +52,8 @@ from headrace.plugins.frontends.link_infer import (
     read_error,
     read_numbers,
 )
-from headrace.protocol.status import INTERNAL_TEXT
+from headrace.protocol.status import INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.v2_json import error_body
 from headrace.workers.allocation import keep_memory
 from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
 
@@ -355,24 +357,33 @@ class RemoteEngine:
 _NO_BODY = b"0"  # the length of an empty body
 
 
-class ForwardingRoute:
-    """A route that forwards every request to the engine."""
+def forwarding_app(link: EngineSession, routes: Sequence[Route]) -> ASGIApp:
+    """An application that serves the routes, and forwards everything else to the engine."""
 
-    def __init__(self, link: EngineSession) -> None:
-        self._link = link
-
-    def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
-        return True
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        for route in routes:
+            if route.claims(scope["method"], scope["path"]):
+                await route.handle(scope, receive, send)
+                return
         scope[OPERATION] = ""  # counted by the engine's process
-        document, content = await self._link.call(_head(scope), pieces=_pieces(receive))
+        try:
+            document, content = await link.call(_head(scope), pieces=_pieces(receive))
+        except Disconnected:
+            return
+        except ServerError as error:
+            content = error_body(str(error))
+            json = [("content-type", "application/json"), ("content-length", str(len(content)))]
+            if seconds := retry_after(error):
+                json.append(("retry-after", str(seconds)))
+            document = {"status": STATUS[type(error)].http, "headers": json}
         headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in document["headers"]]
         start: dict[str, Any] = {"type": "http.response.start", "status": document["status"]}
         await send(start | {"headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+    return app
 
 
 def _head(scope: Scope) -> dict[str, object]:
@@ -428,8 +439,7 @@ async def _open(
     if (http := config.http) is not None:
         entrance = RemoteEngine(link, admission, Flag.HTTP)
         generate = RemoteEngine(link, admission, Flag.GENERATE)
-        inference = inference_routes(entrance, limit, http.rules, generate)
-        app = Application([*inference, ForwardingRoute(link)])
+        app = forwarding_app(link, inference_routes(entrance, limit, http.rules, generate))
         doors.open_http(http, bind(http.address, http.port, shared=True), app, entrance)
     if (grpc := config.grpc) is not None:
         unary = {path: forwarding_handler(link, path) for path in handed_on()}

@@ -16,12 +16,12 @@ from time import monotonic_ns
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import orjson
+from starlette.types import ASGIApp, Message, Receive
 
 from headrace.core.call import Call, InferResponse, Raw
 from headrace.core.errors import ServerError, Unsupported
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Unary
-from headrace.doors.http.protocol import ASGIApp, Message, Receive
 from headrace.engine.admission import Account, Held
 from headrace.engine.doors import (
     GIVE_UP_BYTES,

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from headrace.doors.grpc.call import Unary
-from headrace.doors.http.protocol import ASGIApp
 from headrace.engine.doors import Entrance
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings

@@ -1,52 +1,48 @@
 """Pages of the HTTP door: an overview at `/`, the OpenAPI document, and its page at `/docs`."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
+from fastapi import FastAPI, Request, Response
 
 from headrace import __version__
 from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import Category, Operation
-from headrace.doors.http.exchange import Answer
 from headrace.doors.http.head import opens
-from headrace.doors.http.infer import not_allowed, send_answer
-from headrace.doors.http.protocol import Receive, Scope, Send
 from headrace.engine.engine import Engine
 from headrace.plugins.openapi.document import document, loaded
 from headrace.plugins.openapi.html import render_docs, render_root
 
-_PATHS = ("/", "/docs", "/openapi.json")
+_JSON = "application/json"
+_HTML = "text/html; charset=utf-8"
 
 
-class Pages:
-    """The pages, as a `headrace.doors.http.infer.Route`; they show models as metadata do."""
+def add_pages(
+    app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
+) -> None:
+    """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
+    key = rules.keys().get(Category.METADATA)
 
-    def __init__(self, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]) -> None:
-        self._engine = engine
-        self._key = rules.keys().get(Category.METADATA)
-        self._operations = operations
+    async def described(
+        request: Request, write: Callable[[dict[str, Any]], bytes | str]
+    ) -> bytes | str:
+        """The output of `write`, made on a thread: there may be thousands of models."""
+        shown = key is None or opens(key, request.scope["headers"])
+        models = loaded(engine.versions()) if shown else ()
+        return await asyncio.to_thread(lambda: write(document(models, operations)))
 
-    def claims(self, method: str, path: str) -> bool:
-        """Implements `Route.claims`."""
-        return path in _PATHS
+    @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)
+    async def root() -> Response:
+        return Response(render_root(__version__), media_type=_HTML)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements `Route.handle`."""
-        path = scope["path"]
-        if scope["method"] not in ("GET", "HEAD"):
-            await send_answer(send, not_allowed("GET"))
-            return
-        shown = self._key is None or opens(self._key, scope["headers"])
-        models = loaded(self._engine.versions()) if shown else ()
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return Response(await described(request, render_docs), media_type=_HTML)
 
-        def written() -> str | bytes:
-            if path == "/":
-                return render_root(__version__)
-            described = document(models, self._operations)
-            return render_docs(described) if path == "/docs" else orjson.dumps(described)
-
-        content = await asyncio.to_thread(written)  # there may be thousands of models
-        kind = b"application/json" if path == "/openapi.json" else b"text/html; charset=utf-8"
-        body = content.encode() if isinstance(content, str) else content
-        await send_answer(send, Answer(200, b"content-type: %b\r\n" % kind, [body]))
+    @app.get("/openapi.json", include_in_schema=False)
+    @app.head("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        return Response(await described(request, orjson.dumps), media_type=_JSON)

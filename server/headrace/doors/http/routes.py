@@ -1,0 +1,158 @@
+"""The application of the HTTP door: bare routes, and FastAPI's, built when first needed.
+
+Importing FastAPI and building its application takes a quarter of a second and 18 MB, and a server
+that only serves inference and probes never needs it: the routes in front answer those. The first
+other request triggers the build on a thread, so that everything else is served meanwhile; further
+ones wait for the same build.
+"""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.api.handlers import HANDLERS, Handler, answer_json
+from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.operations import OPERATIONS, Category, Operation
+from headrace.core.errors import ServerError
+from headrace.doors.http.exchange import JSON, Answer
+from headrace.doors.http.head import check_key
+from headrace.doors.http.infer import Route, send_answer
+from headrace.doors.http.protocol import OPERATION
+from headrace.engine.engine import Engine
+from headrace.engine.workbench import Threads
+from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.protocol.v2_json import error_body
+
+log = logging.getLogger(__name__)
+
+
+class HealthRoute:
+    """The paths of liveness and readiness, which every probe requests, some with HEAD.
+
+    FastAPI's application answers them for all other methods.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        key: Key | None = None,
+        operations: Sequence[Operation] = OPERATIONS,
+        handlers: Mapping[str, Handler] = HANDLERS,
+    ) -> None:
+        """`key` is the header that the category requires."""
+        self._engine = engine
+        self._key = key
+        self._probes = [
+            (route, operation, handlers[operation.name])
+            for operation in operations
+            for route in operation.routes
+            if operation.category is Category.HEALTH and route.method == "GET"
+        ]
+
+    def claims(self, method: str, path: str) -> bool:
+        """Implements `Route.claims`."""
+        return method in ("GET", "HEAD") and any(
+            route.match(path) is not None for route, *_ in self._probes
+        )
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Implements `Route.handle`."""
+        scope[OPERATION] = Category.HEALTH
+        try:
+            check_key(self._key, scope["headers"])
+            status, body = await self._answer(scope["path"])
+        except ServerError as error:
+            status, body = STATUS[type(error)].http, error_body(str(error))
+        except Exception as error:
+            log.error("bug while answering %s", scope["path"], exc_info=error)
+            status, body = INTERNAL.http, error_body(INTERNAL_TEXT)
+        await send_answer(send, Answer(status, JSON, [body]))
+
+    async def _answer(self, path: str) -> tuple[int, bytes]:
+        for route, operation, handler in self._probes:
+            if (parts := route.match(path)) is not None:
+                document = await answer_json(self._engine, operation, handler, parts, {})
+                return route.status(document), orjson.dumps(document)
+        raise AssertionError("a route that does not claim the path. This is a bug.")
+
+
+class LateApp:
+    """Routes in front of an application that `build` makes, on a thread, when first needed.
+
+    A failed build is logged; requests waiting for it are answered with a 500, and the next one
+    retries. Owned by the event loop.
+    """
+
+    def __init__(self, routes: Sequence[Route], build: Callable[[], ASGIApp]) -> None:
+        self._routes = routes
+        self._build = build
+        self._threads = Threads(1, "http-application")
+        self._app: ASGIApp | None = None
+        self._building: asyncio.Task[ASGIApp | None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request (ASGI)."""
+        for route in self._routes:
+            if route.claims(scope["method"], scope["path"]):
+                await route.handle(scope, receive, send)
+                return
+        app = self._app or await self._built()
+        if app is None:
+            await send_answer(send, Answer(INTERNAL.http, JSON, [error_body(INTERNAL_TEXT)]))
+            return
+        await app(scope, receive, send)
+
+    async def _built(self) -> ASGIApp | None:
+        """The application, None if it cannot be built."""
+        if self._building is None:
+            self._building = asyncio.create_task(self._make())
+        # Cancelling one waiter must not cancel the build.
+        return await asyncio.shield(self._building)
+
+    async def _make(self) -> ASGIApp | None:
+        try:
+            self._app = await self._threads.run(self._build)
+        except Exception as error:
+            log.error("bug while building an HTTP application", exc_info=error)
+        else:
+            gc.freeze()  # the imported modules and the application stay for good
+        self._building = None
+        return self._app
+
+
+def late_app(
+    engine: Engine, max_request_bytes: int, rules: HeaderRules, inference: Sequence[Route] = ()
+) -> LateApp:
+    """The application for `engine`, with these header rules.
+
+    `inference` are the routes of inference, unless other processes have them.
+    """
+
+    def build() -> ASGIApp:
+        from headrace.doors.http.app import create_app  # imports FastAPI
+
+        return create_app(engine, max_request_bytes, rules)
+
+    return LateApp([*inference, HealthRoute(engine, rules.keys().get(Category.HEALTH))], build)
+
+
+def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str) -> ASGIApp:
+    """The metrics door: answers `GET /metrics` with the output of `scrape`."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body, status, kind = b"", 200, "text/plain"
+        if scope["path"].rstrip("/") != "/metrics":
+            body, status = b"metrics are at /metrics\n", 404
+        elif scope["method"] != "GET":
+            body, status = b"only GET is possible here\n", 405
+        else:
+            body, kind = await scrape(), content_type
+        await send_answer(send, Answer(status, f"content-type: {kind}\r\n".encode(), [body]))
+
+    return app
