@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
+from headrace.core.daemon_thread import NoResources
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
-from headrace.placement.daemon_thread import NoResources
 from tests.placement.threads import no_threads
 
 

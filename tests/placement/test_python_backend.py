@@ -10,9 +10,9 @@ from textwrap import dedent
 import psutil
 import pytest
 
+from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.placement.daemon_thread import NoResources
 from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig

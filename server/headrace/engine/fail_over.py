@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ModelNotReady
 from headrace.engine.loading import Backends
 from headrace.observability.statistics import BackendCounts, BackendSeries
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.fail_over import Tiers
 

@@ -26,8 +26,8 @@ from threading import Thread
 from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import Call
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.protocol.elements import Charge
 from headrace.protocol.status import INTERNAL_TEXT
 

@@ -18,10 +18,10 @@ from time import monotonic_ns
 
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import Call, Parameter
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import Cancelled, InvalidOption, LoadFailed, ModelNotReady
 from headrace.observability.statistics import EndpointCounts, EndpointSeries
 from headrace.placement.choice import InstanceKind
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.placement import Placement, Surroundings
 from headrace.placement.upstream.attempt import Attempt, Policy, StreamAttempt
 from headrace.placement.upstream.connection import CallTrace, RemoteRequest

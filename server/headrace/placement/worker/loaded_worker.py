@@ -14,13 +14,13 @@ from math import inf
 from time import monotonic_ns
 from typing import Any
 
+from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.texts import whole_number
 from headrace.observability.statistics import EndKind
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.placement.daemon_thread import NoResources
 from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
 from headrace.placement.placement import ModelServices, NoServices, Surroundings
 from headrace.placement.warming import Sample, Warming

@@ -17,12 +17,12 @@ import logging
 from collections.abc import Callable
 from time import monotonic_ns
 
+from headrace.core.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.core.errors import RepositoryError
 from headrace.core.limits import ABANDONED_SECS, Pulse
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.placement.child_process import RestartPolicy
 from headrace.placement.choice import InstanceKind
-from headrace.placement.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.placement.placement import Surroundings
 from headrace.placement.worker.conversation import Conversation, Slot
 from headrace.placement.worker.python_options import RunOptions, WorkerOptions

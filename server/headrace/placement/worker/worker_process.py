@@ -22,11 +22,11 @@ from time import monotonic
 from typing import Any
 
 from headrace import __version__
+from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.observability.machine import resident_bytes
 from headrace.observability.statistics import EndKind
 from headrace.placement.child_process import ChildProcess, ProcessOutput
-from headrace.placement.daemon_thread import NoResources
 from headrace.placement.worker.python_options import WorkerSpec
 from headrace.workers.channel import FilesLost, FrameSocket
 from headrace.workers.elements import Buffer

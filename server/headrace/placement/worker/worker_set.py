@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import Any
 
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ModelNotReady, RepositoryError
 from headrace.core.limits import ABANDONED_SECS, LOOK_SECS
 from headrace.observability.statistics import EndKind, RecycleReason, WorkerCounters, WorkerSeries
 from headrace.placement.child_process import Backoff
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.placement import Placement, Surroundings
 from headrace.placement.worker.python_options import RunOptions, WorkerOptions
 from headrace.placement.worker.worker_instance import WorkerInstance

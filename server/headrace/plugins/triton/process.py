@@ -20,8 +20,8 @@ from math import inf
 from pathlib import Path
 
 from headrace.connections.grpc_channel import receive_buffer
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.isolation import passed_variables
 from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.placement.upstream.options import Credentials, RemoteOptions

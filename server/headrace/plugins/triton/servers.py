@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf import text_format
 
 from headrace.connections.endpoint import Endpoint
+from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.placement.child_process import Reaping
-from headrace.placement.daemon_thread import run_in_daemon_thread
 from headrace.placement.upstream.options import RemoteOptions, Url, remote_parameters
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import LOAD_SECS, Reconciler

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from headrace.placement.daemon_thread import NoResources, run_in_daemon_thread
+from headrace.core.daemon_thread import NoResources, run_in_daemon_thread
 from tests.placement.threads import no_threads
 
 
