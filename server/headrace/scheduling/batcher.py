@@ -142,17 +142,6 @@ class Instances:
         self.idle.append(instance)
         return True
 
-    def pick(self) -> Instance:
-        """Reserve the idle instance that can begin soonest."""
-        idle = self.idle
-        for chosen in idle:  # an upstream model has many free ones
-            if not chosen.load:
-                break
-        else:
-            chosen = min(idle, key=_load)
-        idle.remove(chosen)
-        return chosen
-
     def give_back(self, instance: Instance) -> Callable[[], None] | None:
         """Make a busy instance idle; returns the callback of a pending removal instead, if any."""
         if (removed := self.leaving.pop(instance, None)) is not None:
@@ -370,10 +359,16 @@ class Batcher:
             self._expire(now)
         # One batch per instance: an inline instance is idle again at once, and between two of its
         # batches the event loop must read what has arrived.
-        for _ in range(len(self._idle)):
+        idle = self._idle
+        for _ in range(len(idle)):
             if not (queue.waiting or self._retries) or (batch := self._next_batch(now)) is None:
                 break
-            instance = self._idle.pop() if len(self._idle) == 1 else self._instances.pick()
+            for instance in idle:  # the one that can begin soonest; mostly any of them can
+                if not instance.load:
+                    break
+            else:
+                instance = min(idle, key=_load)
+            idle.remove(instance)
             instance.execute(batch, self._finished)
         if queue.deadlines and (deadline := queue.next_deadline()) is not None:
             self._arm(deadline)

@@ -12,8 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
@@ -29,42 +28,37 @@ from headrace.workers.memory import BatchFiles, write_file
 from headrace.workers.triton_tensors import TritonModelException
 
 READ = 64 << 10  # bytes; Python allocates as many each time, and large allocations are slow
-_SPACE = socket.CMSG_SPACE(4 * 253)  # for the maximum of files per message
-# An int, since combining enum flags takes longer than a read.
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+SPACE = socket.CMSG_SPACE(4 * 253)  # for the maximum of files per message
+# Ints, since combining enum flags takes longer than a read.
+CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _SEND_BYTES = 1 << 20  # send buffer of the socket, if permitted
-K = TypeVar("K", bound=IntEnum)
 
 
 class FilesLost(OSError):
     """A received file exceeds this process's limit of descriptors."""
 
 
-class FrameSocket(Generic[K]):
-    """Owns the socket, and received files that were not taken yet, in `files`."""
+class FrameSocket:
+    """Owns the socket, and received files that were not taken yet, in `files`.
 
-    def __init__(self, sock: socket.socket, reader: FrameReader[K]) -> None:
+    Its owner reads by `sock.recvmsg(READ, SPACE, CLOEXEC)`, and calls `keep` unless that returned
+    no control messages and the flags `CLOEXEC`: a call per read is saved for small frames.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.reader = reader
         self.files: deque[int] = deque()
-        self.full = False  # the last read filled its buffer: there may be more
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
 
-    def receive(self, flags: int = 0) -> list[tuple[Header[K], bytes, Buffer]] | None:
-        """The frames completed by one read; None if the other end has closed.
-
-        Raises `OSError`, `BlockingIOError` if there is nothing to read, and `BrokenFrame`.
-        """
-        data, control, told, _ = self.sock.recvmsg(READ, _SPACE, _CLOEXEC | flags)
+    def keep(self, control: Sequence[tuple[int, int, bytes]], flags: int) -> None:
+        """Keep the files received with a message; raises `FilesLost`."""
         for level, kind, payload in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.files.extend(array.array("i", payload[: len(payload) // 4 * 4]))
-        if told & _TRUNCATED:
+        if flags & _TRUNCATED:
             raise FilesLost("too many files at once")
-        self.full = len(data) == READ
-        return self.reader.feed(data) if data else None
 
     def send(self, data: Buffer, files: Sequence[int] = ()) -> int:
         """Send as much as possible, with open files if anything is sent; raises `OSError`."""
@@ -80,7 +74,7 @@ class FrameSocket(Generic[K]):
             os.close(self.files.popleft())
 
 
-_AT_ONCE = int(socket.MSG_DONTWAIT)
+_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 # Data in the frame, b"" if it is in a file; its size; flags; a new file's descriptor or -1.
 Parcel = tuple[bytes, int, int, int]
 Received = tuple[Header[Kind], bytes, Buffer]
@@ -98,7 +92,8 @@ class WorkerChannel:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = FrameSocket(sock, FrameReader(Kind))
+        self._socket = FrameSocket(sock)
+        self._feed = FrameReader(Kind).feed
         self._files = BatchFiles({Kind.EXECUTE})
         self._lock = threading.RLock()
         self._sending = False  # true while the owner of the lock is sending
@@ -112,10 +107,14 @@ class WorkerChannel:
         """
         if self.foreign:
             self._end_if_foreign()
-        received = self._socket.receive(0 if wait else _AT_ONCE)
-        if received is None:
+        link = self._socket
+        read, control, told, _ = link.sock.recvmsg(READ, SPACE, CLOEXEC if wait else _AT_ONCE)
+        if control or told != CLOEXEC:
+            link.keep(control, told)
+        if not read:
             return None
-        slots, files = self._files.slots, self._socket.files
+        received = self._feed(read)
+        slots, files = self._files.slots, link.files
         for index, (header, meta, data) in enumerate(received):
             if header.flags or header.number in slots:
                 received[index] = header, meta, self._files.take(header, data, files)

@@ -29,9 +29,9 @@ from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 from headrace.workers.elements import Buffer, walk
 from headrace.workers.frames import (
+    ALIGNMENT,
     TIMES,
     BrokenFrame,
-    lay_out,
     offsets,
     pack_batch,
     unpack_sizes,
@@ -50,10 +50,10 @@ ERRORS: Sequence[type[ServerError]] = (
 
 
 class _Plan(NamedTuple):
-    """The form of a batch: its number, and the inputs."""
+    """The form of a batch: its number, and the inputs; True for numbers, False for BYTES."""
 
     form: int
-    inputs: list[str]
+    inputs: list[tuple[str, bool]]
 
 
 class _Place(NamedTuple):
@@ -106,9 +106,21 @@ class BatchFrames:
         plan = self._usual
         if plan is None or batch.outputs is not self._signature.outputs:
             plan = self._plan(batch, calls[0].inputs)
-        sizes, pieces, total = lay_out(
-            [[raw_bytes(call.inputs[name].array) for call in calls] for name in plan.inputs]
-        )
+        sizes: list[int] = []
+        pieces: list[Buffer] = []
+        total = 0
+        for name, numbers in plan.inputs:
+            if pad := -total % ALIGNMENT:
+                pieces.append(bytes(pad))
+                total += pad
+            begin = total
+            for call in calls:
+                array = call.inputs[name].array
+                small = numbers and array.nbytes <= COPIED
+                piece = array.tobytes() if small else raw_bytes(array)
+                pieces.append(piece)
+                total += len(piece)
+            sizes.append(total - begin)
         rows: list[int] = []
         ids: list[str] = []
         extras: dict[int, dict[str, object]] = {}  # special fields of requests, by index
@@ -148,7 +160,9 @@ class BatchFrames:
             "batches": signature.batches,
         }  # fmt: skip
         self._tell(json.dumps(document).encode())
-        plan = self._plans[key] = _Plan(form, [name for name, _, _ in heads])
+        plan = self._plans[key] = _Plan(
+            form, [(name, datatype is not Datatype.BYTES) for name, datatype, _ in heads]
+        )
         if signature.uniform and batch.outputs is signature.outputs:
             self._usual = plan
         return plan

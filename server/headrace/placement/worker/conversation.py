@@ -10,6 +10,7 @@ Owned by the event-loop thread.
 
 import json
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -247,19 +248,17 @@ class Owner(Protocol):
 class Slot:
     """One of the concurrent batches of a worker; an instance for the scheduler."""
 
+    load = property(attrgetter("owner.talk.load"))  # without a Python call
+
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
         self.number = number
         self.batch: Batch | None = None
-        self.done: Done | None = None
+        self.done: Done
         self.sent = 0
         self.first = 0  # number of the batch's first request
         self.responses = 0  # responses received within batches
         self.pulse = Pulse()
-
-    @property
-    def load(self) -> int:
-        return len(self.owner.talk.under_way)
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Send `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
@@ -276,11 +275,9 @@ class Slot:
 
     def end(self, outcome: Outcome) -> None:
         """Report the batch's outcome."""
-        batch, done = self.batch, self.done
-        self.batch = self.done = None
+        batch, self.batch = self.batch, None
         assert batch is not None
-        assert done is not None
-        done(self, batch, outcome)
+        self.done(self, batch, outcome)
 
 
 class Conversation:
@@ -299,6 +296,7 @@ class Conversation:
         host: ModelServices,
     ) -> None:
         self.under_way: dict[int, Slot] = {}  # in the order of execution
+        self.load = 0  # their number
         self._process = process
         self._signature = signature
         # True if it runs all batches at once; otherwise one after the other.
@@ -378,6 +376,7 @@ class Conversation:
                 self._held_before.append(call)
         self._next = number
         self.under_way[slot.number] = slot
+        self.load += 1
         while self._held_before:
             self.hold(self._held_before.pop(), True)
 
@@ -413,23 +412,26 @@ class Conversation:
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
 
-    def ended(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
-        """Process a batch's result, or the returned batch; gives its slot, and the outcome.
+    def finish(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
+        """End a batch by its result, or by its return; gives its slot, and the outcome.
 
         Malformed frames raise any exception.
         """
         kind, _, number, _, size = header
         under_way = self.under_way
         slot = under_way.get(number)
-        if slot is None or slot.batch is None:
+        batch = slot.batch if slot is not None else None
+        if slot is None or batch is None:
             raise BrokenFrame("an answer to no batch")
         if kind is BACK:  # the batch before it waits for another model
-            del under_way[number]
-            return slot, Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
-        if not self._concurrent and slot is not next(iter(under_way.values())):
+            outcome = Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
+        elif (
+            len(under_way) > 1
+            and not self._concurrent
+            and slot is not next(iter(under_way.values()))
+        ):
             raise BrokenFrame("an answer to a batch before that to an earlier one")
-        batch = slot.batch
-        if kind is RESULT:
+        elif kind is RESULT:
             outcome = self._frames.result(slot.sent, batch, meta, data, size)
         elif kind is Kind.RESPONSES:
             outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, size)
@@ -439,8 +441,11 @@ class Conversation:
         else:
             outcome = self._broken(slot, batch, json.loads(meta))
         del under_way[number]
+        self.load -= 1
         if self._finals:
             self._finals.difference_update(call.run_number for call in batch.calls)
+        slot.batch = None
+        slot.done(slot, batch, outcome)
         return slot, outcome
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
@@ -493,6 +498,7 @@ class Conversation:
             " request"
         )
         under_way, self.under_way = list(self.under_way.values()), {}
+        self.load = 0
         open_requests, self._open = list(self._open.values()), {}
         for call in open_requests:
             if not (abandoned and call.ended):

@@ -185,8 +185,7 @@ class _Talk:
         if header.kind is Kind.FORM:
             self._process.keep(header, meta)
         if header.kind in ANSWERS or header.kind is Kind.BACK:
-            slot, outcome = self.talk.ended(header, meta, data)
-            slot.end(outcome)
+            self.talk.finish(header, meta, data)
         else:
             self.talk.take(header.kind, meta, data, header.data)
 

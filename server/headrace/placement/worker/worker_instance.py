@@ -229,8 +229,7 @@ class WorkerInstance:
         if kind not in ANSWERS:
             self._on_other(header, meta, data)
             return
-        slot, outcome = self.talk.ended(header, meta, data)
-        slot.end(outcome)
+        _, outcome = self.talk.finish(header, meta, data)
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
         if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
@@ -244,8 +243,7 @@ class WorkerInstance:
         elif kind is Kind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
         elif kind is Kind.BACK:
-            slot, outcome = self.talk.ended(header, meta, data)
-            slot.end(outcome)
+            slot, _ = self.talk.finish(header, meta, data)
             self._scheduler.suspend(slot)
         else:
             if kind is Kind.CALL and not self._calls_out:

@@ -28,7 +28,7 @@ from headrace.observability.machine import resident_bytes
 from headrace.observability.statistics import EndKind
 from headrace.placement.child_process import ChildProcess, ProcessOutput
 from headrace.placement.worker.python_options import WorkerSpec
-from headrace.workers.channel import FilesLost, FrameSocket
+from headrace.workers.channel import CLOEXEC, READ, SPACE, FilesLost, FrameSocket
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     ANSWERS,
@@ -66,9 +66,8 @@ class WorkerSocket:
         lost: Callable[[str, Exception | None], None],
     ) -> None:
         """`log` receives the meta of LOG; `lost` is called when the worker is unusable."""
-        self.socket = FrameSocket(
-            socket.socket(fileno=descriptor), FrameReader(Kind, MAX_TOLD, MAX_SLOTS)
-        )
+        self.socket = FrameSocket(socket.socket(fileno=descriptor))
+        self._feed = FrameReader(Kind, MAX_TOLD, MAX_SLOTS).feed
         self.sock = self.socket.sock
         self.closed = False
         self.on_empty: Callable[[], None] = _nothing  # called when no frames are queued
@@ -123,15 +122,23 @@ class WorkerSocket:
         known = self._files.slots.get(slot)
         flags = known.used() if known is not None else 0
         if size <= INLINE:
-            head = pack_header(kind, flags, slot, len(meta), size)
-            self._write(b"".join([head, meta, *pieces]), -1)
+            head, file = pack_header(kind, flags, slot, len(meta), size), -1
+            data = b"".join([head, meta, *pieces])
         else:
             where, file = self._files.put(slot, pieces, size)
-            self._write(pack_header(kind, flags | where, slot, len(meta), size) + meta, file)
+            data = pack_header(kind, flags | where, slot, len(meta), size) + meta
             known = self._files.slots.get(slot)
             self._rest_later()
         if known is not None:
             known.lend()
+        sent = 0
+        if file < 0 and not self._unsent:  # the usual case
+            try:
+                sent = self.sock.send(data)
+            except OSError:
+                sent = 0  # tried again, and then reported
+        if sent < len(data):
+            self._write(memoryview(data)[sent:], file)
 
     def _rest_later(self) -> None:
         """Schedule a check for slots that no longer use their files' memory."""
@@ -164,14 +171,6 @@ class WorkerSocket:
             if descriptor >= 0:
                 os.close(descriptor)
             return
-        if descriptor < 0 and not self._unsent:  # the usual case
-            try:
-                sent = self.sock.send(data)
-            except OSError:
-                sent = 0  # tried again, and then reported
-            if sent == len(data):
-                return
-            data = memoryview(data)[sent:]
         self._unsent.append((memoryview(data), descriptor))
         if len(self._unsent) == 1:
             self._flush()
@@ -215,12 +214,14 @@ class WorkerSocket:
             return False
         files = self.socket.files
         try:
-            received = self.socket.receive()
-            if received is None or len(files) > _PENDING:
-                lies = BrokenFrame("too many files") if received is not None else None
+            received, control, told, _ = self.sock.recvmsg(READ, SPACE, CLOEXEC)
+            if control or told != CLOEXEC:
+                self.socket.keep(control, told)
+            if not received or len(files) > _PENDING:
+                lies = BrokenFrame("too many files") if received else None
                 self._lost("sent too many files" if lies else CLOSED, lies)
                 return False
-            for header, meta, data in received:
+            for header, meta, data in self._feed(received):
                 if header.flags or header.number in self._files.slots:
                     data = self._files.data(header, self._files.take(header, data, files))
                     if header.flags:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from headrace.core.tensors import Buffer
 from headrace.plugins.frontends.link_infer import Kind
-from headrace.workers.channel import FrameSocket
+from headrace.workers.channel import CLOEXEC, READ, SPACE, FrameSocket
 from headrace.workers.frames import (
     IN_FILE,
     INLINE,
@@ -76,7 +76,8 @@ class Channel:
         `on_waiting` is called when `waiting` changes; the other end reports files as `taken`.
         """
         sock.setblocking(False)
-        self._socket = FrameSocket(sock, FrameReader(Kind))
+        self._socket = FrameSocket(sock)
+        self._feed = FrameReader(Kind).feed
         self._take = take
         self._lost = lost
         self._on_waiting = on_waiting
@@ -348,17 +349,18 @@ class Channel:
             if self.closed or self._paused:
                 return
             try:
-                received = self._socket.receive()
+                received, control, told, _ = self._socket.sock.recvmsg(READ, SPACE, CLOEXEC)
+                self._socket.keep(control, told)
             except BlockingIOError:
                 return
-            except (BrokenFrame, OSError) as error:
+            except OSError as error:
                 self._fail(str(error))
                 return
-            if received is None:
+            if not received:
                 self._fail("the other end has closed")
                 return
             try:
-                for header, meta, rest in received:
+                for header, meta, rest in self._feed(received):
                     self._hand_on(header, meta, rest)
             except (BrokenFrame, OSError) as error:
                 self._fail(str(error))
@@ -368,7 +370,7 @@ class Channel:
                 log.exception("bug while taking a frame")
                 self._fail("a bug")
                 return
-            if not self._socket.full:
+            if len(received) < READ:
                 return
 
     def _hand_on(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
