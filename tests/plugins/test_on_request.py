@@ -219,6 +219,12 @@ async def test_a_model_unloaded_by_the_operator_stays_unloaded(tmp_path: Path) -
         with pytest.raises(NotFound, match="no available versions"):
             world.ask("a")
         assert not world.engine.model_ready("a")
+        world.engine.follow(world.source("a"), False)
+        (model,) = world.engine.index().models
+        assert (model.version, model.state, model.reason) == ("1", "UNAVAILABLE", "unloaded")
+        assert world.engine.model_ready("a")
+        await world.engine.unload("a")
+        assert not world.engine.model_ready("a")
         assert await world.engine.load(world.source("a")) == ""
         assert await world.ask("a") == 0
 
