@@ -6,8 +6,10 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from tests.support.command import run, write_bad_repository, write_model
 from tests.support.http_client import HttpClient
 from tests.support.http_socket import ask
 from tests.support.remote import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import EXAMPLES, ServerProcess
 
 _PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
@@ -397,8 +399,17 @@ def test_a_server_without_doors_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "nothing could be asked" in _refused(capsys, "serve", "--model-repository", "x", *words)
 
 
-def test_examples_of_a_source_tree_are_its_repository() -> None:
-    assert (Path(example_repository()) / "simple" / "1" / "model.onnx").is_file()
+def test_examples_of_a_source_tree_are_those_of_the_package() -> None:
+    with ExitStack() as stack:
+        directory = Path(example_repository(stack))
+        assert (directory / "simple" / "1" / "model.onnx").is_file()
+        names = {model.name for model in directory.iterdir()}
+    assert not directory.exists()
+    wheel = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["tool"]["hatch"][
+        "build"
+    ]
+    shipped = map(Path, wheel["targets"]["wheel"]["only-include"])
+    assert names == {path.name for path in shipped if path.parent.name == EXAMPLES.name}
 
 
 def test_a_transport_that_is_not_installed_is_refused(

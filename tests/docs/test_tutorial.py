@@ -35,8 +35,6 @@ def test_every_step(tmp_path: Path) -> None:
                 servers.close()
                 words = shlex.split(text)[2:]
                 options = [str(tmp_path / word) if word == "models" else word for word in words]
-                if "--example" in words:  # for other examples, environments would be built here
-                    options += ["--model-control-mode=explicit", "--load-model=simple"]
                 server = servers.enter_context(ServerProcess(options=options))
                 continue
             if kind not in ("sh", "python"):

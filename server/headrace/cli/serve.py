@@ -117,11 +117,23 @@ def translate(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[st
     return settings, list(lines)
 
 
-def example_repository() -> str:
-    """The directory of the example models, in the package or in its source tree."""
+def example_repository(stack: ExitStack) -> str:
+    """The directory of the example models that need no packages of their own.
+
+    In a source tree, which has others beside them, a directory that the `stack` removes.
+    """
     package = Path(__file__).parents[1]
     shipped = package / "example_models"
-    return str(shipped if shipped.is_dir() else package.parents[1] / "model_repository")
+    if shipped.is_dir():
+        return str(shipped)
+    # Imported late: users have an installed package.
+    from tempfile import TemporaryDirectory
+
+    directory = stack.enter_context(TemporaryDirectory(prefix="headrace-examples-"))
+    for model in (package.parents[1] / "model_repository").iterdir():
+        if not (model / "requirements.txt").exists():
+            (Path(directory) / model.name).symlink_to(model)
+    return directory
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -130,7 +142,7 @@ def _serve(options: argparse.Namespace) -> int:
             brought, without_effect = translate(options.triton_options or ())
             options.files, written = take_sources(options, options.files, stack)
             if options.example:
-                written = [*written, example_repository()]
+                written = [*written, example_repository(stack)]
             if written:
                 options.model_repository = [*(options.model_repository or ()), *written]
             settings, limits = _settings(options, brought, options.memory())
