@@ -1,12 +1,15 @@
 """Detection of changes to single files and repositories, by polling and by events."""
 
+import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,16 +18,25 @@ from headrace.plugins.following import (
     Change,
     Changed,
     FileEvents,
-    FileWatcher,
     FollowedRepositories,
+    Follower,
     Gone,
-    RepositoryWatcher,
+    Reloader,
     WatchedFiles,
 )
-from headrace.repository.layout import Catalogue, scan
+from headrace.repository.layout import Catalogue, ModelSource, scan, single_file
 from tests.repository.files import write
 
 PART = QUIET_SECS / 2
+
+# An event loop that calls on the thread that asks it.
+AT_ONCE: Any = SimpleNamespace(call_soon_threadsafe=lambda call: call())
+
+
+def engine(**methods: Callable[..., object]) -> Any:
+    """An engine with these methods."""
+    return SimpleNamespace(**methods)
+
 
 # --- files
 
@@ -146,20 +158,20 @@ def test_parts_added_by_a_change_are_watched(file: Path) -> None:
 
 
 def test_the_watch_of_a_file_survives_an_error(file: Path) -> None:
-    queue: SimpleQueue[list[Path]] = SimpleQueue()
-    bugs = [RuntimeError("a bug")]
+    queue: SimpleQueue[Path | None] = SimpleQueue()
+    bugs = [ValueError("a bug")]
 
-    def fails_once(_: Path, changed: list[Path]) -> None:
-        queue.put(changed)
+    def fails_once(source: ModelSource, added: bool) -> None:
+        queue.put(source.file)
         if bugs:
             raise bugs.pop()
 
-    watcher = FileWatcher({file: itself}, fails_once)
+    watcher = Reloader(engine(follow=fails_once), [single_file(file)], AT_ONCE)
     watcher.start()
     try:
         for text in ("two", "three", "four"):
             put_in_place(file, text)
-            assert queue.get(timeout=30) == [file]
+            assert queue.get(timeout=30) == file
     finally:
         watcher.stop()
 
@@ -364,27 +376,30 @@ _NEVER = 3600.0
 
 @contextmanager
 def watching(
-    root: Path, secs: float, events: bool, also: Callable[[Sequence[Change]], object] = len
+    root: Path, secs: float, events: bool, also: Callable[[], object] = list
 ) -> Iterator[Callable[[], str]]:
     """Watch a repository; its next reported change."""
-    changes: SimpleQueue[Sequence[Change]] = SimpleQueue()
+    changes: SimpleQueue[str] = SimpleQueue()
 
-    def changed(found: Sequence[Change]) -> None:
-        changes.put(found)
-        also(found)
+    def follow(source: ModelSource, new: bool) -> None:
+        changes.put(source.name)
+        also()
+
+    def unload(name: str) -> None:
+        changes.put(f"-{name}")
 
     def take() -> str:
-        (change,) = changes.get(timeout=30)
-        return told(change)
+        return changes.get(timeout=30)
 
-    followed = FollowedRepositories(Catalogue((root,)), scan([root]))
-    watcher = RepositoryWatcher(followed, secs, changed, events)
+    told = engine(follow=follow, unload=unload)
+    watcher = Follower(told, Catalogue((root,)), scan([root]), secs, AT_ONCE, events)
     watcher.start()
     try:
         yield take
     finally:
         watcher.stop()
-        watcher.join()
+        asyncio.run(watcher.stopped())
+    assert changes.empty()
 
 
 @pytest.mark.parametrize(("secs", "events"), [(_NEVER, True), (0.05, False)])
@@ -410,9 +425,9 @@ def test_links_replaced_with_unwatched_targets(world: Repositories, tmp_path: Pa
             assert take() == "linked"
 
 
-def test_the_watch_of_a_repository_survives_an_error(world: Repositories) -> None:
-    def fails(_: Sequence[Change]) -> None:
-        raise RuntimeError("a bug")
+def test_the_watch_of_a_repository_outlives_a_failure(world: Repositories) -> None:
+    def fails() -> None:
+        raise ValueError("a bug")
 
     with watching(world.first, 0.05, events=False, also=fails) as take:
         for text in ("two", "three"):

@@ -21,9 +21,8 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -122,52 +121,6 @@ class WatchedFiles:
         }
         self._seen = dict(self._settled)
         self._resting.clear()
-
-
-class FileWatcher:
-    """Watches models' files on its own thread, since a network file system may block.
-
-    `changed` is called on that thread, with the model's file and the changed files.
-    """
-
-    def __init__(
-        self,
-        files: Mapping[Path, Callable[[Path], Iterable[Path]]],
-        changed: Callable[[Path, list[Path]], None],
-    ) -> None:
-        """`files` are the models' files, each with the function that lists its parts.
-
-        Changes are relative to the current state.
-        """
-        self._watched = [WatchedFiles(file, parts) for file, parts in files.items()]
-        self._changed = changed
-        self._stopped = Event()
-
-    def start(self) -> None:
-        """Start watching, until `stop`."""
-        if self._watched:
-            # A daemon: a file system that hangs must not keep the process from exiting.
-            Thread(target=self._run, name="watch", daemon=True).start()
-
-    def stop(self) -> None:
-        """Report no more changes; does not wait for the thread."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECS):
-            for watched in self._watched:
-                try:
-                    now = monotonic()
-                    changed = watched.look(now)
-                    if watched.is_lost(now):
-                        log.warning(
-                            "%s is gone: the loaded model stays until it is back",
-                            watched.file.name,
-                        )
-                    if changed and not self._stopped.is_set():
-                        self._changed(watched.file, changed)
-                except Exception:  # no error may end the watch
-                    log.exception("bug while watching %s", watched.file)
 
 
 _STEP_MS = 200  # milliseconds between checks for events, the least delay of an event
@@ -387,11 +340,6 @@ class FollowedRepositories:
         return not self._unsettled
 
     @property
-    def repositories(self) -> Sequence[Path]:
-        """The paths of the repositories."""
-        return self._catalogue.repositories
-
-    @property
     def places(self) -> Sequence[tuple[int, int] | None]:
         """Device and inode of each repository, to detect a replaced directory."""
         return [repository.place for repository in self._repositories]
@@ -449,50 +397,89 @@ def _state(source: ModelSource) -> Fingerprint | None:
         return None  # so that it is reported once it can be examined
 
 
+class _Following:
+    """Watches files on a thread, and applies what it finds on the event loop, until it is stopped.
+
+    Create it before the models are loaded, so that changes during the load are not missed.
+    """
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        """`name` is the thread's name."""
+        self._engine = engine
+        self._loop = loop
+        self._stopped = Event()
+        # A daemon: a file system that hangs must not keep the process from exiting.
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start, once the engine knows the models."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Apply no further changes; does not wait for the thread."""
+        self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Wait for threads that must not exist when the process exits."""
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _apply(self, work: Callable[..., None], *given: object) -> None:
+        """Call `work` on the event loop; on the thread."""
+
+        def apply() -> None:
+            if not self._stopped.is_set():
+                work(*given)
+
+        try:
+            self._loop.call_soon_threadsafe(apply)
+        except RuntimeError:  # the loop is closed: the server has ended
+            self._stopped.set()
+
+
 _SOON_SECS = 0.2  # between checks while a change is in progress
 _END_SECS = 2.0  # time limit for joining threads
 
 
-class RepositoryWatcher:
-    """Watches repositories on its own thread, since a network file system may block.
-
-    `changed` is called on that thread with the changes.
-    """
+class Follower(_Following):
+    """Loads and unloads models that change in repositories."""
 
     def __init__(
         self,
-        followed: FollowedRepositories,
+        engine: Engine,
+        catalogue: Catalogue,
+        sources: Sequence[ModelSource],
         poll_secs: float,
-        changed: Callable[[Sequence[Change]], None],
+        loop: asyncio.AbstractEventLoop,
         events: bool = True,
     ) -> None:
-        """The repositories are examined every `poll_secs`, and earlier on `events`."""
-        self._followed = followed
+        """`sources` are the initial models of the engine.
+
+        The repositories are examined every `poll_secs`, and earlier on `events`.
+        """
+        super().__init__(engine, loop, "repositories")
+        self._followed = FollowedRepositories(catalogue, sources)
         self._poll_secs = poll_secs
-        self._changed = changed
         self._hints: SimpleQueue[frozenset[str] | None] = SimpleQueue()
-        paths = followed.repositories
+        paths = catalogue.repositories
         self._events = FileEvents(paths, poll_secs, self._hints.put) if events else None
-        self._stopped = Event()
-        self._thread = Thread(target=self._run, name="repositories", daemon=True)
 
     def start(self) -> None:
-        """Start watching, until `stop`."""
-        self._thread.start()
+        super().start()
         if self._events is not None:
             self._events.start()
 
     def stop(self) -> None:
-        """Report no more changes; does not wait for the thread."""
-        self._stopped.set()
+        super().stop()
         self._hints.put(frozenset())
         if self._events is not None:
             self._events.stop()
 
-    def join(self) -> None:
-        """Wait for the threads to end, for a bounded time."""
+    async def stopped(self) -> None:
+        """Wait for the thread of events to end, for a bounded time."""
         if self._events is not None:
-            self._events.join(_END_SECS)
+            await asyncio.to_thread(self._events.join, _END_SECS)
 
     def _run(self) -> None:
         due = monotonic()
@@ -527,99 +514,53 @@ class RepositoryWatcher:
         changes = self._followed.look(monotonic(), only)
         if self._events is not None and places != self._followed.places:
             self._events.renew()
-        if changes and not self._stopped.is_set():
-            self._changed(changes)
-
-
-class _Following:
-    """Passes a watcher's findings from its thread to the event loop, until it is stopped."""
-
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = engine
-        self._loop = loop
-        self._stopped = False
-        self._watcher: FileWatcher | RepositoryWatcher
-
-    def start(self) -> None:
-        """Start, once the engine knows the models."""
-        self._watcher.start()
-
-    def stop(self) -> None:
-        """Apply no further changes."""
-        self._stopped = True
-        self._watcher.stop()
-
-    async def stopped(self) -> None:
-        """Wait for threads that must not exist when the process exits."""
-
-    def _take(self, work: Callable[..., None], *given: object) -> None:
-        """Receive a finding on the watcher's thread."""
-
-        def take() -> None:
-            if not self._stopped:
-                work(*given)
-
-        try:
-            self._loop.call_soon_threadsafe(take)
-        except RuntimeError:  # the loop is closed: the server has ended
-            self._watcher.stop()
-
-
-class Follower(_Following):
-    """Loads and unloads models that change in repositories. Used on the event-loop thread."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        catalogue: Catalogue,
-        sources: Sequence[ModelSource],
-        poll_secs: float,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """`sources` are the initial models of the engine.
-
-        Create it before they are loaded, so that changes during the load are not missed.
-        """
-        super().__init__(engine, loop)
-        followed = FollowedRepositories(catalogue, sources)
-        self._watcher: RepositoryWatcher = RepositoryWatcher(
-            followed, poll_secs, partial(self._take, self._apply)
-        )
-
-    async def stopped(self) -> None:
-        """Wait for threads that must end before the process."""
-        await asyncio.to_thread(self._watcher.join)
-
-    def _apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if isinstance(change, Changed):
-                name = change.source.name
-                what = "is new" if change.new else "has changed"
-                log.info("model %s %s in its repository", name, what, extra={"model": name})
-                self._engine.follow(change.source, change.new)
-            else:
-                log.info(
-                    "model %s is gone from its repository: unloading it", change.name,
-                    extra={"model": change.name},
-                )  # fmt: skip
-                self._engine.unload(change.name)
+            self._apply(self._follow, change)
+
+    def _follow(self, change: Change) -> None:
+        if isinstance(change, Changed):
+            name = change.source.name
+            what = "is new" if change.new else "has changed"
+            log.info("model %s %s in its repository", name, what, extra={"model": name})
+            self._engine.follow(change.source, change.new)
+        else:
+            log.info(
+                "model %s is gone from its repository: unloading it", change.name,
+                extra={"model": change.name},
+            )  # fmt: skip
+            self._engine.unload(change.name)
 
 
 class Reloader(_Following):
-    """Reloads models from single files that change. Used on the event-loop thread."""
+    """Reloads models from single files that change."""
 
     def __init__(
         self, engine: Engine, sources: Sequence[ModelSource], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`sources` are all models; single files under their own names are watched.
-
-        Create it before they are loaded, so that changes during the load are not missed.
-        """
-        super().__init__(engine, loop)
+        """`sources` are all models; single files under their own names are watched."""
+        super().__init__(engine, loop, "watch")
         names = Counter(source.name for source in sources)
         files = [s.file for s in sources if s.file is not None and names[s.name] == 1]
-        parts = dict.fromkeys(files, model_files.parts)
-        self._watcher = FileWatcher(parts, partial(self._take, self._load))
+        self._watched = [WatchedFiles(file, model_files.parts) for file in dict.fromkeys(files)]
+
+    def start(self) -> None:
+        if self._watched:
+            super().start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_SECS):
+            for watched in self._watched:
+                try:
+                    self._look(watched, monotonic())
+                except Exception:  # no error may end the watch
+                    log.exception("bug while watching %s", watched.file)
+
+    def _look(self, watched: WatchedFiles, now: float) -> None:
+        changed = watched.look(now)
+        if watched.is_lost(now):
+            log.warning("%s is gone: the loaded model stays until it is back", watched.file.name)
+        if changed:
+            self._apply(self._load, watched.file, changed)
 
     def _load(self, file: Path, changed: list[Path]) -> None:
         try:
