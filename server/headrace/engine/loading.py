@@ -110,7 +110,7 @@ class LoadedVersion:
     signature: Signature
     scheduling: SchedulingPolicy
     labels: Mapping[str, tuple[str, ...]]
-    instances: list[LoadedInstance]
+    instances: Sequence[LoadedInstance]
     warnings: tuple[str, ...]
     seconds: float
     upload: Upload | None = None
@@ -497,21 +497,6 @@ def _prefixed(tier: Opened, agreed: str, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """The state of a serving version when its model is loaded again.
-
-    `names` are its instances' names, `inline` is true if they run on the event loop, and
-    `resizable` if instances can be added and removed.
-    """
-
-    origin: Origin
-    config: ModelConfig
-    names: tuple[str, ...]
-    inline: bool
-    resizable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """A change of a serving version in place.
 
@@ -543,7 +528,7 @@ def step(before: Origin | None, after: Origin) -> Step:
 
 
 def update(
-    serving: Serving | None, opened: Opened, version: int, options: LoadOptions
+    serving: LoadedVersion | None, opened: Opened, version: int, options: LoadOptions
 ) -> LoadedVersion | Change:
     """Load what a version lacks; raises as `load` does, with everything closed.
 
@@ -554,21 +539,21 @@ def update(
     if serving is not None and _completes(serving, opened, origin):
         before = replace(serving.origin, content=origin.content)
     kind = step(before, origin)
-    if kind is Step.RESIZE and serving is not None and not serving.resizable:
-        kind = Step.LOAD
-    if serving is None or kind is Step.LOAD:
+    if serving is None or kind is Step.LOAD or (kind is Step.RESIZE and serving.backends):
         return load(opened, version, options)
     config = adjusted(serving.config, normalise(opened.config))
     if kind is Step.KEEP:  # with the completed instance groups
         config.ClearField("instance_group")
         config.instance_group.extend(serving.config.instance_group)
         return Change(origin, config)
-    removed, missing = resize(serving.names, reading.placements(config))
-    added = load_instances(opened, version, config, missing, serving.inline, options)
+    names = [instance.name for instance in serving.instances]
+    inline = all(_kind_of(one.kind) is InstanceKind.INLINE for one in serving.instances)
+    removed, missing = resize(names, reading.placements(config))
+    added = load_instances(opened, version, config, missing, inline, options)
     return Change(origin, config, added, removed)
 
 
-def _completes(serving: Serving, opened: Opened, origin: Origin) -> bool:
+def _completes(serving: LoadedVersion, opened: Opened, origin: Origin) -> bool:
     """True if a configuration equals the completed one of a serving version.
 
     Clients receive it in that form and send it back with other instance groups.

@@ -18,7 +18,7 @@ from headrace.engine.admission import Admission, ModelAccount
 from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
 from headrace.engine.doors import Direct, FutureCall, Router
 from headrace.engine.fail_over import FailOver
-from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion, Serving
+from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
 from headrace.engine.shared_memory import Regions, share
 from headrace.observability.statistics import (
@@ -28,7 +28,6 @@ from headrace.observability.statistics import (
     VersionStatistics,
     WorkerSeries,
 )
-from headrace.placement.choice import InstanceKind
 from headrace.placement.placement import PlacedInstance, Placement, Surroundings
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.pb.traffic_pb2 import ModelTrafficResponse
@@ -118,15 +117,13 @@ class ModelVersion:
         self._given_up = False  # no instance is expected back soon
         self.reason = ""
         self.statistics = statistics or VersionStatistics()
-        self.load_seconds = 0.0
         self.added = False  # added while other versions served
         self.decoupled = False
         self._split = False
         self._service: _Service | None = None
         self._placements: dict[int, Placement] = {}  # by rank of backend
         self.forwarded_headers: Sequence[str] | None = None  # client headers for upstreams
-        self._memory: dict[str, int] = {}
-        self._gpu_memory: dict[str, GpuMemory] = {}
+        self._measured: dict[str, int] = {}  # bytes of instances, where measured after the load
         self._leaves = False  # `unload` was called
         self.submit: Submit  # checks and queues a call; raises `ServerError`
         self._queue: Submit  # queues a checked call
@@ -205,16 +202,29 @@ class ModelVersion:
         See `headrace.observability.machine` for its accuracy.
         """
         pids = self._pids
-        return sum(size for name, size in self._memory.items() if pids.get(name) != 0)
+        return sum(
+            self._measured.get(item.name, item.memory)
+            for item in self._items
+            if pids.get(item.name) != 0
+        )
 
     @property
     def gpu_memory(self) -> list[GpuMemory]:
         """GPU memory taken by the instances when they were loaded, by GPU."""
         found: dict[int, GpuMemory] = {}
-        for item in self._gpu_memory.values():
+        for item in (item.gpu for item in self._items if item.gpu is not None):
             before = found[item.device].nbytes if item.device in found else 0
             found[item.device] = GpuMemory(item.device, item.uuid, before + item.nbytes)
         return [found[device] for device in sorted(found) if found[device].nbytes]
+
+    @property
+    def load_seconds(self) -> float:
+        """The duration of the load; 0 before it."""
+        return 0.0 if self._service is None else self._service.loaded.seconds
+
+    @property
+    def _items(self) -> Sequence[LoadedInstance]:
+        return () if self._service is None else self._service.loaded.instances
 
     def worker_pids(self) -> dict[str, int]:
         """The process ids of instances with a running worker."""
@@ -226,7 +236,7 @@ class ModelVersion:
 
     def note_memory(self, found: Mapping[str, int]) -> None:
         """Store the measured bytes of instances."""
-        self._memory |= {name: size for name, size in found.items() if name in self._memory}
+        self._measured |= found
 
     def waits_for(self, version: object) -> bool:
         """True if a request may have to wait for `version` to finish: if it is this one, with a
@@ -311,22 +321,15 @@ class ModelVersion:
         given = batcher.expect, self.statistics.request_failed
         stages = (placement.in_sequence(*given) for placement in self._each)
         service.sequences = next(filter(None, stages), None)
-        self.load_seconds = loaded.seconds
         self._service = service
         self.state = State.READY
 
     @property
-    def serving(self) -> Serving | None:
-        """Origin, configuration and instances while it serves and is healthy; otherwise None."""
-        service = self._service
-        if service is None or not self.healthy:
+    def serving(self) -> LoadedVersion | None:
+        """What serves, if it is healthy and all backends are loaded; otherwise None."""
+        if self._fail_over is not None and self._fail_over.incomplete:
             return None
-        if service.fail_over is not None and service.fail_over.incomplete:
-            return None
-        loaded = service.loaded
-        names = tuple(instance.name for instance in self.instances)
-        inline = all(instance.kind is InstanceKind.INLINE for instance in self.instances)
-        return Serving(loaded.origin, loaded.config, names, inline, service.fail_over is None)
+        return self._loaded if self.healthy else None
 
     def change(self, change: Change) -> None:
         """Swap in a new configuration and instance set without draining the queue.
@@ -335,21 +338,21 @@ class ModelVersion:
         """
         service = self._service
         assert service is not None, "a change of what does not serve. This is a bug."
-        service.loaded = replace(service.loaded, origin=change.origin, config=change.config)
+        kept = [item for item in self._items if item.name not in change.removed]
+        service.loaded = replace(
+            service.loaded, origin=change.origin, config=change.config,
+            instances=[*kept, *change.instances],
+        )  # fmt: skip
         self.reason = ""
         self._add(service, change.instances)
         for name in change.removed:
-            self._memory.pop(name, None)
-            self._gpu_memory.pop(name, None)
+            self._measured.pop(name, None)
             for instances in self._each:
                 instances.remove(name)
 
     def _add(self, service: _Service, loaded: Iterable[LoadedInstance]) -> None:
         """Add loaded instances to the scheduler."""
         for item in loaded:
-            self._memory[item.name] = item.memory
-            if item.gpu is not None:
-                self._gpu_memory[item.name] = item.gpu
             if item.rank not in self._placements:
                 surroundings = service.surroundings[item.rank]
                 self._placements[item.rank] = item.model.placement(item.name, surroundings)
@@ -389,8 +392,6 @@ class ModelVersion:
         service.account.leave()
         await asyncio.gather(*(instances.closed() for instances in self._each))
         self._placements = {}
-        self._memory.clear()
-        self._gpu_memory.clear()
         service.host.close()
         self._service = None
         self.state = State.UNAVAILABLE
