@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import LoadFailed
+from headrace.core.errors import LoadFailed, ServerError
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, Tensor
 from headrace.engine.admission import Admission
@@ -79,6 +79,21 @@ class Constants(Backend):
         return model
 
 
+class FutureCall(Call):
+    """A copy of a call that resolves a future."""
+
+    def __init__(self, asked: Call) -> None:
+        super().__init__("", "", "", {}, nbytes=asked.nbytes)
+        self.take(asked)
+        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        self.future.set_result(response)
+
+    def fail(self, error: ServerError) -> None:
+        self.future.set_exception(error)
+
+
 class World:
     """An engine with the repository `root`; `engine` are arguments of `Engine`."""
 
@@ -122,7 +137,9 @@ def number(response: InferResponse) -> float:
 
 async def ask(version: ModelVersion) -> float:
     """The answer of a version."""
-    response = await version.infer(question())
+    call = FutureCall(question())
+    version.submit(call)
+    response = await call.future
     await asyncio.sleep(0)  # the counters follow a turn later
     return number(response)
 

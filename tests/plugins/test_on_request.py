@@ -21,13 +21,12 @@ from headrace.core.errors import (
 from headrace.core.limits import ResidencyOptions
 from headrace.core.model_spec import LoadParameters
 from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
-from headrace.engine.doors import FutureCall
 from headrace.engine.opening import LoadOptions
 from headrace.observability.machine import GrowthMeter
 from headrace.plugins.on_request import OnRequest
 from headrace.repository.layout import Catalogue, scan
 from tests.engine import worlds
-from tests.engine.worlds import INLINE, number, question, until
+from tests.engine.worlds import INLINE, FutureCall, number, question, until
 
 MIB = 1 << 20
 # A model whose files are small counts for as much before it is measured, and these never are.

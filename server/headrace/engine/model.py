@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from sys import maxsize
 
-from headrace.core.call import Call, InferResponse, Submit
+from headrace.core.call import Call, Submit
 from headrace.core.errors import InvalidRequest, ModelNotReady, NotFound, ServerError, Unavailable
 from headrace.core.limits import ABANDONED_SECS, ModelLoad
 from headrace.core.signature import Signature
 from headrace.engine.admission import Admission, ModelAccount
 from headrace.engine.chain import check, classify, count_responses, divide, tell_servers
-from headrace.engine.doors import Direct, FutureCall, Router
+from headrace.engine.doors import Direct, Router
 from headrace.engine.fail_over import FailOver
 from headrace.engine.loading import Change, GpuMemory, LoadedInstance, LoadedVersion
 from headrace.engine.model_services import EngineServices
@@ -275,16 +275,6 @@ class ModelVersion:
             return 0
         before = 0 if service.sequences is None else service.sequences.waiting
         return service.batcher.waiting + before
-
-    async def infer(self, request: Call) -> InferResponse:
-        """Submit a request and wait for its response; cancelling the wait cancels the request."""
-        call = FutureCall(request)
-        self.submit(call)
-        try:
-            return await call.future
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
 
     def serve(
         self,

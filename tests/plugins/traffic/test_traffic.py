@@ -18,7 +18,7 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, elsewhere
 from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
-from headrace.engine.doors import FutureCall, Target
+from headrace.engine.doors import Target
 from headrace.engine.metrics import collected
 from headrace.engine.model import Model, ModelVersion
 from headrace.plugins.traffic.control import ModelTraffic, TrafficControl, TrafficStage
@@ -26,7 +26,7 @@ from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionR
 from headrace.plugins.traffic.rules import Shadow
 from headrace.repository.layout import ModelSource
 from tests.engine import worlds
-from tests.engine.worlds import CONFIG, LOAD_OPTIONS, ask, number, question, until
+from tests.engine.worlds import CONFIG, LOAD_OPTIONS, FutureCall, ask, number, question, until
 
 SPLIT = {"split": {"1": 90, "2": 10}}
 
