@@ -425,7 +425,7 @@ def test_links_replaced_with_unwatched_targets(world: Repositories, tmp_path: Pa
             assert take() == "linked"
 
 
-def test_the_watch_of_a_repository_outlives_a_failure(world: Repositories) -> None:
+def test_the_watch_of_a_repository_survives_an_error(world: Repositories) -> None:
     def fails() -> None:
         raise ValueError("a bug")
 
