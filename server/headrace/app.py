@@ -108,7 +108,6 @@ class Application:
             core_limit(),
             not settings.disable_auto_complete_config,
             settings.default_max_batch_size,
-            settings.model_config_name,
             settings.environments,
             settings.allow_in_process_python,
             settings.model_load_thread_count,

@@ -25,6 +25,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.opening import LoadOptions
 from headrace.placement.backend import load_backends
 from headrace.repository.layout import ModelSource, read_model_directory
+from tests.engine.worlds import FutureCall
 from tests.models.onnx_graphs import identity, write_model
 from tests.models.python_models import IDENTITY, tensors, write_python_model
 
@@ -77,8 +78,9 @@ async def cycle(source: ModelSource) -> None:
             file.touch()  # or there would be nothing to load
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
-        request = Call("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)})
-        response = await engine.find_version("m").infer(request)
+        request = FutureCall(Call("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)}))
+        engine.find_version("m").submit(request)
+        response = await request.future
         assert np.array_equal(response.outputs[0].array, x)
     await engine.unload_all()
 

@@ -50,7 +50,6 @@ class LoadOptions:
     cores: int
     auto_complete: bool = True
     default_max_batch_size: int = 64
-    config_name: str = ""
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     in_process_python: bool = False
     threads: int = 4
