@@ -316,7 +316,7 @@ class ModelVersion:
 
     @property
     def serving(self) -> LoadedVersion | None:
-        """What serves, if it is healthy and all backends are loaded; otherwise None."""
+        """The loaded version, if it is healthy and all its backends are loaded; otherwise None."""
         if self._fail_over is not None and self._fail_over.incomplete:
             return None
         return self._loaded if self.healthy else None
