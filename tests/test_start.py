@@ -65,7 +65,7 @@ def imported_by(program: str) -> list[str]:
 
 
 def among(modules: Iterable[str], unused: Iterable[str]) -> list[str]:
-    """Those of `modules` that are in the `unused` modules and packages."""
+    """Members of `modules` that are in the `unused` modules and packages."""
     found = tuple(unused)
     return [m for m in modules if m in found or m.startswith(tuple(f"{name}." for name in found))]
 

@@ -11,7 +11,7 @@ EVIL = "http://evil.example:8000"
 
 
 def allowed(*headers: tuple[str, str], named: tuple[str, ...] = NAMED, address: str = "") -> bool:
-    """Whether a request with such headers is served."""
+    """True if a request with such headers is served."""
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     try:
         AllowedOrigins(named, address).check(pairs, SERVER)

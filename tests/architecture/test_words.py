@@ -1,4 +1,4 @@
-"""The mechanical part of how docstrings are worded: the first line names its thing."""
+"""The mechanical part of the wording of docstrings, names of tests, and decision records."""
 
 import ast
 import re
@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PARTS = ("server/headrace", "benchmarks", "scripts", "tests/support")
+PARTS = ("server/headrace", "benchmarks", "scripts", "tests")
 # Words that only point at a thing, or paraphrase one; and references in place of a text.
 FORBIDDEN = {
     "It", "That", "Those", "These", "They", "What", "Whatever", "Whichever", "Who", "Whoever",
     "Be", "Have", "Know", "Tell", "See", "Whether", "Which", "How", "Where", "When", "Why", "As",
     "So", "There", "Nobody", "Somebody", "Someone", "Nothing", "Something", "Everybody", "Anybody",
 }  # fmt: skip
+# The same for names of tests, which are sentences or noun phrases.
+RIDDLE = re.compile(r"test_(its?|what(ever)?|who(ever)?|which|whether|how|where|why|those)_")
+RECORD = ["Context", "Decision", "Alternatives considered", "Measurements", "Consequences"]
 
 
 def python_files() -> Iterator[Path]:
@@ -44,6 +47,28 @@ def test_summaries_name_their_thing() -> None:
         for line, summary in offenders(path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(["docstrings whose summaries name nothing:", *found])
+
+
+def test_names_of_tests_are_no_riddles() -> None:
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+        if RIDDLE.match(name)
+    ]
+    assert not found, "\n".join(["tests whose names name nothing:", *found])
+
+
+def test_decision_records_have_the_usual_form() -> None:
+    for path in sorted((REPOSITORY / "docs/adr").glob("0*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = re.match(r"# \d+\. (\w+)", text)
+        assert title, path
+        assert title[1] not in FORBIDDEN, path
+        assert re.search(r"^\*\*Status:\*\* (Accepted|Superseded)", text, re.MULTILINE), path
+        sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert {"Context", "Decision", "Consequences"} <= set(sections), path
+        assert sections == [name for name in RECORD if name in sections], path
 
 
 def test_an_offender_is_found() -> None:

@@ -68,7 +68,7 @@ def test_a_missing_repository(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_built_environments_are_kept(tmp_path: Path) -> None:
-    """It exceeds the cache's limit, but only the next command's build removes it."""
+    """The environment exceeds the cache's limit, but only the next command's build removes it."""
     write_wheelhouse(tmp_path / "wheels")
     for name, version in (("one", "1.0"), ("two", "2.0")):
         write_python_model(tmp_path / "repository", name, IDENTITY)

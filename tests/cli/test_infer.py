@@ -54,7 +54,7 @@ def test_human_readable_output(headrace: Headrace, monkeypatch: pytest.MonkeyPat
     assert ended.out.count("[[") == 2
 
 
-def test_as_json(headrace: Headrace) -> None:
+def test_json_output(headrace: Headrace) -> None:
     ended = headrace("infer", "text_language", "Wann fährt der Zug?", "--id=é", "--json")
     document = ended.document
     timing = document.pop("timing")

@@ -285,7 +285,7 @@ def test_metrics_of_another_server(headrace: Headrace, other: ServerProcess) -> 
 
 
 def test_a_restarted_server(headrace: Headrace) -> None:
-    """It has another identity then, and its metrics may be on another port."""
+    """The new server has another identity, and its metrics may be on another port."""
     starts = 0
 
     class Restarting(BaseHTTPRequestHandler):

@@ -315,7 +315,7 @@ async def test_waiting_calls_of_a_lost_connection(service: Service, made: Made) 
 
 
 async def test_frames_for_a_lost_connection(service: Service) -> None:
-    """As where a call begins in the same turn of the loop; uvloop raises for them."""
+    """A call may begin in the same turn of the loop; uvloop raises for its frames."""
     loop, problems, gone = asyncio.get_running_loop(), list[object](), asyncio.Event()
     loop.set_exception_handler(lambda _, context: problems.append(context))
 

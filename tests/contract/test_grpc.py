@@ -151,7 +151,7 @@ def test_unknown_metadata_is_ignored(grpc_client: GrpcClient) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "\u20ac", "%"])
 def test_long_errors_are_cut(grpc_client: GrpcClient, letter: str) -> None:
-    """They travel in headers, whose size clients limit; longer ones would hide the status."""
+    """Errors travel in headers, whose size clients limit; longer ones would hide the status."""
     with pytest.raises(NotFound, match=f"^Request for unknown model: '{letter}+\u2026$"):
         grpc_client.model_metadata(letter * 20_000)
 

@@ -101,7 +101,7 @@ def test_requests_for_several_models(client: GrpcClient) -> None:
 
 @BOTH
 def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Rounds) -> None:
-    """They are executed concurrently, but early results wait for those of earlier requests."""
+    """Requests are executed concurrently, but early results wait for those of earlier requests."""
     with Stream(client) as stream:
         stream.send(_spin(rounds(0.3), id="slow"), _sum([1], id="quick"))
         stream.half_close()

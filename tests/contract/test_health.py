@@ -33,7 +33,7 @@ def test_servers_and_models_that_are_ready(caller: Client) -> None:
     ("/v2/models/simple", 405),
 ])  # fmt: skip
 def test_head_requests(server: ServerProcess, path: str, status: int) -> None:
-    """As some load balancers ask; the connection goes on."""
+    """Some load balancers probe by HEAD; the connection goes on."""
     connection = HTTPConnection(server.http.split("//")[-1], timeout=30)
     connection.request("HEAD", path)
     answer = connection.getresponse()

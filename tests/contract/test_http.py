@@ -305,7 +305,7 @@ def test_connection_close_is_honoured(server: ServerProcess) -> None:
     b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody tries TLS
 ])  # fmt: skip
-def test_what_is_not_http(server: ServerProcess, data: bytes) -> None:
+def test_invalid_http(server: ServerProcess, data: bytes) -> None:
     with HttpSocket(server.http) as connection:
         connection.send(data)
         answer = connection.receive()

@@ -142,7 +142,7 @@ def test_binary_on_one_side_alone(server: ServerProcess) -> None:
 
 
 def test_outputs_without_data_or_json(server: ServerProcess) -> None:
-    """Nothing follows the JSON, so there is no length header; each output has a size of 0."""
+    """Without data after the JSON there is no length header; each output has a size of 0."""
     document = _request([], [0, 4], "INT32", parameters={"binary_data_output": True})
     answer = _post(server, "convert", document)
     assert answer.headers["content-type"] == "application/json"

@@ -46,7 +46,7 @@ def client(request: pytest.FixtureRequest, started: ServerProcess) -> Iterator[C
 
 
 def _is_being_loaded(client: GrpcClient, model: str) -> bool:
-    """Whether it has a loading version, and not only its name."""
+    """True if the model has a loading version, and not only its name."""
     found = [one for one in client.index().models if one.name == model]
     return [(one.version, one.state) for one in found] == [("1", "LOADING")]
 
@@ -122,7 +122,7 @@ def test_other_models_are_served(client: Client) -> None:
     assert reason == "ONNX Runtime cannot load hollow/1/model.onnx; the server's log says why"
 
 
-def test_why_a_model_failed(started: ServerProcess) -> None:
+def test_reason_of_a_failed_model(started: ServerProcess) -> None:
     said = json.loads(ask(started.http, "GET", "/v2/models/broken/versions/1/ready").body)
     assert said["reason"] == (
         "Request for unknown model: 'broken' version 1 is not at ready state (it is UNAVAILABLE):"

@@ -151,7 +151,7 @@ def test_a_model_that_cannot_be_loaded_says_why(client: Client) -> None:
 
 
 def test_decoupled_models(server: ServerProcess) -> None:
-    """That they are decoupled is not known before they are loaded."""
+    """Before the load, these models are not known to be decoupled."""
     given = {"TEXT": strings([b"a"], [1, 1]), "COUNT": np.array([[1]], np.int32)}
     with HttpClient(server.url, binary=False) as http, GrpcClient(server.grpc) as client:
         for name, door in (("unary_http", http), ("unary_grpc", client)):

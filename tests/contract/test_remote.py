@@ -275,7 +275,7 @@ def test_one_of_a_batch_that_fails_fails_alone(
 def test_forward_transparent_sends_requests_one_by_one(
     endpoint: str, front: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    """They are decoded and checked here. One warning says so."""
+    """Requests are decoded and checked here. One warning says so."""
     rows = np.ones((1, 4), np.float32)
     with CLIENTS["grpc"](front) as through, Scraper(front.metrics) as scraper:
         labels = {"model": "transparent", "version": "1", "endpoint": endpoint}

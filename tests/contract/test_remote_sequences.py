@@ -83,7 +83,7 @@ def pinned(front: ServerProcess) -> float:
 def test_sequences_keep_their_states(
     caller: Client, servers: tuple[SequenceServer, SequenceServer]
 ) -> None:
-    """They alternate and go to both upstreams, each of which knows only its own."""
+    """Sequences alternate and go to both upstreams, each of which knows only its own."""
     before = [len(server.told) for server in servers]
     # Enough for both to get some, whichever has had fewer calls before.
     ids: list[Id] = [7, 2**62, "a", "7", *range(100, 180)]

@@ -127,7 +127,7 @@ def test_declared_signature() -> None:
     (OPTIONAL, request(a=(1, 1), b=(1, 1)), request(a=(1, 1), b=(1, 1), c=(1, 1)), False),
     (OPTIONAL, request(a=(1, 1), b=(1, 1), c=(1, 1)), request(c=(2, 1), b=(2, 1), a=(2, 1)), True),
 ])  # fmt: skip
-def test_which_requests_may_share_a_batch(
+def test_requests_that_may_share_a_batch(
     signature: Signature, one: Call, other: Call, together: bool
 ) -> None:
     assert (signature.batch_key(one) == signature.batch_key(other)) is together

@@ -245,7 +245,7 @@ def test_unregister(shared: SharedFile) -> None:
 
 
 def test_a_region_in_use_stays_registered_until_released(shared: SharedFile) -> None:
-    """As in Triton: its status is listed, its name is taken, and requests may use it."""
+    """Like Triton: its status is listed, its name is taken, and requests may use it."""
     regions = regions_of()
     register(regions, "r", shared.key)
     shared.put(b"still here")

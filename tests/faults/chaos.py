@@ -193,7 +193,7 @@ class Chaos:
         return int(self.answer(model, "pid"))
 
     def ready(self, model: str = "") -> bool:
-        """Whether a model, or the server, reports itself ready."""
+        """Readiness of a model, or of the server."""
         path = f"models/{model}" if model else "health"
         return self._client.get(f"{self.server.url}/v2/{path}/ready").status_code == 200
 
@@ -202,7 +202,7 @@ class Chaos:
         return str(self._client.get(f"{self.server.url}/v2/models/{model}/ready").json()["reason"])
 
     def others_are_served(self) -> bool:
-        """Whether other models answer: in process, and in a worker."""
+        """True if other models answer: in process, and in a worker."""
         return self.neighbour_is_served() and self.answer("bystander", "x") == "x"
 
     def neighbour_is_served(self) -> bool:

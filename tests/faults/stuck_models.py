@@ -49,7 +49,7 @@ def told(client: Client, model: str, text: str) -> str:
 
 
 def neighbours_serve(client: Client) -> bool:
-    """Whether the healthy models answer correctly and report themselves ready."""
+    """True if the healthy models answer correctly and report themselves ready."""
     row = np.arange(16, dtype=np.int32).reshape(1, 16)
     added = client.infer("neighbour", {"INPUT0": row, "INPUT1": row})["OUTPUT0"]
     return (

@@ -46,7 +46,7 @@ def options(folder: Path) -> list[str]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; unreaped ones count as ended."""
+    """True if a process runs; unreaped ones count as ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -250,7 +250,7 @@ async def test_connections_beyond_the_limit(echo: Path) -> None:
 @pytest.mark.parametrize("front_ends", ["0", "1"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_connections_beyond_the_descriptors(echo: Path, door: str, front_ends: str) -> None:
-    """They are closed at once, counted and logged, and existing ones go on."""
+    """Excess connections are closed at once, counted and logged; existing ones go on."""
     # Fewer than the three quarters that connections may have, and the server's open files.
     prefix = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
     options = [f"--frontends={front_ends}"]

@@ -160,7 +160,7 @@ def test_a_triton_that_ignores_sigterm_is_killed(stand_in: Path, tmp_path: Path)
 
 
 def test_a_triton_that_crashes_repeatedly(stand_in: Path, tmp_path: Path) -> None:
-    """It is no longer restarted after a while, and the model is not ready."""
+    """After a while restarts end, and the model is not ready."""
     with serving(stand_in, tmp_path) as (server, client):
         ended = 0
         while "it is tried again in 30 s" not in server.log:

@@ -172,7 +172,7 @@ def test_a_file_that_the_model_imports(served: Served) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process is alive; an orphan may take a while until it is reaped."""
+    """True if a process is alive; an orphan may take a while until it is reaped."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

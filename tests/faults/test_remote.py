@@ -82,7 +82,7 @@ async def load(server: ServerProcess) -> AsyncIterator[Load]:
 
 
 async def healthy(front: ServerProcess, server: Server) -> bool:
-    """Whether the server in front sends calls to the upstream."""
+    """True if the server in front sends calls to the upstream."""
     found = await metrics(front)
     name = 'headrace_endpoint_healthy{{endpoint="{}",model="busy",version="1"}}'
     for url in (f"grpc://{server.grpc}", server.url):
@@ -92,7 +92,7 @@ async def healthy(front: ServerProcess, server: Server) -> bool:
 
 
 async def ready(front: ServerProcess) -> bool:
-    """Whether the server in front reports the model ready."""
+    """Readiness of the model on the server in front."""
     async with grpc.aio.insecure_channel(front.grpc) as channel:
         asked = pb.ModelReadyRequest(name="busy").SerializeToString()
         return pb.ModelReadyResponse.FromString(await call(channel, "ModelReady", asked)).ready
@@ -215,7 +215,7 @@ async def test_a_stopped_upstream_loses_no_request(servers: Servers) -> None:
 
 @EACH
 async def test_a_hanging_upstream_delays_only_its_own_requests(servers: Servers) -> None:
-    """It gets no requests while it is silent, and is used again soon after it continues."""
+    """The upstream gets no requests while silent, and is used again soon after it continues."""
     async with load(servers.front) as under_way:
         for _ in range(2):
             servers.first.send(signal.SIGSTOP)

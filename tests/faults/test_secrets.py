@@ -89,7 +89,7 @@ def serving(
 
 
 def reached(server: ServerProcess) -> dict[str, list[str]]:
-    """What the model can reach, by process id."""
+    """Secrets in the model's reach, by process id."""
     response = httpx.post(f"{server.url}/v2/models/prying/infer", json=_ASKED, timeout=30)
     assert response.status_code == 200, response.text
     found: dict[str, list[str]] = json.loads(response.json()["outputs"][0]["data"][0])

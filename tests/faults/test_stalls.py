@@ -127,7 +127,7 @@ def test_a_hang_is_reported_and_terminated(
 
 
 def answers(client: Client, model: str) -> bool:
-    """Whether a model that can hang answers correctly."""
+    """True if a model that can hang answers correctly."""
     if "busy" in model:
         given = {"VALUE": np.array([[7]]), "COST": np.array([[0]])}
         return int(client.infer(model, given)["RESULT"].item()) == 7
@@ -245,7 +245,7 @@ def test_a_hung_request_ends_with_the_unload(stuck: Path, protocol: str, model: 
 
 
 def begun(server: ServerProcess, model: str) -> bool:
-    """Whether a model has begun to hang, where it reports that."""
+    """True if a model has begun to hang, where it reports that."""
     return model == "busy" or "holds its lock" in server.log
 
 

@@ -282,7 +282,7 @@ def test_a_returning_forked_process_is_ignored(chaos: Chaos) -> None:
 
 
 def _zombies(pid: int) -> bool:
-    """Whether a process has only unreaped children."""
+    """True if a process has only unreaped children."""
     children = psutil.Process(pid).children(recursive=True)
     return all(child.status() == psutil.STATUS_ZOMBIE for child in children)
 

@@ -91,7 +91,7 @@ def test_an_embedding_does_not_depend_on_its_batch(embedder: Any) -> None:
     assert together == pytest.approx(alone, abs=1e-5)
 
 
-def test_its_tokenizer_needs_no_package() -> None:
+def test_the_tokenizer_needs_no_package() -> None:
     cut = module("wordpiece").WordPiece(["[CLS]", "[SEP]", "[UNK]", "mill", "##s"])
     assert cut("Mills mill wheel", 9) == [0, 3, 4, 3, 2, 1]
     assert cut("mill mill mill", 4) == [0, 3, 3, 1]

@@ -108,7 +108,7 @@ class Recorder(LoadedModel):
         (signature(0, 2**62, 2**62), 0),
     ],
 )
-def test_how_many_rows_are_measured(declared: Signature, rows: int) -> None:
+def test_measured_row_counts(declared: Signature, rows: int) -> None:
     assert largest_batch(declared) == rows
 
 

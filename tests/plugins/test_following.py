@@ -415,7 +415,7 @@ def test_changes_are_reported(world: Repositories, secs: float, events: bool) ->
 
 
 def test_links_replaced_with_unwatched_targets(world: Repositories, tmp_path: Path) -> None:
-    """As by git-sync and volumes in Kubernetes: the relevant events are those of a link."""
+    """git-sync and volumes in Kubernetes do so: the relevant events are those of a link."""
     for number in range(3):
         write(tmp_path / f"tree{number}/1/model.py", "")
     with watching(world.first, _NEVER, events=True) as take:

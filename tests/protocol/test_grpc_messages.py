@@ -330,7 +330,7 @@ def test_shapes_are_told_apart() -> None:
 
 
 def test_empty_outputs() -> None:
-    """They share names, datatypes and shapes with outputs that have data."""
+    """Empty outputs share names, datatypes and shapes with outputs that have data."""
     writer = InferWriter()
     there = [elsewhere("x", Datatype.FP32, (2,)), elsewhere("y", Datatype.BYTES, (1,))]
     text = Tensor("y", Datatype.BYTES, np.array([b"abc"], object))

@@ -463,7 +463,7 @@ def test_a_binary_response() -> None:
     ]
 
 
-def test_which_outputs_are_binary() -> None:
+def test_binary_and_json_outputs() -> None:
     for form, is_binary in (
         (ResponseForm(), False),
         (ResponseForm(binary=True), True),
@@ -776,7 +776,7 @@ def test_bodies_that_take_long_to_decode() -> None:
 
 @pytest.mark.parametrize("datatype", [d for d in IN_JSON if d is not Datatype.BOOL])
 def test_long_answers(datatype: Datatype) -> None:
-    """They are written in pieces, each with a start and an end."""
+    """Long answers are written in pieces, each with a start and an end."""
     count = 200_001
     if datatype is Datatype.BYTES:
         given = object_array([b"a,]"] * count, (count,))

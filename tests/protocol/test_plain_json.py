@@ -67,7 +67,7 @@ def complete(of: Signature, body: bytes) -> tuple[Call, int]:
 
 
 def check(reader: PlainJson, of: Signature, body: bytes) -> bool:
-    """Whether the body is plain; asserts the complete decoder's result."""
+    """True if the body is plain; asserts the complete decoder's result."""
     expected = outcome(complete, of, body)
     found = reader.decode(body)
     if found is None:
@@ -92,7 +92,7 @@ def check(reader: PlainJson, of: Signature, body: bytes) -> bool:
 
 
 def is_plain(of: Signature, request: Any) -> bool:
-    """Whether a request is plain, for a new and a known layout, with and without spaces."""
+    """True if a request is plain, for a new and a known layout, with and without spaces."""
     found = set()
     for separators in ((",", ":"), (", ", ": ")):
         reader = PlainJson(of, "m", "1")

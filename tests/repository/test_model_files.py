@@ -141,7 +141,7 @@ def test_the_chosen_configuration_counts(model: Path) -> None:
 
 
 def test_a_replaced_file_of_equal_size_and_time(model: Path) -> None:
-    """As in archives in which all files have one time; a changed time alone is a change, too."""
+    """Archives may give all files one time; a changed time alone is a change, too."""
     before = state(model)
     os.utime(model / "1/model.py", (5, 5))
     touched = state(model)
@@ -152,7 +152,7 @@ def test_a_replaced_file_of_equal_size_and_time(model: Path) -> None:
 
 
 def test_links_are_followed(model: Path, tmp_path: Path) -> None:
-    """As in a volume of Kubernetes: a link is turned to another directory."""
+    """Volumes of Kubernetes turn a link to another directory."""
     for name in ("old", "new"):
         write(tmp_path / name / "model.py", name)
     (model / "..data").symlink_to(tmp_path / "old")

@@ -261,7 +261,7 @@ LEAVES = sorted(leaves(ModelConfig.DESCRIPTOR))
 
 
 def effective(path: str) -> bool:
-    """Whether the table lists `path` or a parent of it as effective."""
+    """True if the table lists `path` or a parent of it as effective."""
     parts = path.split(".")
     return any(
         ".".join(parts[:n]) in EFFECTIVE

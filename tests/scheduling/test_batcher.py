@@ -23,7 +23,7 @@ def timing_out(action: TimeoutAction = TimeoutAction.REJECT) -> SchedulingPolicy
 # --- forming batches
 
 
-def test_what_arrives_within_a_tick_or_while_the_instance_is_busy_runs_together() -> None:
+def test_requests_of_one_tick_or_of_a_busy_instance_run_together() -> None:
     bench = Bench()
     calls = [bench.submit(name, value) for name, value in (("a", 1), ("b", 2), ("c", 3))]
     (instance,) = bench.instances

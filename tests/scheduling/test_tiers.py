@@ -74,7 +74,7 @@ class Bench:
         return call
 
     def refuse(self, rank: int) -> None:
-        """Have the instances of a backend refuse their batches."""
+        """Make the instances of a backend refuse their batches."""
         for instance in self.instances[rank]:
             instance.report(parts=[Unavailable("full")])
 

@@ -18,7 +18,7 @@ from tests.engine.worlds import LOAD_OPTIONS
 
 
 def test_a_client_that_disconnects_in_its_request_gets_no_answer() -> None:
-    """It is not counted either."""
+    """The request is not counted either."""
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
     answers = engine.admission.answers
     app = CountedApp(create_app(engine, 1 << 20), answers, False)
@@ -61,7 +61,7 @@ class Table(tuple[Operation, ...]):
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 def test_the_openapi_document_is_built_off_the_event_loop(path: str) -> None:
-    """There may be thousands of models in it."""
+    """The document may describe thousands of models."""
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
     table = Table(OPERATIONS)
     table.readers = []

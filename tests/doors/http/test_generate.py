@@ -166,7 +166,7 @@ JSON, NOT_ONE = b"application/json", orjson.dumps({"error": NOT_ONE_RESPONSE})
     ("generate_stream", ".", 200, _EVENTS, b""),
     ("generate_stream", "a!", 200, _EVENTS, events(document(b"a"), b'{"error":"why"}')),
 ])  # fmt: skip
-async def test_how_responses_end(
+async def test_end_of_responses(
     verb: str, steps: str, status: int, kind: bytes, body: bytes
 ) -> None:
     """By `.`, with no further response, or by `!`, an execution error."""
@@ -370,7 +370,7 @@ async def test_responses_before_the_request_is_attached() -> None:
 
 
 async def test_later_responses_wait_for_a_large_one(call: AskedCall) -> None:
-    """It is encoded on a thread."""
+    """The large response is encoded on a thread."""
     work = await call.work()
     work.answer(200_000)
     work.answer("b", final=True)

@@ -1,4 +1,4 @@
-"""An application that is built when a request first needs it, and what is answered meanwhile."""
+"""The application built at its first request, and the routes answered meanwhile."""
 
 import asyncio
 import threading
@@ -12,14 +12,12 @@ from headrace.doors.http.routes import LateApp
 
 
 class Greeting:
-    """A route in front, for one path."""
+    """A bare route for one path."""
 
     def claims(self, method: str, path: str) -> bool:
-        """`Route.claims`."""
         return (method, path) == ("GET", "/hello")
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`Route.handle`."""
         await answer(send, 200, b"hello")
 
 
@@ -34,7 +32,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def ask(app: LateApp, path: str, method: str = "GET") -> tuple[int, bytes]:
-    """Status and body of what a request is answered with."""
+    """Status and body of the answer to a request."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -49,7 +47,7 @@ async def ask(app: LateApp, path: str, method: str = "GET") -> tuple[int, bytes]
 
 
 class Building:
-    """Builds `echo` on whatever thread it is called, once `go` is set."""
+    """Builds `echo` on the calling thread, once `go` is set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -73,11 +71,11 @@ async def building() -> AsyncIterator[Building]:
 
 @pytest.fixture
 def app(building: Building) -> LateApp:
-    """An application that waits to be built."""
+    """An unbuilt application."""
     return LateApp([Greeting()], building)
 
 
-async def test_what_is_in_front_needs_no_application(app: LateApp, building: Building) -> None:
+async def test_bare_routes_need_no_application(app: LateApp, building: Building) -> None:
     assert await ask(app, "/hello") == (200, b"hello")
     assert building.threads == []
 
@@ -99,7 +97,9 @@ async def test_first_requests_wait_for_one_build_and_the_rest_is_answered(
     assert thread.daemon  # so that a server may end meanwhile
 
 
-async def test_who_gives_up_takes_the_build_from_nobody(app: LateApp, building: Building) -> None:
+async def test_a_cancelled_request_does_not_cancel_the_build(
+    app: LateApp, building: Building
+) -> None:
     first = asyncio.create_task(ask(app, "/a"))
     await building.begun.wait()
     second = asyncio.create_task(ask(app, "/b"))

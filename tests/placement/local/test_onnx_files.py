@@ -39,7 +39,7 @@ def write(root: Path, model: bytes) -> Path:
 
 
 def refused(root: Path, model: bytes) -> bool:
-    """Whether the backend refuses `model` because of its tensor's location."""
+    """True if the backend refuses `model` because of its tensor's location."""
     path = write(root, model)
     with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
         check_external_files(path, root)
@@ -122,7 +122,7 @@ def test_a_link_that_leads_outside_is_refused(root: Path, graph: Graph) -> None:
 
 
 def test_a_model_file_that_is_a_link_has_its_data_beside_its_target_too(root: Path) -> None:
-    """As downloads lie in a cache of blobs: both files are links, to one directory."""
+    """Downloads may be in a cache of blobs: both files are links, to one directory."""
     blobs = root / "blobs"
     blobs.mkdir()
     (blobs / "one").write_bytes(onnx_graphs.external_weight("weights.bin"))

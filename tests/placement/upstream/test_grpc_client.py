@@ -164,7 +164,7 @@ class Busy(ThreadPoolExecutor):
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_large_answer_that_is_compressed(options: RemoteOptions, cancelled: bool) -> None:
-    """It is decompressed on a thread, while other calls go on."""
+    """The answer is decompressed on a thread, while other calls go on."""
     client, endpoint = client_of(options)
     array = np.random.default_rng(0).random((1, 100_000), np.float32)
     large = RemoteRequest([RemoteInput("IN", Datatype.FP32, array.shape, [array])], ["OUT"], {})

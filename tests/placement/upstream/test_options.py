@@ -172,14 +172,14 @@ def test_memory_is_shared_with_servers_on_this_machine(tmp_path: Path) -> None:
         ({"shared_memory": "system"}, "expected true or false"),
     ],
 )
-def test_where_memory_cannot_be_shared(tmp_path: Path, given: dict[str, str], text: str) -> None:
+def test_endpoints_without_shared_memory(tmp_path: Path, given: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOption, match=text) as error:
         options(tmp_path, 0, **{"shared_memory": "true", **given})
     assert error.value.path == "parameters['shared_memory']"
 
 
 def test_forward_transparent_is_accepted_anywhere(tmp_path: Path) -> None:
-    """It only has the requests sent one by one."""
+    """The setting only has the requests sent one by one."""
     both = "grpc://127.0.0.1,http://127.0.0.1"
     for asked in (
         {"endpoints": both}, {"endpoints": both, "protocol": "tfserving"}, {"shared_memory": "true"}

@@ -111,7 +111,7 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path
     assert set(psutil.Process().children(recursive=True)) == before
 
 
-def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
+def test_leftover_processes_of_a_command_are_ended(tmp_path: Path) -> None:
     run(tmp_path, "sleep 600 & echo $! > child")
     until_ended(int((tmp_path / "child").read_text()))
     with pytest.raises(StepFailed, match="cannot start /no/command: No such file"):

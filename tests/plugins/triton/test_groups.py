@@ -58,7 +58,7 @@ def test_a_missing_gpu() -> None:
     assert error.value.path == "instance_group[1].gpus"
 
 
-def test_what_a_process_reports_is_numbered_as_configured() -> None:
+def test_reported_gpus_are_numbered_as_configured() -> None:
     reported = groups("kind: KIND_GPU count: 2 gpus: [0]; kind: KIND_CPU")
     assert as_configured(reported, PER_GPU[1]) == groups(
         "kind: KIND_GPU count: 2 gpus: [1]; kind: KIND_CPU"
