@@ -9,16 +9,17 @@ import numpy as np
 import orjson
 import pytest
 
-from headrace.core.call import Call, InferResponse, Raw, Timing
+from headrace.core.call import InferResponse, Raw, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, NotFound, QueueTimeout
 from headrace.core.tensors import Tensor
 from headrace.doors.http.generate import (
     NOT_ONE_RESPONSE,
+    GenerateExchange,
     GenerateRoute,
-    Responses,
 )
-from headrace.engine.doors import PAUSE_BYTES
+from headrace.doors.http.head import head_of
+from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES
 from tests.doors.fakes import FakeEngine, Work, until
 
 Message = dict[str, Any]
@@ -330,42 +331,44 @@ async def test_without_a_signature_the_body_is_forwarded_undecoded() -> None:
 # --- slow clients
 
 
-def counted(response: InferResponse) -> bytes:
-    """A response of as many bytes as it has rows."""
-    return bytes(response.timing.batch_rows)
+def exchange_of(engine: FakeEngine) -> GenerateExchange:
+    """A request that no model has yet."""
+    head = head_of(engine, "/v2/models/many/generate_stream", {"name": "many"}, [])
+    exchange = GenerateExchange(1_000, head, engine.admission)
+    exchange.begin()
+    return exchange
 
 
-def rows(count: int) -> InferResponse:
-    """A response of `count` bytes."""
-    return InferResponse("m", "1", "", [], Timing(0, 0, count))
+def long(count: int) -> InferResponse:
+    """A response of somewhat more than `count` bytes."""
+    return InferResponse("m", "1", "", [], Timing(1, 2, 3), {"text": "x" * count})
 
 
 async def test_a_model_that_does_not_pause_is_cancelled() -> None:
     engine = FakeEngine()
-    responses = Responses(counted, 10 * PAUSE_BYTES)
-    work = Work(engine.many, Call("many", "", "", {}))
-    responses.attach(work.request)
-    responses.respond(rows(20 * PAUSE_BYTES), False)  # one may be of any size
+    exchange = exchange_of(engine)
+    work = Work(engine.many, exchange)
+    exchange.respond(long(GIVE_UP_BYTES), False)  # one may be of any size
     assert (work.held, work.cancelled) == (True, False)
-    responses.respond(rows(1), False)
+    exchange.respond(long(1), False)
     assert (work.held, work.cancelled) == (True, True)
-    await responses.news()
-    assert responses.take() == []
-    assert "does not read the responses" in str(responses.error)
-    responses.respond(rows(1), True)
-    assert responses.count == 2
+    assert await exchange.news() == []
+    assert "does not read the responses" in str(exchange.error)
+    exchange.respond(long(1), True)
+    assert exchange.count == 2
 
 
 async def test_responses_before_the_request_is_attached() -> None:
     engine = FakeEngine()
-    responses = Responses(counted)
-    responses.respond(rows(PAUSE_BYTES + 1), False)
-    work = Work(engine.many, Call("many", "", "", {}))
-    responses.attach(work.request)
-    assert [work.held] == [True]
-    assert [len(text) for text in responses.take()] == [PAUSE_BYTES + 1]
-    assert [work.held] == [False]
-    responses.close()
+    exchange = exchange_of(engine)
+    exchange.respond(long(PAUSE_BYTES), False)
+    assert exchange.held  # for the model that takes it next
+    work = Work(engine.many, exchange)
+    work.held = True
+    [text] = await exchange.news()
+    assert len(text) > PAUSE_BYTES
+    assert not work.held
+    exchange.drop()
     assert work.cancelled
 
 

@@ -34,200 +34,11 @@ from headrace.doors.http.infer import (
 from headrace.doors.http.protocol import OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
-from headrace.engine.workbench import LARGE, Job, Workbench
+from headrace.engine.workbench import LARGE, Job
 from headrace.protocol.elements import Charge, charge_objects, uncharged
 from headrace.protocol.generate import EVENT_STREAM, decode_generate, encode_generate, event
 from headrace.protocol.parameters import add_timing, server_timing, wants_timing
 from headrace.protocol.v2_json import error_body, pass_raw
-
-
-class Responses:
-    """Queued responses to one generate request, as JSON.
-
-    Owned by the event loop. Invariants: the call is held exactly while the model was asked to
-    pause; after `ended` or `gone` no more responses are accepted.
-    """
-
-    def __init__(
-        self,
-        encode: Callable[[InferResponse], bytes],
-        give_up_bytes: int = GIVE_UP_BYTES,
-        workbench: Workbench | None = None,
-        account: Account | None = None,
-    ) -> None:
-        """The request is ended once more than `give_up_bytes` are queued.
-
-        With a `workbench`, large responses are encoded there. `account` is charged for the queue.
-        """
-        self.count = 0  # responses so far
-        self.ended = False
-        self.error: Exception | None = None  # the error that ended the request
-        self.refused = False  # true if the request was refused before it was queued
-        self.gone = False
-        self._encode = encode
-        self._workbench = workbench
-        self._account = account
-        self._give_up_bytes = give_up_bytes
-        self._texts: list[bytes] = []
-        self._nbytes = 0
-        self._pending = 0  # bytes of responses not encoded yet
-        self._charged = 0  # bytes charged to the account
-        self._news = asyncio.Event()
-        self._call: Call | None = None
-        self._held = False
-        self._job: Job[bytes] | None = None  # encodes a large response
-        self._behind: deque[Callable[[], None]] = deque()  # events queued behind the job
-
-    # --- from the engine
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Queue a response."""
-        if self.ended:
-            return
-        size = sum(tensor.array.nbytes for tensor in response.outputs)
-        if self._job is not None:
-            self._pending += size
-            self._behind.append(partial(self._take_up, response, final, size))
-            self._restrain(final)
-        elif size > LARGE and self._workbench is not None:
-            self._pending += size
-            self._take_up(response, final, size)
-            self._restrain(final)
-        else:
-            self._encode_here(response, final)
-
-    def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
-        """Encode a response of `size` bytes, on the workbench if it is large."""
-        if size > LARGE and self._workbench is not None:
-            self._job = self._workbench.do(
-                size, lambda charge: self._encode(response), partial(self._encoded, final, size),
-                uncharged,
-            )  # fmt: skip
-        else:
-            self._pending -= size
-            self._encode_here(response, final)
-
-    def _encode_here(self, response: InferResponse, final: bool) -> None:
-        try:
-            text = self._encode(response)
-        except Exception as error:  # no JSON form, or a bug
-            self._give_up(error)
-            return
-        self._add(text, final)
-
-    def _encoded(
-        self, final: bool, size: int, text: bytes | None, problem: Exception | None
-    ) -> None:
-        """Queue a response encoded on the workbench, and process later events."""
-        self._job = None
-        self._pending -= size
-        if text is None:
-            self._give_up(problem or not_read())
-            return
-        self._add(text, final)
-        while self._behind and self._job is None:
-            self._behind.popleft()()
-
-    def _add(self, text: bytes, final: bool) -> None:
-        self._texts.append(text)
-        self._nbytes += len(text)
-        self.count += 1
-        self._news.set()
-        if final:
-            self.ended = True
-        self._restrain(final)
-
-    def _charge(self) -> None:
-        """Charge the queued bytes."""
-        if self._account is not None:
-            waiting = self._nbytes + self._pending
-            self._account.count(waiting - self._charged)
-            self._charged = waiting
-
-    def _restrain(self, final: bool) -> None:
-        """Hold the call, or end it, if more is queued than its limits allow."""
-        self._charge()
-        waiting = self._nbytes + self._pending
-        if final:
-            return
-        if self._held and waiting > self._give_up_bytes:
-            self._texts.clear()
-            self._give_up(not_read())
-        elif not self._held and waiting > PAUSE_BYTES:
-            self._held = True
-            if self._call is not None:
-                self._call.hold(True)
-
-    def finish(self) -> None:
-        """Note the end without a further response."""
-        if self._job is not None:
-            self._behind.append(self.finish)
-            return
-        self.ended = True
-        self._news.set()
-
-    def fail(self, error: ServerError) -> None:
-        """Note the error that ends the request."""
-        if self._job is not None:
-            self._behind.append(partial(self.fail, error))
-        elif not self.ended:
-            self.error = error
-            self.finish()
-
-    def refuse(self, error: ServerError) -> None:
-        """Note the error that refused the request."""
-        self.refused = True
-        self.fail(error)
-
-    # --- from the client
-
-    def attach(self, call: Call) -> None:
-        """Note the submitted call."""
-        self._call = call
-        if self.ended:
-            call.cancel()
-        elif self._held:
-            call.hold(True)
-
-    def leave(self) -> None:
-        """Cancel the request: the client has disconnected."""
-        self.gone = True
-        self._news.set()
-
-    def close(self) -> None:
-        """Drop the queue and cancel the call."""
-        if self._job is not None:
-            self._job.cancel()
-            self._job = None
-        self._behind.clear()
-        self._nbytes = self._pending = 0
-        self._charge()
-        if self._call is not None and not self.ended:
-            self.ended = True
-            self._call.cancel()
-
-    async def news(self) -> None:
-        """Wait for a response, the end, or the client's disconnection."""
-        await self._news.wait()
-
-    def take(self) -> list[bytes]:
-        """Take the queued responses; the model resumes."""
-        texts, self._texts = self._texts, []
-        self._nbytes = 0
-        self._charge()
-        if not (self.ended or self.gone):
-            self._news.clear()
-        if self._held and self._pending <= PAUSE_BYTES:
-            self._held = False
-            if self._call is not None and not self.ended:
-                self._call.hold(False)
-        return texts
-
-    def _give_up(self, error: Exception) -> None:
-        self.close()
-        self.error = error
-        self.finish()
-
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response,"
@@ -238,16 +49,37 @@ _FAREWELL_SECS = 1  # for sending the shutdown error to a client
 
 
 class GenerateExchange(Exchange):
-    """A generate request in flight."""
+    """A generate request in flight, and its responses as JSON that were not sent yet.
 
-    __slots__ = ("responses", "timing")
+    Invariants: the call is held exactly while the model was asked to pause; after `over` or `gone`
+    no more responses are accepted.
+    """
+
+    __slots__ = (
+        "_behind", "_charged", "_job", "_news", "_paused", "_pending", "_queued", "_texts", "count",
+        "error", "gone", "over", "refused", "timing",
+    )  # fmt: skip
 
     refusal = ""
     timing: Timing | None  # of the last response
 
     def __init__(self, limit: int, head: Head, account: Account) -> None:
         super().__init__(limit, head, account)
-        self.responses = Responses(self.encode, workbench=self.workbench, account=self.account)
+        self.count = 0  # responses so far
+        self.over = False
+        self.error: Exception | None = None  # the error that ended the request
+        self.refused = False  # true if the request was refused before it was queued
+        self.gone = False  # the client has disconnected
+        self._texts: list[bytes] = []
+        self._queued = 0  # bytes of these
+        self._pending = 0  # bytes of responses not encoded yet
+        self._charged = 0  # bytes of both that are charged to the account
+        self._news = asyncio.Event()
+        self._paused = False
+        self._job: Job[bytes] | None = None  # encodes a large response
+        self._behind: deque[Callable[[], None]] = deque()  # events queued behind the job
+
+    # --- the request
 
     def open(self) -> None:
         """Implements `Exchange.open`."""
@@ -277,35 +109,151 @@ class GenerateExchange(Exchange):
         self.bound()
         self.submit_to(found)
 
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Implements `Responses.respond`."""
-        self.responses.respond(response, final)
-
-    def finish(self) -> None:
-        """Implements `Responses.finish`."""
-        self.responses.finish()
-
-    def fail(self, error: ServerError) -> None:
-        """Implements `Responses.fail`."""
-        self.responses.fail(error)
-
-    def refuse(self, error: ServerError) -> None:
-        """Implements `Responses.refuse`."""
-        self.responses.refuse(error)
-
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         assert signature is not None, "a request without a model. This is a bug."
         request = decode_generate(signature, self.head.model, self.head.version, body, charge)
         charge_objects(request.inputs.values(), charge)
         return request
 
-    def encode(self, response: InferResponse) -> bytes:
-        """Encode a response as JSON; raises `InvalidRequest` if it has no JSON form."""
+    # --- from the engine
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Queue a response."""
+        if self.over:
+            return
+        size = sum(tensor.array.nbytes for tensor in response.outputs)
+        self._pending += size
+        if self._job is None:
+            self._take_up(response, final, size)
+        else:
+            self._behind.append(partial(self._take_up, response, final, size))
+        if self._job is not None:
+            self._restrain(final)
+
+    def finish(self) -> None:
+        """Note the end without a further response."""
+        if self._job is not None:
+            self._behind.append(self.finish)
+            return
+        self.over = True
+        self._news.set()
+
+    def fail(self, error: ServerError) -> None:
+        """Note the error that ends the request."""
+        if self._job is not None:
+            self._behind.append(partial(self.fail, error))
+        elif not self.over:
+            self.error = error
+            self.finish()
+
+    def refuse(self, error: ServerError) -> None:
+        """Note the error that refused the request."""
+        self.refused = True
+        self.fail(error)
+
+    def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
+        """Encode a response of `size` bytes, on the workbench if it is large."""
+        if size > LARGE:
+            self._job = self.workbench.do(
+                size, lambda charge: self._text(response), partial(self._encoded, final, size),
+                uncharged,
+            )  # fmt: skip
+            return
+        self._pending -= size
+        try:
+            text = self._text(response)
+        except Exception as error:  # no JSON form, or a bug
+            self._give_up(error)
+        else:
+            self._add(text, final)
+
+    def _text(self, response: InferResponse) -> bytes:
+        """The JSON of a response; raises `InvalidRequest` if it has none."""
         self.id = response.id
         self.timing = response.timing
         if self.timed:
             add_timing(response)
         return encode_generate(response)
+
+    def _encoded(
+        self, final: bool, size: int, text: bytes | None, problem: Exception | None
+    ) -> None:
+        """Queue a response encoded on the workbench, and process the events behind it."""
+        self._job = None
+        self._pending -= size
+        if text is None:
+            self._give_up(problem or not_read())
+            return
+        self._add(text, final)
+        while self._behind and self._job is None:
+            self._behind.popleft()()
+
+    def _add(self, text: bytes, final: bool) -> None:
+        self._texts.append(text)
+        self._queued += len(text)
+        self.count += 1
+        self.over = self.over or final
+        self._news.set()
+        self._restrain(final)
+
+    def _charge_queue(self) -> None:
+        waiting = self._queued + self._pending
+        self.account.count(waiting - self._charged)
+        self._charged = waiting
+
+    def _restrain(self, final: bool) -> None:
+        """Hold the call, or end it, if more is queued than its limits allow."""
+        self._charge_queue()
+        waiting = self._queued + self._pending
+        if final:
+            return
+        if self._paused and waiting > GIVE_UP_BYTES:
+            self._texts.clear()
+            self._give_up(not_read())
+        elif not self._paused and waiting > PAUSE_BYTES:
+            self._paused = True
+            self.hold(True)
+
+    def _give_up(self, error: Exception) -> None:
+        self.drop()
+        self.error = error
+        self.finish()
+
+    # --- from the client
+
+    def leave(self) -> None:
+        """Note that the client has disconnected."""
+        self.gone = True
+        self._news.set()
+
+    def drop(self) -> None:
+        """Drop the queue, and cancel the call unless it is over."""
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+        self._behind.clear()
+        self._queued = self._pending = 0
+        self._charge_queue()
+        if not self.over:
+            self.over = True
+            self.cancel()
+
+    async def news(self) -> list[bytes]:
+        """The queued responses, once there are any, or the end or the client's disconnection.
+
+        The model resumes.
+        """
+        await self._news.wait()
+        texts, self._texts = self._texts, []
+        self._queued = 0
+        self._charge_queue()
+        if not (self.over or self.gone):
+            self._news.clear()
+        if self._paused and self._pending <= PAUSE_BYTES:
+            self._paused = False
+            if not self.over:
+                self.hold(False)
+        return texts
 
 
 class GenerateRoute(PostRoute):
@@ -316,27 +264,22 @@ class GenerateRoute(PostRoute):
     async def post(self, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements `PostRoute.post`."""
         exchange = GenerateExchange(self._limit, head, self.account(scope))
-        responses = exchange.responses
         try:
-            if await self._submit(exchange, responses, receive, send):
+            if await self._submit(exchange, receive, send):
                 streams = scope[OPERATION] == NAMED["GenerateStream"].counted
                 give = self._stream if streams else self._answer
-                await _watched(give(exchange, responses, send), responses, receive)
+                await _watched(give(exchange, send), exchange, receive)
         finally:
-            responses.close()
+            exchange.drop()
             exchange.close()
             scope["inference"] = exchange.fields()
-            del exchange.responses  # breaks a reference cycle, so that tensors are freed at once
 
-    async def _submit(
-        self, exchange: GenerateExchange, responses: Responses, receive: Receive, send: Send
-    ) -> bool:
+    async def _submit(self, exchange: GenerateExchange, receive: Receive, send: Send) -> bool:
         """Read and queue the request; returns False if it was answered with an error instead."""
         try:
             exchange.open()
             body = await read_body(exchange, receive)
             exchange.submit(body)
-            responses.attach(exchange)
         except (Exception, asyncio.CancelledError) as error:
             answer = answer_instead(exchange, error)
             if answer is not None:
@@ -344,42 +287,40 @@ class GenerateRoute(PostRoute):
             return False
         return True
 
-    async def _answer(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
+    async def _answer(self, exchange: GenerateExchange, send: Send) -> None:
         """Send the single response, or an error."""
         texts: list[bytes] = []
         try:
             ended = False
-            while not (ended or responses.gone or len(texts) > 1):
-                await responses.news()
-                ended = responses.ended
-                texts += responses.take()
+            while not (ended or exchange.gone or len(texts) > 1):
+                texts += await exchange.news()
+                ended = exchange.over
         except asyncio.CancelledError as error:
             answer = answer_instead(exchange, error)
             assert answer is not None, "an end of the server without a word. This is a bug."
             await self._send(answer, send)
             return
-        if not responses.gone:
-            await self._send(_one_answer(exchange, responses, texts), send)
+        if not exchange.gone:
+            await self._send(_one_answer(exchange, texts), send)
 
-    async def _stream(self, exchange: GenerateExchange, responses: Responses, send: Send) -> None:
+    async def _stream(self, exchange: GenerateExchange, send: Send) -> None:
         """Send one event per response, and one for a final error."""
         started = ended = False
         failure: Answer | None = None
         try:
             while not ended:
-                await responses.news()
-                if responses.gone:
+                events = [event(text) for text in await exchange.news()]
+                if exchange.gone:
                     return
-                ended = responses.ended
-                if responses.error is not None:
-                    failure = exchange.failure(responses.error)
+                ended = exchange.over
+                if exchange.error is not None:
+                    failure = exchange.failure(exchange.error)
                 if not started:
-                    if failure is not None and responses.refused:
+                    if failure is not None and exchange.refused:
                         await self._send(failure, send)
                         return
-                    await self._begin(exchange, None if responses.count else failure, send)
+                    await self._begin(exchange, None if exchange.count else failure, send)
                     started = True
-                events = [event(text) for text in responses.take()]
                 if failure is not None:
                     events += [event(bytes(text)) for text in failure.buffers]
                 body = b"".join(events)
@@ -408,12 +349,12 @@ class GenerateRoute(PostRoute):
         await send_answer(send, answer)
 
 
-def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[bytes]) -> Answer:
+def _one_answer(exchange: GenerateExchange, texts: list[bytes]) -> Answer:
     if len(texts) > 1:
         # As in Triton: the first response decides the status.
         return Answer(200, JSON, [error_body(NOT_ONE_RESPONSE)])
-    if responses.error is not None:
-        return exchange.failure(responses.error)
+    if exchange.error is not None:
+        return exchange.failure(exchange.error)
     if not texts:
         return Answer(500, JSON, [error_body(NOT_ONE_RESPONSE)])
     assert exchange.timing is not None, "a response that was not encoded. This is a bug."
@@ -422,10 +363,10 @@ def _one_answer(exchange: GenerateExchange, responses: Responses, texts: list[by
 
 
 async def _watched(
-    giving: Coroutine[None, None, None], responses: Responses, receive: Receive
+    giving: Coroutine[None, None, None], exchange: GenerateExchange, receive: Receive
 ) -> None:
-    """Send data, and tell `responses` if the client disconnects meanwhile."""
-    watch = asyncio.create_task(watch_disconnect(receive, responses.leave))
+    """Send data, and tell the exchange if the client disconnects meanwhile."""
+    watch = asyncio.create_task(watch_disconnect(receive, exchange.leave))
     try:
         await giving
     finally:
