@@ -68,7 +68,7 @@ PARTS: Mapping[str, str] = {
     # makes a `headrace.engine.shared_memory.Open`
     "cuda_memory": "headrace.plugins.cuda_memory:opener",
     # the supervisor of `headrace.doors.server.ServerDoors`
-    "frontends": "headrace.plugins.frontends.supervisor:supervisor",
+    "frontends": "headrace.plugins.frontends.supervisor:Supervisor",
     # `load` of a module for workers, as `headrace.workers.python_loader`
     "functions": "headrace.plugins.functions:load",
     # makes a `headrace.doors.grpc.call.Server`, as others by the name of --grpc-transport

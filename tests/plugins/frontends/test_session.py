@@ -4,12 +4,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
 
 from headrace.core.call import (
     Call,
@@ -34,21 +34,9 @@ from tests.doors.fakes import FakeEngine, until
 from tests.protocol.strategies import PROPERTY
 
 
-class AskedCall:
-    """A call without an answer."""
-
-    def cancel(self) -> None:
-        pass
-
-    def take(self, piece: bytes, last: bool) -> None:
-        pass
-
-
-class Calls:
-    """Ignores every call."""
-
-    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> AskedCall:
-        return AskedCall()
+async def unanswered(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers nothing."""
+    await asyncio.Event().wait()
 
 
 class FrontEnd:
@@ -61,7 +49,9 @@ class FrontEnd:
         self.lost: list[str] = []
         self.ready = 0
         ours, theirs = socket.socketpair()
-        self.host = FrontEndSession(ours, self.engine, Calls(), self._on_ready, self.lost.append)
+        self.host = FrontEndSession(
+            ours, self.engine, unanswered, {}, self._on_ready, self.lost.append
+        )
         self.sock: socket.socket = theirs
         self.channel = Channel(theirs, self._take, self.lost.append)
 
@@ -209,9 +199,9 @@ async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
         frame(Kind.RESPONSE, number=1), frame(Kind.INFER, b"{}", 1),
         frame(Kind.INFER, b"[]", 1, bytes(40)), frame(Kind.CALL, b"\xff", 1),
         frame(Kind.HELD, number=1), pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
-        frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1),
+        frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1), frame(Kind.CALL, b"[]", 1),
     ],
-    ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice"],
+    ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice", "list"],
 )  # fmt: skip
 async def test_invalid_frames_end_only_the_link(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)

@@ -3,9 +3,9 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
@@ -46,11 +46,9 @@ class Door(Call):
         self.errors.append(error)
 
 
-class Calls:
-    """Ignores every call."""
-
-    def begin(self, head: Any, body: bytes, answer: Any, ask: Any) -> Any:
-        raise AssertionError(head)
+async def none(scope: Scope, receive: Receive, send: Send) -> None:
+    """No application: there are no calls."""
+    raise AssertionError(scope)
 
 
 class Link:
@@ -60,7 +58,7 @@ class Link:
         self.engine = FakeEngine()
         self.lost: list[str] = []
         ours, theirs = socket.socketpair()
-        self.host = FrontEndSession(ours, self.engine, Calls(), lambda: None, self.lost.append)
+        self.host = FrontEndSession(ours, self.engine, none, {}, lambda: None, self.lost.append)
         self.front_end = EngineSession(theirs, _nothing, _nothing, self.lost.append)
         self.admission = Admission(0, 0)
         self.front_end.watch(self.admission)
@@ -263,7 +261,7 @@ class Stuck:
         self.engine = FakeEngine()
         ours, self.sock = socket.socketpair()
         self.host = FrontEndSession(
-            ours, self.engine, Calls(), lambda: None, lambda _: None, give_up_bytes=give_up_bytes
+            ours, self.engine, none, {}, lambda: None, lambda _: None, give_up_bytes
         )
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.kinds: list[Kind] = []

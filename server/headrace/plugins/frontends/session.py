@@ -10,10 +10,10 @@ that the front end has not taken yet, and for what it reports to hold besides.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive
@@ -48,118 +48,60 @@ from headrace.workers.frames import INLINE, BrokenFrame, Header
 
 log = logging.getLogger(__name__)
 
-Answer = Callable[[bytes, bytes, bool], None]
-_Parts: TypeAlias = tuple[bytes, bytes]  # meta and rest of an answer
 
+class ForwardedCall:
+    """A call of a front end in flight: an operation other than infer.
 
-class UnderWay(Protocol):
-    """A request or call in flight, which can be cancelled."""
+    The front end sends the body of an HTTP request in pieces, each when it is asked for.
+    """
 
-    def cancel(self) -> object:
+    def __init__(self, host: "FrontEndSession", number: int, head: dict[str, Any], body: bytes):
+        """`number` is the call's on the link."""
+        self._host = host
+        self._number = number
+        self._more = bool(head.get("body"))  # of the body
+        self._told = False  # the end of the body was reported
+        self._piece: asyncio.Future[tuple[bytes, bool]] | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run(head, body))
+
+    def cancel(self) -> None:
         """Cancel: the answer is no longer awaited."""
-
-
-@runtime_checkable
-class CallUnderWay(UnderWay, Protocol):
-    """A call in flight: an operation other than infer."""
+        self._task.cancel()
 
     def take(self, piece: bytes, last: bool) -> None:
         """Receive a piece of the body that was requested."""
-
-
-class Calls(Protocol):
-    """Answers calls: all operations but infer."""
-
-    def begin(
-        self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
-    ) -> CallUnderWay:
-        """Start a call; it answers once, later, unless cancelled.
-
-        `answer` receives the meta and rest of the answer, and whether it is an error; `ask`
-        requests the next piece of the body.
-        """
-
-
-class EngineCalls:
-    """Answers calls by an ASGI application and by gRPC handlers."""
-
-    def __init__(self, app: ASGIApp, unary: Mapping[str, Unary]) -> None:
-        self._app = app
-        self._unary = unary
-
-    def begin(
-        self, head: Any, body: bytes, answer: Answer, ask: Callable[[], None]
-    ) -> CallUnderWay:
-        """Implements `Calls.begin`."""
-        if "grpc" in head:
-            handler = self._unary[head["grpc"]]
-            return _Answering(partial(_grpc, handler, body), answer)
-        request = _HttpBody(bool(head["body"]), ask)
-        return _Answering(partial(_http, self._app, head, request.receive), answer, request)
-
-
-class _HttpBody:
-    """The body of a request, which the front end sends in pieces on demand."""
-
-    def __init__(self, more: bool, ask: Callable[[], None]) -> None:
-        """`more` is true if the request has a body."""
-        self._more = more
-        self._told = False  # the end of the body was reported
-        self._ask = ask
-        self._piece: asyncio.Future[tuple[bytes, bool]] | None = None
-
-    def take(self, piece: bytes, last: bool) -> None:
-        """Implements `CallUnderWay.take`."""
         if self._piece is not None and not self._piece.done():
             self._piece.set_result((piece, last))
 
-    async def receive(self) -> Message:
-        """Implements ASGI's `receive`."""
+    async def _receive(self) -> Message:
+        """ASGI's `receive`."""
         if self._told:
             return {"type": "http.disconnect"}
         piece = b""
         if self._more:
             self._piece = asyncio.get_running_loop().create_future()
-            self._ask()
+            self._host.channel.send(Kind.MORE, self._number)
             piece, last = await self._piece
             self._more = not last
         self._told = not self._more
         return {"type": "http.request", "body": piece, "more_body": self._more}
 
-
-class _Answering:
-    """A call in progress."""
-
-    def __init__(
-        self, work: Callable[[], Awaitable[_Parts]], answer: Answer, body: _HttpBody | None = None
-    ) -> None:
-        self._body = body
-        self._task = asyncio.get_running_loop().create_task(self._run(work, answer))
-
-    def cancel(self) -> None:
-        """Implements `UnderWay.cancel`."""
-        self._task.cancel()
-
-    def take(self, piece: bytes, last: bool) -> None:
-        """Implements `CallUnderWay.take`."""
-        if self._body is not None:
-            self._body.take(piece, last)
-
-    async def _run(self, work: Callable[[], Awaitable[_Parts]], answer: Answer) -> None:
+    async def _run(self, head: dict[str, Any], body: bytes) -> None:
+        host, kind = self._host, Kind.ANSWER
         try:
-            answer(*await work(), False)
+            if "grpc" in head:
+                meta, rest = b"{}", await host.unary[head["grpc"]](body, None)
+            else:
+                meta, rest = await _http(host.app, head, self._receive)
         except ServerError as error:
-            answer(*error_parts(error, ""), True)
+            kind, (meta, rest) = Kind.FAIL, error_parts(error, "")
         except Exception as error:
             log.error("bug in a call of a front end", exc_info=error)
-            answer(b" ", b"", True)
+            kind, meta, rest = Kind.FAIL, b" ", b""
+        host.answer(self._number, kind, meta, rest)
 
 
-async def _grpc(handler: Unary, body: bytes) -> _Parts:
-    return b"{}", await handler(body, None)
-
-
-async def _http(app: ASGIApp, head: Any, receive: Receive) -> _Parts:
+async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes]:
     """Run the application; returns status and headers, and the body."""
     scope = {
         "type": "http",
@@ -286,17 +228,21 @@ class FrontEndSession:
         self,
         sock: socket.socket,
         engine: Entrance,
-        calls: Calls,
+        app: ASGIApp,
+        unary: Mapping[str, Unary],
         ready: Callable[[], None],
         lost: Callable[[str], None],
         give_up_bytes: int = GIVE_UP_BYTES,
         moved: Callable[[], object] = int,
     ) -> None:
-        """Streams with more than `give_up_bytes` unread are ended.
+        """All but inference goes to `app` and the handlers in `unary`, by path.
 
+        Streams with more than `give_up_bytes` unread are ended.
         `moved` is called after a change of the account that other front ends should know.
         """
         self.writer = ResponseWriter()
+        self.app = app
+        self.unary = unary
         self.give_up_bytes = give_up_bytes
         self.unlogged = 0  # log lines that the front end could not write
         self._reader = RequestReader()
@@ -304,12 +250,11 @@ class FrontEndSession:
         self._admission = engine.admission
         self._account = Account(engine.admission)
         self._moved = moved
-        self._calls = calls
         self._ready = ready
         self._lost = lost
         self._held = Held()
         self._elsewhere = 0  # bytes held by others, as last reported
-        self._under_way: dict[int, UnderWay] = {}
+        self._under_way: dict[int, FrontEndCall | ForwardedCall] = {}
         self._paused: set[FrontEndCall] = set()  # calls paused until the front end reads
         self._unread = Account(self._account)
         self.channel = Channel(
@@ -413,7 +358,7 @@ class FrontEndSession:
             self._moved()
         elif kind is Kind.BODY:
             item = self._under_way.get(header.number)
-            if isinstance(item, CallUnderWay):
+            if isinstance(item, ForwardedCall):
                 item.take(bytes(rest), bool(header.flags & _FINAL))
                 self._moved()
         elif kind is Kind.PAUSE or kind is Kind.GO_ON:
@@ -478,18 +423,15 @@ class FrontEndSession:
         if number in self._under_way:
             raise BrokenFrame(f"a second call of number {number}")
 
-        def answer(meta: bytes, rest: bytes, failed: bool) -> None:
-            if self._under_way.pop(number, None) is not None:
-                kind = Kind.FAIL if failed else Kind.ANSWER
-                self.channel.send_parts(kind, 0, number, meta, [rest])
-
         try:
             head = orjson.loads(meta)
         except orjson.JSONDecodeError as error:
             raise BrokenFrame(f"an invalid call: {error}") from None
+        if type(head) is not dict:
+            raise BrokenFrame("a call that is no object")
+        self._under_way[number] = ForwardedCall(self, number, head, bytes(rest))
 
-        def ask() -> None:
-            self.channel.send(Kind.MORE, number)
-
-        body = bytes(rest)
-        self._under_way[number] = self._calls.begin(head, body, answer, ask)
+    def answer(self, number: int, kind: Kind, meta: bytes, rest: bytes) -> None:
+        """Send the answer to a call, unless it was cancelled."""
+        if self._under_way.pop(number, None) is not None:
+            self.channel.send_parts(kind, 0, number, meta, [rest])

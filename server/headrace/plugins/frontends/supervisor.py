@@ -10,14 +10,13 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from headrace.doors.grpc.call import Unary
-from headrace.engine.doors import Entrance
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
@@ -25,7 +24,7 @@ from headrace.placement.isolation import is_private
 from headrace.placement.worker.python_options import passed_environment
 from headrace.plugins.frontends.channel import allow_many_files
 from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
-from headrace.plugins.frontends.session import Calls, EngineCalls, FrontEndSession
+from headrace.plugins.frontends.session import FrontEndSession
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,9 @@ class _FrontEnd:
         self._begun = owner.loop.time()
         self.process.attach(owner.loop, self._on_exit)
         self.session = FrontEndSession(
-            ours, owner.engine, owner.calls, self._on_ready, self._on_lost, moved=owner.tell_soon
-        )
+            ours, owner.engine, owner.app, owner.unary, self._on_ready, self._on_lost,
+            moved=owner.tell_soon,
+        )  # fmt: skip
         self.session.set_up(owner.document)
         self.session.tell_ready(owner.serves)
         if owner.headers:
@@ -128,28 +128,32 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """All front ends of one engine. `on_change` is called with whether any is reachable."""
+    """All front ends of one engine."""
 
     def __init__(
-        self,
-        engine: Entrance,
-        calls: Calls,
-        config: FrontendConfig,
-        count: int,
-        on_change: Callable[[bool], None],
+        self, engine: Engine, app: ASGIApp, unary: Mapping[str, Unary], count: int, *config: Any
     ) -> None:
+        """`count` front ends, which forward all but inference to `app` and `unary`.
+
+        `config` are the values of a `FrontendConfig`.
+        """
         self.engine = engine
-        self.calls = calls
-        self.document = config.document()
+        self.app = app
+        self.unary = unary
+        self.document = FrontendConfig(*config).document()
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.unlogged_before = 0  # lost log lines of front ends that have ended
         self.serves = False  # the readiness that front ends report
         self.headers = WantedHeaders()
-        self._on_change = on_change
         self._front_ends = [_FrontEnd(self, number) for number in range(1, count + 1)]
         self._changed = asyncio.Event()
         self._telling = False
+        engine.logs.listeners.append(self.apply_logs)
+        engine.logs.drops.append(lambda: self.unlogged)
+        engine.wanted_headers.watch(self.want)
+        engine.readiness.watch(lambda: self.tell_ready(engine.ready))
+        self.tell_ready(engine.ready)
 
     async def start(self) -> None:
         """Start all front ends and wait until their doors are open; raises `OSError`."""
@@ -238,7 +242,7 @@ class Supervisor:
     def changed(self) -> None:
         """Process the start or end of a front end."""
         self._changed.set()
-        self._on_change(any(front_end.ready for front_end in self._front_ends))
+        self.engine.readiness.set_reachable(any(f.ready for f in self._front_ends))
 
     async def _end(self, seconds: float) -> None:
         """Wait until all have exited; kill the others after `seconds`."""
@@ -255,20 +259,3 @@ class Supervisor:
     async def _wait(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-def supervisor(
-    engine: Engine, app: ASGIApp, unary: Mapping[str, Unary], count: int, *config: Any
-) -> Supervisor:
-    """The supervisor of `count` front ends, which forward all but inference to `app` and `unary`.
-
-    `config` are the values of a `FrontendConfig`.
-    """
-    calls, reachable = EngineCalls(app, unary), engine.readiness.set_reachable
-    made = Supervisor(engine, calls, FrontendConfig(*config), count, reachable)
-    engine.logs.listeners.append(made.apply_logs)
-    engine.logs.drops.append(lambda: made.unlogged)
-    engine.wanted_headers.watch(made.want)
-    engine.readiness.watch(lambda: made.tell_ready(engine.ready))
-    made.tell_ready(engine.ready)
-    return made
