@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.plugins.dialects.tfserving import (
-    PredictMessages,
     available,
     metadata_of,
     model_spec,
+    predict_request,
     read_predictions,
     signatures_of,
 )
@@ -26,25 +26,23 @@ from tests.support.remote import values
 @pytest.mark.parametrize("datatype", Datatype)
 def test_requests_and_answers(datatype: Datatype, count: int) -> None:
     part = values(datatype, (2, 3))
-    messages = PredictMessages(model_spec("m", "7", "", "s"))
-    for _ in range(2):
-        item = RemoteInput("A", datatype, (2 * count, 3), [part] * count)
-        request = tf.PredictRequest.FromString(b"".join(messages.request([item], ["Y"])))
-        assert list(request.output_filter) == ["Y"]
-        spec = request.model_spec
-        assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "s")
-        answer = tf.PredictResponse(outputs=request.inputs)
-        found = read_predictions(answer.SerializeToString()).outputs["A"]
-        assert (found.shape, found.dtype) == ((2 * count, 3), part.dtype)
-        assert found.tolist() == np.concatenate([part] * count).tolist()
+    item = RemoteInput("A", datatype, (2 * count, 3), [part] * count)
+    message = predict_request(model_spec("m", "7", "", "s"), [item], ["Y"])
+    request = tf.PredictRequest.FromString(b"".join(message))
+    assert list(request.output_filter) == ["Y"]
+    spec = request.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "s")
+    answer = tf.PredictResponse(outputs=request.inputs)
+    found = read_predictions(answer.SerializeToString()).outputs["A"]
+    assert (found.shape, found.dtype) == ((2 * count, 3), part.dtype)
+    assert found.tolist() == np.concatenate([part] * count).tolist()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
 def test_shapes_without_rows(shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, np.float32)
-    message = PredictMessages(model_spec("m", "", "l")).request(
-        [RemoteInput("A", Datatype.FP32, shape, [array])], []
-    )
+    item = RemoteInput("A", Datatype.FP32, shape, [array])
+    message = predict_request(model_spec("m", "", "l"), [item], [])
     request = tf.PredictRequest.FromString(b"".join(message))
     assert request.model_spec.version_label == "l"
     answer = tf.PredictResponse(outputs=request.inputs).SerializeToString()

@@ -1,7 +1,9 @@
 """Requests to TorchServe, and the meaning of its answers."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -18,7 +20,7 @@ from headrace.core.errors import (
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import CallFailed, Declared, RemoteRequest
-from headrace.placement.upstream.http_client import Conversation
+from headrace.placement.upstream.http_client import HttpAsk
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.plugins.dialects.torchserve import TorchServeRest
 from headrace.protocol.http1 import HttpRequest, HttpResponse
@@ -34,17 +36,20 @@ def rest(*outputs: TensorSpec, **parameters: str) -> TorchServeRest:
     return TorchServeRest(options, "m", Declared(Signature("m", 0, (), outputs)))
 
 
-def result(conversation: Conversation[T], *answers: tuple[int, bytes]) -> tuple[list[str], T]:
-    """The request, and its outcome."""
+def result(
+    query: Callable[[HttpAsk], Coroutine[Any, Any, T]], *answers: tuple[int, bytes]
+) -> tuple[list[str], T]:
+    """The requests of a query, and its result."""
     asked: list[str] = []
-    try:
-        request = next(conversation)
-        for answer in answers:
-            asked.append(f"{request.method} {request.path}")
-            request = conversation.send(response(*answer))
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(request)
+    left = list(answers)
+
+    async def ask(request: HttpRequest) -> HttpResponse:
+        asked.append(f"{request.method} {request.path}")
+        return response(*left.pop(0))
+
+    found = asyncio.run(query(ask))
+    assert not left
+    return asked, found
 
 
 def response(status: int, body: bytes) -> HttpResponse:
@@ -147,15 +152,15 @@ def test_a_proxy_s_page() -> None:
 
 
 def test_readiness() -> None:
-    asked, ready = result(rest().ready(), (200, b""), (200, b"{}"))
+    asked, ready = result(rest().ready, (200, b""), (200, b"{}"))
     assert (asked, ready) == (["GET /ping", "OPTIONS /predictions/m"], True)
-    assert not result(rest().ready(), (200, b""), (404, b"{}"))[1]
-    assert not result(rest().ready(), (500, b""))[1]
+    assert not result(rest().ready, (200, b""), (404, b"{}"))[1]
+    assert not result(rest().ready, (500, b""))[1]
 
 
 def test_descriptions() -> None:
-    asked, said = result(rest().describe(), (200, b"{}"))
+    asked, said = result(rest().describe, (200, b"{}"))
     assert asked == ["OPTIONS /predictions/m"]
     assert (list(said.metadata.inputs), said.config) == ([], None)
     with pytest.raises(CallFailed):
-        result(rest().describe(), (404, b"{}"))
+        result(rest().describe, (404, b"{}"))

@@ -5,10 +5,11 @@ Other protocols over gRPC derive from `GrpcMessages`. Owned by the event-loop th
 
 import logging
 import ssl
-from collections.abc import Generator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import Channel, RequestHeads, StreamCall, UnaryCall
@@ -48,9 +49,10 @@ _LOAD = _SERVICE + b"RepositoryModelLoad"
 _UNLOAD = _SERVICE + b"RepositoryModelUnload"
 
 
-# A path and a message; and a generator of such questions, which is sent the result of `ask`.
+# A path and a message, and a function that sends them and returns the answer, or the failure.
 Question: TypeAlias = tuple[bytes, bytes]
-Description: TypeAlias = Generator[Question, tuple[Buffer | None, End | None], RemoteDescription]
+Ask: TypeAlias = Callable[[bytes, bytes], Awaitable[tuple[Buffer | None, End | None]]]
+M = TypeVar("M", bound=Message)
 
 
 class GrpcMessages:
@@ -70,22 +72,17 @@ class GrpcMessages:
         self._messages = RemoteMessages(options.model, options.version)
         self._reader = AnswerReader()
 
-    def describe(self) -> Description:
+    async def describe(self, ask: Ask) -> RemoteDescription:
         """Query the model's metadata, and its configuration if the server provides it."""
         name, version = self.options.model, self.options.version
         asked = pb.ModelMetadataRequest(name=name, version=version)
-        said = self.given(*(yield METADATA, asked.SerializeToString()))
+        said = self.given(*await ask(METADATA, asked.SerializeToString()))
         wanted = pb.ModelConfigRequest(name=name, version=version)
-        config, end = yield CONFIG, wanted.SerializeToString()
-        if end is not None and end.status != UNIMPLEMENTED:
-            raise self.failed(end)
-        try:
-            metadata = pb.ModelMetadataResponse.FromString(bytes(said))
-            if config is None:
-                return RemoteDescription(metadata, None)
-            response = pb.ModelConfigResponse.FromString(bytes(config))
-        except DecodeError as error:
-            raise nonsense(self.model, error) from None
+        config, end = await ask(CONFIG, wanted.SerializeToString())
+        metadata = self.parsed(pb.ModelMetadataResponse, said)
+        if end is not None and end.status == UNIMPLEMENTED:
+            return RemoteDescription(metadata, None)
+        response = self.parsed(pb.ModelConfigResponse, self.given(config, end))
         return RemoteDescription(metadata, response.config)
 
     def given(self, data: Buffer | None, end: End | None) -> Buffer:
@@ -95,6 +92,13 @@ class GrpcMessages:
             raise self.failed(end)
         return data
 
+    def parsed(self, kind: type[M], data: Buffer) -> M:
+        """The message in a response; raises `CallFailed`."""
+        try:
+            return kind.FromString(bytes(data))
+        except DecodeError as error:
+            raise self.nonsense(error) from None
+
     def readiness(self) -> Question:
         """The request for the model's readiness."""
         asked = pb.ModelReadyRequest(name=self.options.model, version=self.options.version)
@@ -102,10 +106,7 @@ class GrpcMessages:
 
     def is_ready(self, data: Buffer) -> bool:
         """Parse the answer to `readiness`; raises `CallFailed`."""
-        try:
-            return pb.ModelReadyResponse.FromString(bytes(data)).ready
-        except DecodeError as error:
-            raise nonsense(self.model, error) from None
+        return self.parsed(pb.ModelReadyResponse, data).ready
 
     def message(self, request: RemoteRequest) -> list[Buffer]:
         """The message for a request, uncompressed."""
@@ -139,10 +140,7 @@ class GrpcMessages:
         found = response_in(data)
         if found is not None:  # the usual case: no error
             return self.answer(found)
-        try:
-            message = pb.ModelStreamInferResponse.FromString(bytes(data))
-        except DecodeError as error:
-            raise self.nonsense(error) from None
+        message = self.parsed(pb.ModelStreamInferResponse, data)
         if message.error_message:
             return ExecutionFailed(message.error_message)
         return self.answer(message.infer_response.SerializeToString())
@@ -305,24 +303,13 @@ class GrpcClient(Channel):
     async def ready(self, seconds: float) -> bool:
         """True if the upstream reports the model as ready; raises `CallFailed`."""
         data, end = await self.ask(*self._readiness, seconds)
-        if data is None:
-            assert end is not None
-            if end.status == UNIMPLEMENTED:
-                return True  # a server without the procedure cannot report it
-            raise self._messages.failed(end)
-        return self._messages.is_ready(data)
+        if end is not None and end.status == UNIMPLEMENTED:
+            return True  # a server without the procedure cannot report it
+        return self._messages.is_ready(self._messages.given(data, end))
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """The upstream's description of the model."""
-        conversation = self._messages.describe()
-        try:
-            path, message = next(conversation)
-            while True:
-                said = await self.ask(path, message, seconds)
-                path, message = conversation.send(said)
-        except StopIteration as stop:
-            result: RemoteDescription = stop.value
-            return result
+        return await self._messages.describe(partial(self.ask, seconds=seconds))
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """The response of one call; raises `CallFailed`."""

@@ -1,7 +1,7 @@
 """Protocols over HTTP/1.1, for upstreams, on the event loop; V2 is one of them.
 
-A protocol is a `Rest`, without the connection: its conversations are generators that yield
-requests, are sent each response, and return the result.
+A protocol is a `Rest`, without the connection: what it has to ask goes through a function of its
+client.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ import json
 import logging
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -88,9 +89,8 @@ class TaskCall:
             receiver.answered(answer)
 
 
-T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-Conversation: TypeAlias = Generator[HttpRequest, HttpResponse, T]
+HttpAsk: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 class Rest(ABC):
@@ -101,18 +101,19 @@ class Rest(ABC):
         self.options = options
         self.model = model
         self.declared = declared
+        self.learned = False
 
     @abstractmethod
-    def describe(self) -> Conversation[RemoteDescription]:
+    async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query the model's description."""
 
     @abstractmethod
-    def ready(self) -> Conversation[bool]:
+    async def ready(self, ask: HttpAsk) -> bool:
         """Query the model's readiness."""
 
-    def learn(self) -> Conversation[None]:
+    async def learn(self, ask: HttpAsk) -> None:
         """Query properties of the server needed by `request`; by default none."""
-        yield from ()
+        self.learned = True
 
     @abstractmethod
     def request(self, request: RemoteRequest) -> HttpRequest:
@@ -122,13 +123,13 @@ class Rest(ABC):
     def answer(self, response: HttpResponse) -> RemoteAnswer:
         """The outputs in a response."""
 
-    def load(self, config: str) -> Conversation[None]:
+    async def load(self, ask: HttpAsk, config: str) -> None:
         """Load the model; see `headrace.placement.upstream.connection.ProtocolClient`."""
         raise failed_by(Unsupported("this protocol has no way to have models loaded"))
 
-    def unload(self) -> Conversation[None]:
+    async def unload(self, ask: HttpAsk) -> None:
         """Unload the model."""
-        return self.load("")
+        await self.load(ask, "")
 
 
 def failed_by(error: ServerError) -> CallFailed:
@@ -180,12 +181,11 @@ class HttpClient:
         self._common = header_lines(self._headers)
         self._pool = HttpPool(endpoint, tls, options.largest_response)
         self._rest = rest
-        self._learned = False
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """Start an inference call."""
         connection = None
-        if self._learned and not self._options.compression:
+        if self._rest.learned and not self._options.compression:
             try:
                 common = self._lines_for(request)
                 placed = self._placed(self._rest.request(request))
@@ -207,30 +207,30 @@ class HttpClient:
     async def ready(self, seconds: float) -> bool:
         """True if the upstream reports the model as ready; raises `CallFailed`."""
         until = deadline_in(seconds)
-        ready = await self._talk(self._rest.ready(), until)
-        if ready and not self._learned:
-            await self._learn(until)
+        ready = await self._rest.ready(self._asking(until))
+        if ready and not self._rest.learned:
+            await self._rest.learn(self._asking(until))
         return ready
 
     async def describe(self, seconds: float) -> RemoteDescription:
         """The model's metadata and configuration; raises `CallFailed`."""
-        return await self._talk(self._rest.describe(), deadline_in(seconds))
+        return await self._rest.describe(self._asking(deadline_in(seconds)))
 
     async def infer(self, request: RemoteRequest, seconds: float) -> RemoteAnswer:
         """The response of one call; raises `CallFailed`."""
         until = deadline_in(seconds)
         common = self._lines_for(request)
-        if not self._learned:
-            await self._learn(until)
+        if not self._rest.learned:
+            await self._rest.learn(self._asking(until))
         return self._rest.answer(await self._ask(self._rest.request(request), until, common))
 
     async def load(self, config: str, seconds: float) -> None:
         """Load the model; raises `CallFailed`."""
-        await self._talk(self._rest.load(config), deadline_in(seconds))
+        await self._rest.load(self._asking(deadline_in(seconds)), config)
 
     async def unload(self, seconds: float) -> None:
         """Unload the model; raises `CallFailed`."""
-        await self._talk(self._rest.unload(), deadline_in(seconds))
+        await self._rest.unload(self._asking(deadline_in(seconds)))
 
     async def close(self) -> None:
         """Close all connections, including those in use."""
@@ -245,18 +245,8 @@ class HttpClient:
         except InvalidRequest as error:
             raise failed_by(error) from None
 
-    async def _learn(self, until: float) -> None:
-        await self._talk(self._rest.learn(), until)
-        self._learned = True
-
-    async def _talk(self, conversation: Conversation[T], until: float) -> T:
-        try:
-            request = next(conversation)
-            while True:
-                request = conversation.send(await self._ask(request, until))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    def _asking(self, until: float) -> HttpAsk:
+        return partial(self._ask, until=until)
 
     async def _ask(self, request: HttpRequest, until: float, common: str = "") -> HttpResponse:
         large = sum(map(len, request.body)) > LARGE
@@ -380,24 +370,25 @@ class V2Rest(Rest):
         self._repository = f"/v2/repository/models/{name}"
         self._messages = RequestWriter(True)
 
-    def describe(self) -> Conversation[RemoteDescription]:
+    async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query the model's metadata, and its configuration if the server provides it."""
-        metadata = yield from self._metadata()
-        response = yield HttpRequest("GET", f"{self._path}/config")
+        metadata = await self._metadata(ask)
+        response = await ask(HttpRequest("GET", f"{self._path}/config"))
         if response.status in _NOT_OFFERED:
             return RemoteDescription(metadata, None)
         document = json_of(self.model, response)
         return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
 
-    def learn(self) -> Conversation[None]:
+    async def learn(self, ask: HttpAsk) -> None:
         """Query whether tensors can be binary."""
         binary = self.options.tensors == "binary"
         if not self.options.tensors:
-            response = yield HttpRequest("GET", "/v2")
+            response = await ask(HttpRequest("GET", "/v2"))
             binary = response.status == 200 and _BINARY in _extensions(response)
         if not binary:
             only_binary = [s.name for s in self.declared.outputs if s.datatype in NOT_IN_JSON]
             self._messages = RequestWriter(False, frozenset(only_binary))
+        self.learned = True
 
     def request(self, request: RemoteRequest) -> HttpRequest:
         """The request in a form that the server supports."""
@@ -424,18 +415,18 @@ class V2Rest(Rest):
         arrays = {tensor.name: tensor.array for tensor in found.outputs}
         return RemoteAnswer(arrays, found.parameters)
 
-    def load(self, config: str) -> Conversation[None]:
+    async def load(self, ask: HttpAsk, config: str) -> None:
         """Load the model, by an extension of the protocol."""
         document = {"parameters": {"config": config}} if config else {}
-        yield from self._change("load", json.dumps(document).encode())
+        await self._change(ask, "load", json.dumps(document).encode())
 
-    def unload(self) -> Conversation[None]:
+    async def unload(self, ask: HttpAsk) -> None:
         """Unload the model."""
-        yield from self._change("unload", b"{}")
+        await self._change(ask, "unload", b"{}")
 
-    def ready(self) -> Conversation[bool]:
+    async def ready(self, ask: HttpAsk) -> bool:
         """Query the readiness: Triton answers with the status alone, others in the body, too."""
-        response = yield HttpRequest("GET", f"{self._path}/ready")
+        response = await ask(HttpRequest("GET", f"{self._path}/ready"))
         if response.status in (400, 404, 503):
             return False
         if response.status != 200:
@@ -446,14 +437,14 @@ class V2Rest(Rest):
             return True  # the protocol only defines the status
         return not isinstance(document, dict) or document.get("ready") is not False
 
-    def _change(self, what: str, body: bytes) -> Conversation[None]:
+    async def _change(self, ask: HttpAsk, what: str, body: bytes) -> None:
         headers = {"content-type": "application/json"}
-        response = yield HttpRequest("POST", f"{self._repository}/{what}", headers, [body])
+        response = await ask(HttpRequest("POST", f"{self._repository}/{what}", headers, [body]))
         if response.status != 200:
             raise refusal(self.model, response)
 
-    def _metadata(self) -> Generator[HttpRequest, HttpResponse, pb.ModelMetadataResponse]:
-        response = yield HttpRequest("GET", self._path)
+    async def _metadata(self, ask: HttpAsk) -> pb.ModelMetadataResponse:
+        response = await ask(HttpRequest("GET", self._path))
         if response.status != 200:
             raise refusal(self.model, response)
         document = _document(response)

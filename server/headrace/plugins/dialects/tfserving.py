@@ -1,7 +1,6 @@
 """TensorFlow Serving as an upstream, over gRPC and HTTP.
 
-The common part of requests with the same names, datatypes and shapes is serialised once; over gRPC
-the rows of a batch's requests are added without copying.
+Over gRPC the rows of a batch's requests are added to a message without copying.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,9 @@ from headrace.placement.upstream.connection import (
     RemoteRequest,
     nonsense,
 )
-from headrace.placement.upstream.grpc_client import Description, GrpcMessages, Question
+from headrace.placement.upstream.grpc_client import Ask, GrpcMessages, Question
 from headrace.placement.upstream.http_client import (
-    Conversation,
+    HttpAsk,
     Rest,
     failed_by,
     json_of,
@@ -56,7 +55,6 @@ _FIELDS: dict[Datatype, str] = {
     Datatype.UINT32: "uint32_val", Datatype.UINT64: "uint64_val",
 }  # fmt: skip
 _HALF = (Datatype.FP16, Datatype.BF16)
-_REMEMBERED = 256  # cached request layouts
 _MOST_FILLED = 1 << 24  # elements that a few bytes may expand to
 _INPUT, _NAME, _TENSOR, _CONTENT = b"\x12", b"\x0a", b"\x12", b"\x22"
 
@@ -71,43 +69,22 @@ def model_spec(name: str, version: str, label: str, signature: str = "") -> tf.M
     return spec
 
 
-class PredictMessages:
-    """Encodes requests for one signature of one model."""
-
-    def __init__(self, spec: tf.ModelSpec) -> None:
-        self._spec = spec
-        self._known: dict[object, tuple[bytes, list[bytes]]] = {}
-
-    def request(self, inputs: Sequence[RemoteInput], outputs: Sequence[str]) -> list[Buffer]:
-        """A PredictRequest, in consecutive pieces."""
-        key = (tuple(outputs), *[(i.name, i.datatype, i.shape) for i in inputs])
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            known = self._known[key] = self._common(inputs, outputs)
-        first, heads = known
-        pieces: list[Buffer] = [first]
-        for item, head in zip(inputs, heads, strict=True):
-            name = item.name.encode()
-            data, size = _content(item)
-            tensor = len(head) + size
-            entry = _NAME + varint(len(name)) + name + _TENSOR + varint(tensor) + head
-            pieces += (_INPUT + varint(len(entry) + size) + entry, *data)
-        return pieces
-
-    def _common(
-        self, inputs: Sequence[RemoteInput], outputs: Sequence[str]
-    ) -> tuple[bytes, list[bytes]]:
-        first = tf.PredictRequest(model_spec=self._spec, output_filter=outputs)
-        heads = []
-        for item in inputs:
-            tensor = tf.Tensor(dtype=tf.DataType.ValueType(_NUMBERS[item.datatype]))
-            tensor.tensor_shape.SetInParent()  # set even without dimensions
-            for size in item.shape:
-                tensor.tensor_shape.dim.add(size=size)
-            heads.append(tensor.SerializeToString())
-        return first.SerializeToString(), heads
+def predict_request(
+    spec: tf.ModelSpec, inputs: Sequence[RemoteInput], outputs: Sequence[str]
+) -> list[Buffer]:
+    """A PredictRequest, in consecutive pieces; its tensors are views."""
+    message = tf.PredictRequest(model_spec=spec, output_filter=outputs)
+    pieces: list[Buffer] = [message.SerializeToString()]
+    for item in inputs:
+        tensor = tf.Tensor(dtype=tf.DataType.ValueType(_NUMBERS[item.datatype]))
+        tensor.tensor_shape.SetInParent()  # set even without dimensions
+        for count in item.shape:
+            tensor.tensor_shape.dim.add(size=count)
+        data, size = _content(item)
+        head, name = tensor.SerializeToString(), item.name.encode()
+        entry = _NAME + varint(len(name)) + name + _TENSOR + varint(len(head) + size) + head
+        pieces += (_INPUT + varint(len(entry) + size) + entry, *data)
+    return pieces
 
 
 def read_predictions(data: Buffer) -> RemoteAnswer:
@@ -222,19 +199,17 @@ class TfServingGrpc(GrpcMessages):
         """Raises `InvalidOption` for an invalid certificate or key."""
         super().__init__(options, model)
         self._signature = options.own.get("signature_name", SIGNATURE)
-        self._predictions = PredictMessages(self._spec(self._signature))
 
-    def describe(self) -> Description:
+    async def describe(self, ask: Ask) -> RemoteDescription:
         """Query the model's signature."""
         asked = tf.GetModelMetadataRequest(
             model_spec=self._spec(), metadata_field=[SIGNATURE_FIELD]
         )
         path = _PREDICTIONS + b"GetModelMetadata"
-        said = self.given(*(yield path, asked.SerializeToString()))
+        said = self.given(*await ask(path, asked.SerializeToString()))
         try:
-            metadata = tf.GetModelMetadataResponse.FromString(bytes(said)).metadata
-            signatures = signatures_of(metadata)
-        except (DecodeError, InvalidRequest) as error:
+            signatures = signatures_of(self.parsed(tf.GetModelMetadataResponse, said).metadata)
+        except InvalidRequest as error:
             raise self.nonsense(error) from None
         return _described(signatures, self._signature)
 
@@ -245,14 +220,11 @@ class TfServingGrpc(GrpcMessages):
 
     def is_ready(self, data: Buffer) -> bool:
         """True if any version is available; raises `CallFailed`."""
-        try:
-            return available(tf.GetModelStatusResponse.FromString(bytes(data)))
-        except DecodeError as error:
-            raise self.nonsense(error) from None
+        return available(self.parsed(tf.GetModelStatusResponse, data))
 
     def message(self, request: RemoteRequest) -> list[Buffer]:
         """A PredictRequest; it has no id and no parameters."""
-        return self._predictions.request(request.inputs, request.outputs)
+        return predict_request(self._spec(self._signature), request.inputs, request.outputs)
 
     def answer(self, data: Buffer) -> RemoteAnswer:
         """The outputs in a PredictResponse; raises `CallFailed`."""
@@ -281,16 +253,16 @@ class TfServingRest(Rest):
         self._signature = options.own.get("signature_name", SIGNATURE)
         self._head = b'{"signature_name":' + orjson.dumps(self._signature) + b',"inputs":{'
 
-    def describe(self) -> Conversation[RemoteDescription]:
+    async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query the model's signature, from its metadata."""
-        response = yield HttpRequest("GET", f"{self._path}/metadata")
+        response = await ask(HttpRequest("GET", f"{self._path}/metadata"))
         metadata = self._object(response).get("metadata")
         found = metadata.get(SIGNATURE_FIELD) if isinstance(metadata, dict) else None
         return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature)
 
-    def ready(self) -> Conversation[bool]:
+    async def ready(self, ask: HttpAsk) -> bool:
         """True if a version is available."""
-        response = yield HttpRequest("GET", self._path)
+        response = await ask(HttpRequest("GET", self._path))
         if response.status == 404:
             return False
         document = self._object(response)

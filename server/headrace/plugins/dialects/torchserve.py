@@ -27,7 +27,7 @@ from headrace.placement.upstream.connection import (
     RemoteRequest,
     nonsense,
 )
-from headrace.placement.upstream.http_client import Conversation, Rest, failed_by, refusal
+from headrace.placement.upstream.http_client import HttpAsk, Rest, failed_by, refusal
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.protocol.elements import array_of_nested, nested_json
 from headrace.protocol.http1 import HttpRequest, HttpResponse
@@ -49,19 +49,19 @@ class TorchServeRest(Rest):
         which = f"/{quote(version, safe='')}" if version else ""
         self._path = f"/predictions/{quote(options.model, safe='')}{which}"
 
-    def describe(self) -> Conversation[RemoteDescription]:
+    async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query whether the model exists; its tensors are unknown."""
-        response = yield HttpRequest("OPTIONS", self._path)
+        response = await ask(HttpRequest("OPTIONS", self._path))
         if response.status != 200:
             raise failure(self.model, response)
         return RemoteDescription(pb.ModelMetadataResponse(), None)
 
-    def ready(self) -> Conversation[bool]:
+    async def ready(self, ask: HttpAsk) -> bool:
         """True if the server has the model with healthy workers."""
-        response = yield HttpRequest("GET", "/ping")
+        response = await ask(HttpRequest("GET", "/ping"))
         if response.status != 200:
             return False
-        response = yield HttpRequest("OPTIONS", self._path)
+        response = await ask(HttpRequest("OPTIONS", self._path))
         return response.status == 200
 
     def request(self, request: RemoteRequest) -> HttpRequest:
