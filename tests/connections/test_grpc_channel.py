@@ -111,7 +111,7 @@ class Made:
 
     def begin(self, message: Buffer = b"", seconds: float = 10.0, urgent: bool = False) -> Waiting:
         """Start a call."""
-        call = Waiting(self.channel, HEAD, [message], self.loop.time(), seconds)
+        call = Waiting(self.channel, HEAD, [message], seconds)
         call.outcome = self.loop.create_future()
         call.urgent = urgent
         self.channel.start(call)

@@ -1,6 +1,5 @@
 """The client's gRPC transport, with the codecs and the channel of upstreams."""
 
-import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
@@ -95,8 +94,7 @@ class GrpcTransport:
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to a request."""
         head = self._heads.head(NAMED["ModelStreamInfer"].procedure.encode())
-        begun = asyncio.get_running_loop().time()
-        call = _Stream(head, self._message(request), begun, 0, MAX_MESSAGE)
+        call = _Stream(self._channel, head, self._message(request))
         responses: Responses[Buffer] = Responses(call.hold, seconds, late(self._address, seconds))
         call.responses, call.explain = responses, lambda end: self._explained(end, seconds)
         call.urgent = True
@@ -181,8 +179,6 @@ class GrpcTransport:
 
 class _Stream(StreamCall):
     """A stream of responses, for an iterator."""
-
-    __slots__ = ("explain", "responses")
 
     responses: Responses[Buffer]
     explain: Callable[[End], ClientError]

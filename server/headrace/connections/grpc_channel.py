@@ -169,60 +169,54 @@ class RequestHeads:
 
 
 class ChannelCall(ClientCall):
-    """A call that may have to wait for a connection. Times are of the loop's clock.
+    """A call with one message, which may have to wait for a connection.
 
-    An `urgent` call triggers a connection attempt even soon after a failed one.
+    An `urgent` call triggers a connection attempt even soon after a failed one. `begun` is of the
+    loop's clock.
     """
 
-    __slots__ = ("begun", "head", "tries", "urgent")
-
-    def __init__(self, head: bytes, begun: float, seconds: float, largest: int) -> None:
-        """`seconds` is the timeout, 0 for none."""
-        super().__init__(begun + seconds if seconds else inf, largest)
-        self.head = head
-        self.begun = begun
-        self.tries = 0
-        self.urgent = False
-
-    def launch(self, connection: ChannelConnection) -> None:
-        """Start on a connection with a free stream."""
-        raise NotImplementedError
-
-
-class UnaryCall(ChannelCall):
-    """A call with one message each way. A large compressed answer is unpacked on a thread."""
-
-    __slots__ = ("_data", "_encoding_left", "channel", "packed", "pieces", "size")
+    __slots__ = ("begun", "channel", "head", "packed", "pieces", "size", "tries", "urgent")
 
     def __init__(
         self,
         channel: "Channel",
         head: bytes,
         message: list[Buffer],
-        begun: float,
-        seconds: float,
+        seconds: float = 0.0,
         packed: bool = False,
     ) -> None:
-        """`message` is compressed if `packed`. Raises `PayloadTooLarge`."""
-        super().__init__(head, begun, seconds, channel.largest)
+        """`seconds` is the timeout, 0 for none; `message` is compressed if `packed`.
+
+        Raises `PayloadTooLarge`.
+        """
+        self.begun = begun = channel.now()
+        super().__init__(begun + seconds if seconds else inf, channel.largest)
         self.channel = channel
+        self.head = head
         self.pieces = message
         self.size = len(message[0]) if len(message) == 1 else sum(map(len, message))
         if self.size > MAX_MESSAGE:
             raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
         self.packed = packed
-        self._data: Buffer | None = None
-        self._encoding_left = ""  # encoding of the answer, if still to be unpacked
+        self.tries = 0
+        self.urgent = False
+
+    def launch(self, connection: ChannelConnection) -> None:
+        """Send the whole request on a connection with a free stream."""
+        http2 = connection.http2
+        self.begin(http2)
+        http2.sender.request(self, self.head, self.pieces, self.size, self.packed)
+
+
+class UnaryCall(ChannelCall):
+    """A call with one message each way. A large compressed answer is unpacked on a thread."""
+
+    _data: Buffer | None = None
+    _encoding_left = ""  # encoding of the answer, if still to be unpacked
 
     def done(self, data: Buffer | None, end: End | None) -> None:
         """Receive the answer, or the failure of the call."""
         raise NotImplementedError
-
-    def launch(self, connection: ChannelConnection) -> None:
-        """Send the whole request."""
-        http2 = connection.http2
-        self.begin(http2)
-        http2.sender.request(self, self.head, self.pieces, self.size, self.packed)
 
     def message(self, data: Buffer) -> None:
         """Keep the message until the status arrives."""
@@ -292,33 +286,11 @@ class AwaitedCall(UnaryCall):
 class StreamCall(ChannelCall):
     """A call with one message that is answered by any number of them."""
 
-    __slots__ = ("_packed", "_pieces")
-
-    def __init__(
-        self,
-        head: bytes,
-        message: list[Buffer],
-        begun: float,
-        seconds: float,
-        largest: int,
-        packed: bool = False,
-    ) -> None:
-        """`message` is compressed if `packed`; see `ChannelCall`."""
-        super().__init__(head, begun, seconds, largest)
-        self._pieces = message
-        self._packed = packed
-
     def hold(self, held: bool) -> None:
         """Pause or resume the server's answers."""
         self.keeps_window = held
         if not held and self.connection is not None and not self.finished:
             self.connection.release(self)
-
-    def launch(self, connection: ChannelConnection) -> None:
-        """Send the whole request."""
-        self.begin(connection.http2)
-        size = sum(map(len, self._pieces))
-        connection.http2.sender.request(self, self.head, self._pieces, size, self._packed)
 
 
 class Channel:
@@ -340,6 +312,7 @@ class Channel:
         self._context = context
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self._connections: list[ChannelConnection] = []
         self._current: ChannelConnection | None = None
         self._waiting: deque[ChannelCall] = deque()
@@ -374,7 +347,7 @@ class Channel:
 
         Cancelling the wait cancels the call. A connection is attempted in any case.
         """
-        call = AwaitedCall(self, head, message, self._loop.time(), seconds, packed)
+        call = AwaitedCall(self, head, message, seconds, packed)
         call.outcome = self._loop.create_future()
         call.urgent = True
         self.start(call)

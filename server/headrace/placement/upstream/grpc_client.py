@@ -12,7 +12,13 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from headrace.connections.endpoint import Endpoint
-from headrace.connections.grpc_channel import Channel, RequestHeads, StreamCall, UnaryCall
+from headrace.connections.grpc_channel import (
+    Channel,
+    ChannelCall,
+    RequestHeads,
+    StreamCall,
+    UnaryCall,
+)
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import (
@@ -178,45 +184,32 @@ class GrpcMessages:
 class GrpcStream(StreamCall):
     """A stream with one request; implements `RemoteStream`."""
 
-    __slots__ = ("_messages", "_receiver")
-
-    def __init__(
-        self,
-        messages: GrpcMessages,
-        message: list[Buffer],
-        receiver: StreamReceiver,
-        head: bytes,
-        begun: float,
-        seconds: float,
-    ) -> None:
-        largest = messages.options.largest_response
-        super().__init__(head, message, begun, seconds, largest, messages.packed)
-        self._messages = messages
-        self._receiver = receiver
+    messages: GrpcMessages
+    receiver: StreamReceiver
 
     def message(self, data: Buffer) -> None:
         """Receive a response."""
         try:
-            answer = self._messages.stream_answer(data)
+            answer = self.messages.stream_answer(data)
         except Exception as error:  # any error concerns this stream alone
             self.cancel()
-            self._end(error if isinstance(error, CallFailed) else self._messages.nonsense(error))
+            self._end(error if isinstance(error, CallFailed) else self.messages.nonsense(error))
             return
         try:
-            self._receiver.received(answer)
+            self.receiver.received(answer)
         except Exception:  # the connection has other calls
             log.exception("bug after a response")
 
     def closed(self, end: End | None) -> None:
         """Report the end."""
-        self._end(None if end is None else self._messages.failed(end))
+        self._end(None if end is None else self.messages.failed(end))
 
     def _end(self, failed: CallFailed | None) -> None:
         try:
             if failed is None:
-                self._receiver.ended()
+                self.receiver.ended()
             else:
-                self._receiver.failed(failed)
+                self.receiver.failed(failed)
         except Exception:
             log.exception("bug after a stream")
 
@@ -226,8 +219,6 @@ class InferCall(UnaryCall):
 
     Implements `headrace.placement.upstream.connection.Call`.
     """
-
-    __slots__ = ("messages", "receiver")
 
     messages: GrpcMessages
     receiver: Receiver
@@ -249,6 +240,9 @@ class InferCall(UnaryCall):
             log.exception("bug after a call")
 
 
+C = TypeVar("C", bound=ChannelCall)
+
+
 class GrpcClient(Channel):
     """Implements `headrace.placement.upstream.connection.ProtocolClient` over gRPC."""
 
@@ -266,7 +260,6 @@ class GrpcClient(Channel):
         options = messages.options
         super().__init__(endpoint, context, buffer, options.largest_response)
         self._messages = messages
-        self._now = self._loop.time
         self.heads = RequestHeads(
             endpoint, options.credentials.metadata, options.credentials.authorization,
             messages.packing,
@@ -275,13 +268,10 @@ class GrpcClient(Channel):
 
     def begin(self, request: RemoteRequest, seconds: float, receiver: Receiver) -> Call:
         """Start an inference call."""
-        messages, heads, headers = self._messages, self.heads, request.headers
-        call = InferCall(
-            self, heads.head(messages.infer_path, headers, seconds, messages.packed),
-            messages.request(request), self._now(), seconds, messages.packed,
-        )  # fmt: skip
-        call.messages = messages
-        call.receiver = receiver
+        messages = self._messages
+        message = messages.request(request)
+        call = self._call(InferCall, messages.infer_path, request.headers, message, seconds)
+        call.messages, call.receiver = messages, receiver
         self.start(call)
         return call
 
@@ -291,14 +281,23 @@ class GrpcClient(Channel):
         """Start a call with any number of responses."""
         # Without `triton_grpc_error`, which would provide real statuses: a Triton crashes if a
         # model continues after one.
-        messages, heads, headers = self._messages, self.heads, request.headers
-        stream = GrpcStream(
-            messages, messages.request(request), receiver,
-            heads.head(_STREAM, headers, seconds, messages.packed),
-            self._now(), seconds,
-        )  # fmt: skip
+        message = self._messages.request(request)
+        stream = self._call(GrpcStream, _STREAM, request.headers, message, seconds)
+        stream.messages, stream.receiver = self._messages, receiver
         self.start(stream)
         return stream
+
+    def _call(
+        self,
+        kind: type[C],
+        path: bytes,
+        headers: Sequence[tuple[str, str]],
+        message: list[Buffer],
+        seconds: float,
+    ) -> C:
+        messages, heads = self._messages, self.heads
+        head = heads.head(path, headers, seconds, messages.packed)
+        return kind(self, head, message, seconds, messages.packed)
 
     async def ready(self, seconds: float) -> bool:
         """True if the upstream reports the model as ready; raises `CallFailed`."""

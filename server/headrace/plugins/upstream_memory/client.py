@@ -122,8 +122,6 @@ _TOO_SMALL = "shared memory size specified with the request"
 class SharedCall(UnaryCall):
     """An inference call with tensors in shared memory; implements `connection.Call`."""
 
-    __slots__ = ("inputs", "messages", "outputs", "owner", "receiver", "request", "rooms")
-
     messages: GrpcMessages
     inputs: SharedLease | None
     outputs: SharedLease | None
@@ -232,7 +230,7 @@ class SharedMemoryClient(GrpcClient):
         if inputs is None and outputs is None:
             return super().begin(request, seconds, receiver)
         try:
-            call = self._call(request, seconds, given, wanted, inputs, outputs)
+            call = self._shared_call(request, seconds, given, wanted, inputs, outputs)
         except BaseException:  # for example if the request cannot be encoded
             for lease in (inputs, outputs):
                 if lease is not None:
@@ -242,7 +240,7 @@ class SharedMemoryClient(GrpcClient):
         self.start(call)
         return call
 
-    def _call(
+    def _shared_call(
         self,
         request: RemoteRequest,
         seconds: float,
@@ -256,7 +254,7 @@ class SharedMemoryClient(GrpcClient):
         rooms = laid_out(wanted, outputs.region.name) if outputs else {}
         if inputs is not None:
             write(request.inputs, places, inputs.region.memory)
-        messages, heads, headers = self._messages, self.heads, request.headers
+        messages = self._messages
         options = messages.options
         message = shared_request(
             options.model, options.version, request.inputs, request.outputs, request.parameters,
@@ -264,10 +262,7 @@ class SharedMemoryClient(GrpcClient):
         )  # fmt: skip
         if messages.packing:
             message = [compress(b"".join(message), messages.packing, DEFAULT_LEVEL)]
-        call = SharedCall(
-            self, heads.head(messages.infer_path, headers, seconds, messages.packed), message,
-            self._now(), seconds, messages.packed,
-        )  # fmt: skip
+        call = self._call(SharedCall, messages.infer_path, request.headers, message, seconds)
         call.messages, call.owner, call.request = messages, self, request
         call.inputs, call.outputs, call.rooms = inputs, outputs, rooms
         return call
