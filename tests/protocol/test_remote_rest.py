@@ -14,11 +14,11 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
 from headrace.protocol.elements import array_of_json
 from headrace.protocol.v2_json import (
-    RequestWriter,
     ResponseForm,
     decode_infer,
     error_text,
     read_answer,
+    write_request,
 )
 from headrace.protocol.v2_protobuf import RemoteInput
 from tests.protocol.strategies import IN_JSON, response
@@ -36,9 +36,10 @@ def rows(datatype: Datatype, count: int, text: bool = False) -> RemoteInput:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("datatype", Datatype)
 def test_the_server_reads_the_requests(datatype: Datatype, binary: bool) -> None:
-    messages = RequestWriter(binary, {"Y"})
-    for item in [rows(datatype, count, not binary) for count in (1, 1, 3, 3)]:
-        body, size = messages.request([item], ["X", "Y"], {"a": 1}, "id")
+    for item in [rows(datatype, count, not binary) for count in (1, 3)]:
+        body, size = write_request(
+            [item], ["X", "Y"], {"a": 1}, "id", binary=binary, only_binary={"Y"}
+        )
         request, form = decode_infer("m", "", b"".join(body), size)
         found = request.inputs["A"]
         assert (found.datatype, found.array.shape) == (datatype, item.shape)
@@ -48,17 +49,16 @@ def test_the_server_reads_the_requests(datatype: Datatype, binary: bool) -> None
 
 
 def test_requests_without_inputs_and_with_several() -> None:
-    messages = RequestWriter(True)
     one = RemoteInput("B", Datatype.INT8, (1,), [np.ones(1, np.int8)])
     for inputs in ([], [one, rows(Datatype.BYTES, 2)]):
-        body, size = messages.request(inputs, [], {})
+        body, size = write_request(inputs, [], {})
         request, _ = decode_infer("m", "", b"".join(body), size)
         assert list(request.inputs) == [item.name for item in inputs]
 
 
 def test_bytes_that_are_not_utf8_have_no_json_form() -> None:
     with pytest.raises(InvalidRequest, match="'A' holds bytes that are not UTF-8"):
-        RequestWriter(False).request([rows(Datatype.BYTES, 1)], [], {})
+        write_request([rows(Datatype.BYTES, 1)], [], {}, binary=False)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ from headrace.core.tensors import Buffer, Tensor
 from headrace.protocol.http1 import HttpRequest, HttpResponse, request_pieces
 from headrace.protocol.v2_json import (
     JSON_SIZE,
-    RequestWriter,
     error_text,
     parse_json_size,
     read_answer,
     request_headers,
+    write_request,
 )
 
 _JSON = {"content-type": "application/json"}
@@ -65,7 +65,6 @@ class HttpTransport:
         self._common = header_text(common | dict(headers))
         self._address = address
         self._pool = HttpPool(endpoint_of(address), tls)
-        self._writer = RequestWriter(binary=True)
 
     async def ask(
         self,
@@ -89,7 +88,7 @@ class HttpTransport:
         """The response to a request."""
         inputs = [(t.name, t.datatype, t.array.shape, [t.array]) for t in request.inputs]
         parameters = {**request.parameters, "binary_data_output": True}
-        pieces, size = self._writer.request(
+        pieces, size = write_request(
             inputs, request.outputs, parameters, request.id, request.classes
         )
         path = self._operation_path("ModelInfer", request.model, request.version)

@@ -9,9 +9,8 @@ the JSON at once; binary tensors become views into the body; orjson writes array
 inserted into the response as ready fragments. Plain requests and responses take the fast path of
 `plain_json`.
 
-A client encodes requests by `RequestWriter`, which serialises the common parts of requests with the
-same names, datatypes and shapes once and sends tensors without copying them, and decodes responses
-by `read_answer`, whose binary tensors are views, too.
+A client encodes requests by `write_request`, which sends binary tensors without copying them, and
+decodes responses by `read_answer`, whose binary tensors are views, too.
 """
 
 import re
@@ -479,92 +478,56 @@ def _binary(kind: str, name: str, size: Any, tail: memoryview, position: int) ->
 
 # --- for clients
 
-_REMEMBERED = 256  # cached request layouts
 _LARGEST_ERROR = 1 << 20
-_DATA, _SIZE = b'"data":', b'"parameters":{"binary_data_size":'
 # Name, datatype and shape of an input, and its parts along axis 0.
 Input = tuple[str, Datatype, tuple[int, ...], Sequence[TensorArray]]
 
 
-class RequestWriter:
-    """Encodes requests to one upstream's model.
+def write_request(
+    inputs: Sequence[Input],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Parameter],
+    id: str = "",
+    classes: Mapping[str, int] = _NOTHING,
+    binary: bool = True,
+    only_binary: Collection[str] = (),
+) -> tuple[list[Buffer], int | None]:
+    """The body of a request, and the size of the JSON if binary tensors follow it.
 
-    Tensors are sent in binary if `binary`, otherwise as JSON except for datatypes without a JSON
-    form. `only_binary` names the outputs of such datatypes.
+    Tensors are sent and requested in binary if `binary`, otherwise as JSON except for datatypes
+    without a JSON form; `only_binary` names the outputs of such datatypes. No `outputs` means all;
+    for those in `classes`, only the highest classes are requested. Raises `InvalidRequest` for
+    bytes without a JSON form.
     """
-
-    def __init__(self, binary: bool, only_binary: Collection[str] = ()) -> None:
-        self._binary = binary
-        self._only_binary = only_binary
-        self._known: dict[object, tuple[list[bytes], bytes]] = {}
-
-    def request(
-        self,
-        inputs: Sequence[Input],
-        outputs: Sequence[str],
-        parameters: Mapping[str, Parameter],
-        id: str = "",
-        classes: Mapping[str, int] = _NOTHING,
-    ) -> tuple[list[Buffer], int | None]:
-        """Return a body, and the size of the JSON if binary tensors follow it.
-
-        No `outputs` means all; for those in `classes`, only the highest classes are requested.
-        Raises `InvalidRequest` for a tensor that needs the binary form if the upstream does not
-        support it.
-        """
-        key = (tuple(outputs), *classes.items(), *[item[:3] for item in inputs])
-        known = self._known.get(key)
-        if known is None:
-            known = self._remember(key, inputs, outputs, classes)
-        heads, tail = known
-        parts: list[bytes] = [b"{"]
-        if id:
-            parts += (b'"id":', orjson.dumps(id), b",")
-        if parameters:
-            parts += (b'"parameters":', json_parameters(parameters), b",")
-        buffers: list[Buffer] = [b""]
-        for head, (name, datatype, _, arrays) in zip(heads, inputs, strict=True):
-            parts.append(head)
-            if head.endswith(_DATA):
-                parts.append(_json(name, datatype, arrays))
-            else:
-                raw = [raw_bytes(array) for array in arrays]
-                parts.append(b"%d}" % sum(map(len, raw)))
-                buffers += raw
-        parts.append(tail)
-        buffers[0] = text = b"".join(parts)
-        binary = self._binary or len(buffers) > 1
-        return buffers, len(text) if binary else None
-
-    def _remember(
-        self,
-        key: object,
-        inputs: Sequence[Input],
-        outputs: Sequence[str],
-        classes: Mapping[str, int],
-    ) -> tuple[list[bytes], bytes]:
-        heads: list[bytes] = []
-        for name, datatype, shape, _ in inputs:
-            binary = self._binary or datatype in NOT_IN_JSON
-            start = b"}," if heads else b'"inputs":['
-            heads.append(start + tensor_text(name, datatype, shape) + (_SIZE if binary else _DATA))
-        tail = b"}]" if heads else b'"inputs":[]'
-        if outputs:
-            wanted: list[dict[str, Any]] = [{"name": name} for name in outputs]
-            for item in wanted:
-                if item["name"] in classes:
-                    item["parameters"] = {"classification": classes[item["name"]]}
-                elif self._binary or item["name"] in self._only_binary:
-                    item["parameters"] = {"binary_data": True}
-            tail += b',"outputs":' + orjson.dumps(wanted)
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[key] = heads, tail + b"}"
-        return self._known[key]
+    buffers: list[Buffer] = [b""]
+    items: list[dict[str, Any]] = []
+    for name, datatype, shape, arrays in inputs:
+        item: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        if binary or datatype in NOT_IN_JSON:
+            raw = [raw_bytes(array) for array in arrays]
+            buffers += raw
+            item["parameters"] = {"binary_data_size": sum(map(len, raw))}
+        else:
+            item["data"] = orjson.Fragment(_json(name, datatype, arrays))
+        items.append(item)
+    document: dict[str, Any] = {"id": id} if id else {}
+    if parameters:
+        document["parameters"] = orjson.Fragment(json_parameters(parameters))
+    document["inputs"] = items
+    if outputs:
+        wanted: list[dict[str, Any]] = [{"name": name} for name in outputs]
+        document["outputs"] = wanted
+        for asked in wanted:
+            if asked["name"] in classes:
+                asked["parameters"] = {"classification": classes[asked["name"]]}
+            elif binary or asked["name"] in only_binary:
+                asked["parameters"] = {"binary_data": True}
+    buffers[0] = text = orjson.dumps(document)
+    return buffers, len(text) if binary or len(buffers) > 1 else None
 
 
 def request_headers(json_size: int | None) -> dict[str, str]:
-    """The headers for a body from `RequestWriter`."""
+    """The headers for a body from `write_request`."""
     if json_size is None:
         return {"content-type": "application/json"}
     return {"content-type": "application/octet-stream", JSON_SIZE: str(json_size)}

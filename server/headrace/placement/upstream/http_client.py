@@ -9,7 +9,7 @@ import json
 import logging
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -50,11 +50,11 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.status import Failure, Fate, http_failure_of, late, lost, too_large, unsent
 from headrace.protocol.v2_json import (
     JSON_SIZE,
-    RequestWriter,
     error_text,
     parse_json_size,
     read_answer,
     request_headers,
+    write_request,
 )
 from headrace.protocol.v2_protobuf import RemoteAnswer
 
@@ -368,7 +368,8 @@ class V2Rest(Rest):
         name = quote(options.model, safe="")
         self._path = f"/v2/models/{name}{version}"
         self._repository = f"/v2/repository/models/{name}"
-        self._messages = RequestWriter(True)
+        self._binary = True
+        self._only_binary: Collection[str] = ()  # outputs without a JSON form
 
     async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query the model's metadata, and its configuration if the server provides it."""
@@ -381,21 +382,20 @@ class V2Rest(Rest):
 
     async def learn(self, ask: HttpAsk) -> None:
         """Query whether tensors can be binary."""
-        binary = self.options.tensors == "binary"
+        self._binary = self.options.tensors == "binary"
         if not self.options.tensors:
             response = await ask(HttpRequest("GET", "/v2"))
-            binary = response.status == 200 and _BINARY in _extensions(response)
-        if not binary:
-            only_binary = [s.name for s in self.declared.outputs if s.datatype in NOT_IN_JSON]
-            self._messages = RequestWriter(False, frozenset(only_binary))
+            self._binary = response.status == 200 and _BINARY in _extensions(response)
+        self._only_binary = [s.name for s in self.declared.outputs if s.datatype in NOT_IN_JSON]
         self.learned = True
 
     def request(self, request: RemoteRequest) -> HttpRequest:
         """The request in a form that the server supports."""
         try:
-            body, size = self._messages.request(
-                request.inputs, request.outputs, request.parameters, request.id
-            )
+            body, size = write_request(
+                request.inputs, request.outputs, request.parameters, request.id,
+                binary=self._binary, only_binary=self._only_binary,
+            )  # fmt: skip
         except InvalidRequest as error:
             raise failed_by(error) from None
         return HttpRequest("POST", f"{self._path}/infer", request_headers(size), body)
