@@ -138,11 +138,6 @@ class HttpPool:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def ended(self, connection: "HttpConnection") -> None:
-        """Remove a closed connection."""
-        self.ending(connection)
-        self._open.discard(connection)
-
     async def close(self) -> None:
         """Close all connections, including those in use; no requests may follow."""
         self._closed = True
@@ -259,7 +254,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._pool.ended(self)
+        self._pool.ending(self)
         if self._done is not None:
             whole = None if error is not None else self._reader.closed()
             # After an answer, a wrong port is not the reason.

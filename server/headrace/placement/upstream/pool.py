@@ -60,7 +60,6 @@ class UpstreamPool(Placement):
         self._leaving: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._wait: asyncio.TimerHandle | None = None
-        self._resolving: asyncio.Task[None] | None = None
         self._closed: asyncio.Task[None] | None = None
         for endpoint in model.endpoints:
             upstream = self._upstream(endpoint, endpoint == model.answered)
@@ -78,7 +77,7 @@ class UpstreamPool(Placement):
         ]
         for instance in self._instances:
             version.scheduler.add_instance(instance)
-        self._resolve_timer = loop.call_later(_RESOLVE_SECS, self._begin_resolving)
+        self._resolving = loop.create_task(self._resolve())
 
     @property
     def concurrency(self) -> int:
@@ -152,11 +151,9 @@ class UpstreamPool(Placement):
         """Close all connections; see `closed`."""
         if self._closed is not None:
             return
-        self._resolve_timer.cancel()
+        self._resolving.cancel()
         if self._wait is not None:
             self._wait.cancel()
-        if self._resolving is not None:
-            self._resolving.cancel()
         self._closed = self._loop.create_task(self._close())
 
     async def closed(self) -> None:
@@ -216,12 +213,10 @@ class UpstreamPool(Placement):
 
     # --- the set of upstreams
 
-    def _begin_resolving(self) -> None:
-        self._resolving = self._loop.create_task(self._resolve())
-
     async def _resolve(self) -> None:
-        await self.look_again()
-        self._resolve_timer = self._loop.call_later(_RESOLVE_SECS, self._begin_resolving)
+        while True:
+            await asyncio.sleep(_RESOLVE_SECS)
+            await self.look_again()
 
     async def look_again(self) -> None:
         """Update addresses and credentials."""

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from headrace.connections.grpc_channel import receive_buffer
 from headrace.core.daemon_thread import run_in_daemon_thread
-from headrace.placement.child_process import ChildProcess, ProcessOutput, Reaping, RestartPolicy
+from headrace.placement.child_process import ChildProcess, ProcessOutput, RestartPolicy
 from headrace.placement.isolation import passed_variables
 from headrace.placement.upstream.grpc_client import LIVE, GrpcClient, GrpcMessages
 from headrace.placement.upstream.options import Credentials, RemoteOptions
@@ -99,14 +99,7 @@ _LOG_LINE = re.compile(rb"^([IWEF])\d{4} [\d:.]+ \d+ ")  # Triton's log format
 _LEVELS = {b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR, b"F": logging.CRITICAL}
 _EXIT_SLACK_SECS = 2.0  # beyond Triton's own exit timeout
 
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Command and environment of a process, and the reaper's clean-up."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    reaping: Reaping
+Start = Callable[[ProcessOutput], ChildProcess]
 
 
 class TritonOutput(ProcessOutput):
@@ -161,7 +154,7 @@ class TritonProcess:
         return self.place.label
 
     def begin(self, start: Start) -> None:
-        """Run the process from now on, until `close`."""
+        """Run the process from now on, until `close`; `start` starts it, and may block."""
         self._task = asyncio.get_running_loop().create_task(self._live(start))
 
     async def settled(self) -> None:
@@ -224,9 +217,8 @@ class TritonProcess:
         """Run once; returns a description of the end. Raises `OSError` if it cannot be started."""
         output = TritonOutput(self.label)
         child = await run_in_daemon_thread(
-            lambda: ChildProcess(start.command, start.environment, output, reaping=start.reaping),
-            f"start {self.label}", ChildProcess.kill,
-        )  # fmt: skip
+            lambda: start(output), f"start {self.label}", ChildProcess.kill
+        )
         self.starts += 1
         self._child = child
         exited = asyncio.Event()

@@ -18,10 +18,11 @@ import shutil
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf import text_format
 
@@ -29,7 +30,7 @@ from headrace.connections.endpoint import Endpoint
 from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
-from headrace.placement.child_process import Reaping
+from headrace.placement.child_process import ChildProcess, Reaping
 from headrace.placement.upstream.options import RemoteOptions, Url, remote_parameters
 from headrace.placement.upstream.protocols import ProtocolClients
 from headrace.placement.upstream.reconciler import LOAD_SECS, Reconciler
@@ -43,11 +44,8 @@ from headrace.placement.upstream.triton_options import (
     TritonOptions,
 )
 from headrace.plugins.triton.groups import as_configured, gpu_count, groups_of, places
-from headrace.plugins.triton.process import Secret, arguments, environment
+from headrace.plugins.triton.process import Secret, TritonProcess, arguments, environment
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
-
-if TYPE_CHECKING:
-    from headrace.plugins.triton.process import TritonProcess
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +149,7 @@ class TritonServers:
         self._loop = loop
 
     @property
-    def processes(self) -> "Sequence[TritonProcess]":
+    def processes(self) -> Sequence[TritonProcess]:
         """The Triton processes; none before the first model."""
         return self._processes
 
@@ -236,7 +234,7 @@ class TritonServers:
 
     # --- on the event loop
 
-    async def _started(self, program: str, wanted: Sequence[Place]) -> "Sequence[TritonProcess]":
+    async def _started(self, program: str, wanted: Sequence[Place]) -> Sequence[TritonProcess]:
         """The processes once each is live or has failed, with at least one live."""
         if self._closed:
             raise LoadFailed("the server is shutting down")
@@ -257,8 +255,6 @@ class TritonServers:
             self._starting = None
 
     async def _begin(self, program: str, wanted: Sequence[Place]) -> None:
-        from headrace.plugins.triton.process import Start, TritonProcess
-
         processes: list[TritonProcess] = []
 
         def make() -> Path:
@@ -277,7 +273,8 @@ class TritonServers:
                     program, self._options, models, process.port, region, self._secret
                 )
                 own = environment(self._environment, self._options, process.place)
-                process.begin(Start(command, own, Reaping(region, str(directory))))
+                reaping = Reaping(region, str(directory))
+                process.begin(partial(ChildProcess, command, own, reaping=reaping))
         except BaseException as error:
             await asyncio.gather(*(process.close() for process in processes))
             if isinstance(error, OSError):
@@ -315,7 +312,7 @@ class PlacedModel(Reconciler):
         spec: LoadSpec,
         config: ModelConfig,
         name: str,
-        written: "Mapping[TritonProcess, Path]",
+        written: Mapping[TritonProcess, Path],
     ) -> None:
         """`written` has the model's directory for each process. Raises `InvalidOption`."""
         self._servers = servers
