@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +22,8 @@ from headrace.protocol.v2_protobuf import (
     RemoteMessages,
     decode_infer,
     parameter_values,
-    response_in,
     shared_request,
+    streamed_answer,
 )
 from tests.protocol.reference import encode_infer
 from tests.protocol.strategies import response
@@ -149,18 +150,22 @@ def test_a_stream_message_holds_a_response(raw: bytes, id: str) -> None:
     message = pb.ModelStreamInferResponse()
     message.infer_response.id = id
     message.infer_response.raw_output_contents.append(raw)
-    data = message.SerializeToString()
-    found = response_in(data)
-    assert found is not None
+    found = streamed_answer(message.SerializeToString())
+    assert not isinstance(found, str)
     assert pb.ModelInferResponse.FromString(bytes(found)) == message.infer_response
     message.error_message = "not this one"
-    assert response_in(message.SerializeToString()) is None
+    assert streamed_answer(message.SerializeToString()) == "not this one"
 
 
 @given(st.binary(max_size=20))
 def test_invalid_stream_messages(data: bytes) -> None:
-    found = response_in(data)
-    assert found is None or data.endswith(bytes(found))
+    with suppress(InvalidRequest, DecodeError):
+        found = streamed_answer(data)
+        expected = pb.ModelStreamInferResponse.FromString(data)
+        if isinstance(found, str):
+            assert found == expected.error_message
+        else:
+            assert pb.ModelInferResponse.FromString(bytes(found)) == expected.infer_response
 
 
 # --- tensors in shared memory

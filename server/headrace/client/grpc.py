@@ -35,7 +35,7 @@ from headrace.protocol.v2_protobuf import (
     AnswerReader,
     RemoteInput,
     RemoteMessages,
-    response_in,
+    streamed_answer,
 )
 
 _STREAMED_STATUS = 500  # status of an error on a stream, which only has a text
@@ -101,15 +101,11 @@ class GrpcTransport:
         self._channel.start(call)
         try:
             async for data in responses:
-                found = response_in(data)
-                if found is None:
-                    message = pb.ModelStreamInferResponse.FromString(bytes(data))
-                    if message.error_message:
-                        text = message.error_message
-                        raise StatusError(_STREAMED_STATUS, text, _INTERNAL)
-                    found = message.infer_response.SerializeToString()
+                found = streamed_answer(data)
+                if isinstance(found, str):
+                    raise StatusError(_STREAMED_STATUS, found, _INTERNAL)
                 yield self._response(found)
-        except DecodeError as error:
+        except InvalidRequest as error:
             raise self._nonsense(error) from None
         finally:
             call.cancel()

@@ -34,16 +34,13 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer, Tensor
 from headrace.protocol.http1 import HttpRequest, HttpResponse, request_pieces
 from headrace.protocol.v2_json import (
-    JSON_SIZE,
     error_text,
-    parse_json_size,
     read_answer,
     request_headers,
     write_request,
 )
 
 _JSON = {"content-type": "application/json"}
-_JSON_SIZE = JSON_SIZE.encode()
 _SHOWN = 200  # characters of an answer shown in errors
 _UNREADY = 503
 
@@ -195,10 +192,8 @@ def read_response(answer: HttpResponse) -> InferResponse:
     """Decode an inference response; raises `StatusError` and `AnswerError`."""
     if answer.status != 200:
         raise _refusal(answer)
-    header = answer.headers.get(_JSON_SIZE)
     try:
-        text = None if header is None else header.decode("latin-1")
-        return read_answer(answer.body, parse_json_size(text, len(answer.body)))
+        return read_answer(answer.headers, answer.body)
     except InvalidRequest as error:
         raise AnswerError(f"the answer is no inference response: {error}") from error
 

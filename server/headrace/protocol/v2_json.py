@@ -479,6 +479,7 @@ def _binary(kind: str, name: str, size: Any, tail: memoryview, position: int) ->
 # --- for clients
 
 _LARGEST_ERROR = 1 << 20
+_SIZE_HEADER = JSON_SIZE.encode()
 # Name, datatype and shape of an input, and its parts along axis 0.
 Input = tuple[str, Datatype, tuple[int, ...], Sequence[TensorArray]]
 
@@ -533,12 +534,11 @@ def request_headers(json_size: int | None) -> dict[str, str]:
     return {"content-type": "application/octet-stream", JSON_SIZE: str(json_size)}
 
 
-def read_answer(body: Buffer, json_size: int | None) -> InferResponse:
-    """Decode a response whose first `json_size` bytes are JSON; None: all of it.
-
-    Binary tensors are views into `body`. Raises `InvalidRequest`.
-    """
-    document, tail = _parse(body, json_size)
+def read_answer(headers: Mapping[bytes, bytes], body: Buffer) -> InferResponse:
+    """Decode a response; binary tensors are views into `body`. Raises `InvalidRequest`."""
+    size = headers.get(_SIZE_HEADER)
+    header = None if size is None else size.decode("latin-1")
+    document, tail = _parse(body, parse_json_size(header, len(body)))
     if type(document) is not dict:
         raise InvalidRequest("not an inference response")
     outputs: list[Tensor] = []

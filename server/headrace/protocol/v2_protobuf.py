@@ -920,12 +920,17 @@ class AnswerReader:
         return RemoteAnswer(outputs, dict(known.parameters), id, known.model, known.version)
 
 
-def response_in(data: Buffer) -> Buffer | None:
-    """The response in a ModelStreamInferResponse with nothing else in it; otherwise None."""
-    if len(data) < 2 or data[0] != _STREAM_RESPONSE:
-        return None
-    length, start = read_varint(data, 1)
-    return data[start:] if start and start + length == len(data) else None
+def streamed_answer(data: Buffer) -> Buffer | str:
+    """The response in a ModelStreamInferResponse, or its error; raises `InvalidRequest`."""
+    if len(data) > 1 and data[0] == _STREAM_RESPONSE:
+        length, start = read_varint(data, 1)
+        if start and start + length == len(data):  # the usual case: nothing else is in it
+            return data[start:]
+    try:
+        message = pb.ModelStreamInferResponse.FromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidRequest(f"not a ModelStreamInferResponse: {error}") from None
+    return message.error_message or message.infer_response.SerializeToString()
 
 
 def _read_head(head: bytes, raw: bool) -> _Known:

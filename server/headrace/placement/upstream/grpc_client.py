@@ -40,7 +40,12 @@ from headrace.protocol.grpc import (
 )
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Failure, Fate, failure_of, late, lost, too_large, unsent
-from headrace.protocol.v2_protobuf import AnswerReader, RemoteAnswer, RemoteMessages, response_in
+from headrace.protocol.v2_protobuf import (
+    AnswerReader,
+    RemoteAnswer,
+    RemoteMessages,
+    streamed_answer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,13 +148,11 @@ class GrpcMessages:
 
     def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
         """Decode a message of a stream; raises `CallFailed`."""
-        found = response_in(data)
-        if found is not None:  # the usual case: no error
-            return self.answer(found)
-        message = self.parsed(pb.ModelStreamInferResponse, data)
-        if message.error_message:
-            return ExecutionFailed(message.error_message)
-        return self.answer(message.infer_response.SerializeToString())
+        try:
+            found = streamed_answer(data)
+        except InvalidRequest as error:
+            raise self.nonsense(error) from None
+        return ExecutionFailed(found) if isinstance(found, str) else self.answer(found)
 
     def nonsense(self, problem: Exception) -> CallFailed:
         """Log a malformed response; returns the failure."""

@@ -49,9 +49,7 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.protocol.status import Failure, Fate, http_failure_of, late, lost, too_large, unsent
 from headrace.protocol.v2_json import (
-    JSON_SIZE,
     error_text,
-    parse_json_size,
     read_answer,
     request_headers,
     write_request,
@@ -355,7 +353,6 @@ class HttpCall:
 
 
 _BINARY = "binary_tensor_data"  # the extension's name
-_JSON_SIZE = JSON_SIZE.encode()
 _NOT_OFFERED = frozenset({400, 404, 405, 501})
 
 
@@ -404,10 +401,8 @@ class V2Rest(Rest):
         """The outputs, binary or not."""
         if response.status != 200:
             raise refusal(self.model, response)
-        size = response.headers.get(_JSON_SIZE)
         try:
-            header = None if size is None else size.decode("latin-1")
-            found = read_answer(response.body, parse_json_size(header, len(response.body)))
+            found = read_answer(response.headers, response.body)
         except ServerError as error:
             log.error("model %s: a server has sent an invalid response: %s", self.model, error,
                       extra={"model": self.model})  # fmt: skip
