@@ -12,6 +12,7 @@ import numpy as np
 from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
 from headrace.workers.elements import BITS, DTYPES, SMALL, Buffer, decode_bytes, raw, view
 from headrace.workers.frames import (
+    ALIGNMENT,
     FIRST,
     INLINE,
     MAX_SLOTS,
@@ -203,8 +204,11 @@ class Batches:
         for index, part in enumerate(layout.parts):
             tensors: list[Tensor] = []
             for place, array in zip(layout.inputs, arrays, strict=True):
-                own = array if part is None else array[part]
-                tensors.append(received(place.name, place.datatype, own))
+                # `received`, inlined to save a Python call per tensor.
+                tensor = Tensor.__new__(Tensor)
+                tensor._name, tensor._datatype = place.name, place.datatype
+                tensor._array = array if part is None else array[part]
+                tensors.append(tensor)
             special = extras.get(str(index), _NOTHING) if extras else _NOTHING
             requests.append(
                 received_request(
@@ -253,10 +257,15 @@ class Batches:
             if extras and len(extras.get("outputs", outputs)) != len(outputs):
                 return None
         heads: list[Head] = []
-        blocks: list[list[Buffer]] = []
+        sizes: list[int] = []
+        pieces: list[Buffer] = []
+        total = 0
         for name in outputs:
+            if pad := -total % ALIGNMENT:
+                pieces.append(bytes(pad))
+                total += pad
             head: Head | None = None
-            pieces: list[Buffer] = []
+            begin = total
             for response, count in zip(responses, rows, strict=True):
                 for tensor in response._tensors:
                     if tensor._name == name:
@@ -274,19 +283,18 @@ class Batches:
                     heads.append(head)
                 elif head != (name, datatype, shape):
                     return None
-                if datatype == "BYTES" or array.nbytes > SMALL:
-                    pieces.append(raw(array, datatype))
-                else:
-                    pieces.append(array.tobytes())
-            blocks.append(pieces)
+                small = array.nbytes <= SMALL and datatype != "BYTES"
+                piece = array.tobytes() if small else raw(array, datatype)
+                pieces.append(piece)
+                total += len(piece)
+            sizes.append(total - begin)
         known = self._known.get(tuple(heads)) or self._learn(tuple(heads))
         if known is None:
             return None
         number, packed = known
-        sizes, data, total = lay_out(blocks)
-        parcel = (b"".join(data), total, 0, -1) if total <= INLINE else None
+        parcel = (b"".join(pieces), total, 0, -1) if total <= INLINE else None
         meta = packed.pack(*times, number, *sizes)
-        return RESULT, meta, parcel or self._link.put(slot, data, total)
+        return RESULT, meta, parcel or self._link.put(slot, pieces, total)
 
     def _learn(self, heads: tuple[Head, ...]) -> tuple[int, Struct] | None:
         """The number of a new form of results and its meta; None if there are too many."""

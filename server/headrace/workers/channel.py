@@ -136,14 +136,6 @@ class WorkerChannel:
         self._lock = threading.RLock()  # its holder is not in this process
         self._later.clear()
 
-    def send(self, frame: bytes) -> None:
-        """Send a whole frame; raises `OSError`.
-
-        May be called by a destructor while this thread sends another frame, which is completed
-        first.
-        """
-        self._send_whole(frame, -1)
-
     def send_soon(self, frame: bytes) -> None:
         """Send a whole frame now, or after the one being sent by any thread."""
         self._later.append(frame)
@@ -168,7 +160,12 @@ class WorkerChannel:
             finally:
                 self._lock.release()
 
-    def _send_whole(self, frame: bytes, descriptor: int) -> None:
+    def send(self, frame: bytes, descriptor: int = -1) -> None:
+        """Send a whole frame, possibly with an open file; raises `OSError`.
+
+        May be called by a destructor while this thread sends another frame, which is completed
+        first.
+        """
         if self.foreign:
             return
         with self._lock:
@@ -202,7 +199,7 @@ class WorkerChannel:
 
     def _send_and_close(self, frame: bytes, descriptor: int) -> None:
         try:
-            self._send_whole(frame, descriptor)
+            self.send(frame, descriptor)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -221,7 +218,7 @@ class WorkerChannel:
         head = pack_header(kind, flags, slot, len(meta), size)
         frame = b"".join([head, meta, data])
         if descriptor < 0:
-            self._send_whole(frame, -1)
+            self.send(frame)
         else:
             self._send_and_close(frame, descriptor)
 

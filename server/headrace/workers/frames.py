@@ -215,11 +215,8 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], Sequence[Buffer], int]:
+def lay_out(blocks: Sequence[Sequence[Buffer]]) -> tuple[list[int], list[Buffer], int]:
     """The sizes of blocks, their pieces with padding in between, and the total size."""
-    if len(blocks) == 1:  # the usual case
-        size = sum(map(len, blocks[0]))
-        return [size], blocks[0], size
     sizes: list[int] = []
     pieces: list[Buffer] = []
     total = 0
