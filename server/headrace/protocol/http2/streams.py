@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from struct import Struct
 
-import numpy as np
-
 from headrace.core.tensors import Buffer
 from headrace.protocol.http2.headers import NO_TABLE, header_block
 from headrace.protocol.http2.protocol import (
@@ -505,9 +503,6 @@ class Streams:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
 
-_MANY = 4  # consecutive frames of equal size from which on they are copied in one step
-
-
 class DataReader:
     """Parser of DATA frames; the connection itself handles whole unpadded ones of open streams.
 
@@ -600,14 +595,6 @@ class DataReader:
                 break
             if not 0 < length <= min(largest, room - filled, window - spent):
                 break
-            stride = HEAD_SIZE + length
-            count = min(end - position, room - filled, window - spent) // stride
-            if count >= _MANY and (count := _alike(view, position, count, stride)) >= _MANY:
-                _copy(view, position, place, filled, count, length)
-                filled += count * length
-                spent += count * length
-                position += count * stride
-                continue
             spent += length
             left = length
             position += HEAD_SIZE
@@ -713,22 +700,3 @@ class DataReader:
         stream, self._stream = self._stream, None
         if stream is not None and self._ends:
             self._streams.received_all(stream)
-
-
-def _alike(view: memoryview, position: int, count: int, stride: int) -> int:
-    """Count the frames, of `count` at distance `stride`, whose heads equal the first one's."""
-    head = view[position : position + HEAD_SIZE]
-    for index in range(1, count):
-        position += stride
-        if view[position : position + HEAD_SIZE] != head:
-            return index
-    return count
-
-
-def _copy(
-    view: memoryview, position: int, place: memoryview, start: int, count: int, length: int
-) -> None:
-    """Copy the payload of `count` frames of `length` bytes each to its place in one pass."""
-    frames = np.frombuffer(view, np.uint8, count * (HEAD_SIZE + length), position)
-    payload = np.frombuffer(place, np.uint8, count * length, start)
-    payload.reshape(count, length)[:] = frames.reshape(count, -1)[:, HEAD_SIZE:]
