@@ -370,11 +370,11 @@ def nested_json(datatype: Datatype, array: Array) -> bytes:
         return orjson.dumps(texts.tolist())
     if datatype in NOT_IN_JSON:
         array = array.astype(np.float32)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return _nested_json_with_words(array)
     if not array.ndim or not array.size:
-        return orjson.dumps(array.tolist())
-    return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
+        text = orjson.dumps(array.tolist())
+    else:
+        text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
+    return text if b"n" not in text else _with_words(text, array)
 
 
 def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
@@ -383,13 +383,6 @@ def array_of_nested(name: str, datatype: Datatype, value: Any) -> TensorArray:
     if datatype is Datatype.BYTES:
         return bytes_array([_bytes(name, element) for element in values], shape)
     return array_of_json(name, datatype, shape, values)
-
-
-def _nested_json_with_words(array: Array) -> bytes:
-    """Write rows with non-finite numbers, one number at a time."""
-    if not array.ndim:
-        return str(array[()]).replace("nan", "NaN").replace("inf", "Infinity").encode()
-    return b"[" + b",".join(_nested_json_with_words(row) for row in array) + b"]"
 
 
 def _text(element: bytes) -> str | dict[str, str]:
