@@ -297,9 +297,8 @@ class StreamInfer:
 
     Requests are in `_ordered`, in order of arrival, or in `_unordered`, until all their messages
     are written. `_ready` are those that may write now, each once: they take turns, message by
-    message. `_waiting` counts the queued bytes of decoupled models' requests that have not ended,
-    which are those that can grow; `_kept` those of all, and `_charged` the part charged to the
-    account, which covers messages that could not be written at once.
+    message. `_kept` counts all queued bytes, `_charged` the part charged to the account, which
+    covers messages that could not be written at once.
     """
 
     def __init__(
@@ -334,7 +333,7 @@ class StreamInfer:
         self._unordered: set[Slot] = set()
         self._ready: deque[Slot] = deque()
         self._drained: list[Slot] = []  # held slots whose messages are all written
-        self._waiting = self._kept = self._charged = 0
+        self._kept = self._charged = 0
         self._half_closed = False
         self._holding = False
         self._over = False
@@ -353,11 +352,11 @@ class StreamInfer:
         """Submit a request, after those before it."""
         slot = Slot(self)
         self._ordered.append(slot)
-        if self._deferring:
-            if self._count_in(slot, message):
+        if self._enter(slot, message):
+            if self._deferring:
                 self._behind.append((slot, message))
-        else:
-            self._submit(slot, message)
+            else:
+                self._submit(slot, message)
         if self._under_way >= _MAX_IN_FLIGHT and not self._over:
             self._holding = True
             self._peer.hold(True)
@@ -408,8 +407,6 @@ class StreamInfer:
         """Mark a request as answered; at most one message follows."""
         slot.answered = True
         self._answers[0 if slot.error is None else STATUS[type(slot.error)].grpc] += 1
-        if not slot.ordered:
-            self._waiting -= slot.waiting
 
     def came(self, slot: Slot, message: Message | None) -> None:
         """Queue a message of a request, or only its end."""
@@ -424,8 +421,6 @@ class StreamInfer:
             nbytes = sum(map(len, message))
             slot.waiting += nbytes
             self._kept += nbytes
-            if not (slot.ordered or slot.answered):
-                self._waiting += nbytes
         if slot.ordered:
             self._offer_first()
         else:
@@ -500,8 +495,6 @@ class StreamInfer:
         """Move a request out of the ordered ones, so that it can be answered at any time."""
         slot.ordered = False
         self._unordered.add(slot)
-        if not slot.answered:
-            self._waiting += slot.waiting
         self._offer(slot)
 
     def _write_one(self, slot: Slot) -> bool:
@@ -521,8 +514,6 @@ class StreamInfer:
             nbytes = sum(map(len, message))
             slot.waiting -= nbytes
             self._kept -= nbytes
-            if not (slot.ordered or slot.answered):
-                self._waiting -= nbytes
             self._peer.send(message)
         if messages:
             self._offer(slot)
@@ -543,11 +534,13 @@ class StreamInfer:
 
     def _restrain(self, slot: Slot) -> None:
         """Bound the queue after a new message: hold the request, or end one."""
+        # Only requests that are still answered can grow.
+        waiting = sum(other.waiting for other in self._unordered if not other.answered)
         if not slot.paused:
-            if slot.waiting > PAUSE_BYTES or self._waiting > _PAUSE_ALL_BYTES:
+            if slot.waiting > PAUSE_BYTES or waiting > _PAUSE_ALL_BYTES:
                 slot.paused = True
                 slot.hold(True)
-        elif self._waiting > self._give_up_bytes:
+        elif waiting > self._give_up_bytes:
             self._give_up()
 
     def _give_up(self) -> None:
@@ -555,14 +548,13 @@ class StreamInfer:
         held = [slot for slot in self._unordered if slot.paused and not slot.answered]
         slot = max(held, key=lambda slot: slot.waiting)
         slot.cancel()
-        self._waiting -= slot.waiting
         self._kept -= slot.waiting
         slot.waiting = 0
         slot.messages.clear()
         slot.fail(not_read())
 
-    def _count_in(self, slot: Slot, data: Buffer) -> bool:
-        """Charge a request that is submitted later; returns False if it is refused."""
+    def _enter(self, slot: Slot, data: Buffer) -> bool:
+        """Charge a request; returns False if it is refused."""
         try:
             nbytes = check_size(data, self._limit)
             self._account.enter(nbytes)
@@ -575,11 +567,6 @@ class StreamInfer:
 
     def _submit(self, slot: Slot, data: Buffer) -> None:
         try:
-            nbytes = check_size(data, self._limit)
-            if not slot.executing:
-                self._account.enter(nbytes)
-                slot.nbytes = nbytes
-                slot.executing = True
             message = self._reader.read(data)
             slot.id = message.id
             if self._fault:
