@@ -1,18 +1,18 @@
-# Builds a small image that holds Python, the pinned runtime packages and headrace, nothing else.
+# A small image of Python, the pinned runtime packages and headrace.
 #
 #   docker build -t headrace:0.1.0 .
 #   docker run --rm --read-only -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" headrace:0.1.0 \
 #     serve --model-repository /models --exit-on-error=false
 #
-# Without --exit-on-error=false a model that cannot be loaded ends the server. So it is with the
-# example models in reviews/, iris/ and text_embedding/: a read-only root has no place for the
-# environments that the server builds for them. docs/environments.md says how to give it one, or to
-# build them ahead, into an image.
+# Without --exit-on-error=false a model that cannot be loaded ends the server. The example models in
+# reviews/, iris/ and text_embedding/ cannot: the server builds environments for them, and a read-only
+# root has no place for these. docs/environments.md shows how to provide one, or how to build them into
+# an image in advance.
 
 FROM python:3.13-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-# Packages before sources: a change of the code alone re-uses this layer.
+# Packages before sources: a change of the code alone reuses this layer.
 COPY requirements/serve.txt requirements/build.txt requirements/
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/headrace \
     && /opt/build/bin/pip install --require-hashes -r requirements/build.txt \

@@ -1,5 +1,5 @@
-# Everything a contributor or CI runs. The virtual environment in .venv is made from the hash-pinned
-# files in requirements/ and brought up to date when they change.
+# Commands of contributors and CI. The virtual environment in .venv is installed from the hash-pinned
+# files in requirements/, and updated when they change.
 #
 #   make serve ARGS="--http-port 9000"    arguments go through ARGS
 #   make test PYTHON=python3.13           another interpreter (after `make clean`)
@@ -11,23 +11,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 LOCKED := $(PIP) install --require-hashes
-# Scripts have no suffix, so the checkers have to be told about those in Python.
+# Scripts have no suffix, so those in Python are listed for the checkers.
 SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
 CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 
-# Files of tests run beside one another, two more than there are cores, up to six: many tests wait. In
-# the order of their names, behind those that take long (tests/conftest.py), so that no core waits long
-# for another at the end.
+# Test files run in parallel, in two more processes than there are cores, up to six: many tests wait.
+# Long files come first (tests/conftest.py), others by name, so that no core is idle at the end.
 BESIDE := --numprocesses $(shell n=$$(nproc); echo $$((n < 4 ? n + 2 : 6))) --dist loadfile --no-loadscope-reorder
 
-# Without byte code every process of every test would compile what it imports.
+# Without byte code every process of every test would compile its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-slow test-whole coverage check fmt bench scorecard weight path protos models docs lock clean
 .DELETE_ON_ERROR:
 
-help: ## show this list
+help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
 serve: $(VENV)/.cli ## run the server on ./model_repository
@@ -39,10 +38,10 @@ test: $(VENV)/.dev ## run the tests, without the slow ones
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m "slow and not whole" $(BESIDE) $(ARGS)
 
-test-whole: $(VENV)/.dev ## run what the slow tests have a like case of, as before a release
+test-whole: $(VENV)/.dev ## run the further cases of slow tests, before a release
 	$(BIN)/python -m pytest -m whole $(BESIDE) $(ARGS)
 
-coverage: $(VENV)/.dev ## run the tests and show which lines they miss
+coverage: $(VENV)/.dev ## run the tests and show uncovered lines
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report
 
@@ -58,17 +57,17 @@ check: $(VENV)/.dev ## check format, style, types, layers, generated files and w
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/request_path --check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/weight --check
 
-fmt: $(VENV)/.dev ## format the code and mend what can be mended
+fmt: $(VENV)/.dev ## format the code and fix style where possible
 	$(BIN)/ruff check --fix . $(SCRIPTS)
 	$(BIN)/ruff format . $(SCRIPTS)
 
 bench: $(VENV)/.dev ## run the benchmarks
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench $(ARGS)
 
-scorecard: $(VENV)/.dev ## measure this server beside others, see docs/benchmarks.md
+scorecard: $(VENV)/.dev ## benchmark this server against others, see docs/benchmarks.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench --scorecard $(ARGS)
 
-weight: $(VENV)/.dev ## print what the server weighs: lines, files, calls a request, with budgets
+weight: $(VENV)/.dev ## print lines, files and calls per request, with budgets
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/weight $(ARGS)
 
 path: $(VENV)/.dev ## regenerate docs/request-path.md from real requests
@@ -90,7 +89,7 @@ clean: ## remove the environment and everything built
 	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps record which level of the environment is installed: made, serve, cli, docs, dev.
+# Stamps of the environment's installed levels: made, serve, cli, docs, dev.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "headrace needs Python 3.11 or newer; $(PYTHON) is" \
@@ -104,8 +103,8 @@ $(VENV)/.serve: $(VENV)/.made pyproject.toml requirements/serve.txt requirements
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What the command line needs for images, colours and completion. Packages for workers of the example
-# models are not here: the server builds their environments.
+# For images, colours and completion on the command line. Workers of the example models need no packages
+# here: the server builds their environments.
 $(VENV)/.cli: $(VENV)/.serve requirements/cli.txt
 	$(LOCKED) -r requirements/cli.txt
 	@touch $@

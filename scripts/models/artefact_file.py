@@ -1,4 +1,4 @@
-"""Writes and runs models of other libraries, as the server's workers run them."""
+"""Writing and running of models of other libraries, as in the server's workers."""
 
 import importlib
 import json
@@ -40,7 +40,7 @@ def save_skops(path: Path, model: Any) -> None:
 
 
 def run(path: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of the model in a file, by name; `str` for text. Its inputs are what is fed."""
+    """The outputs of the model in a file, by name; `str` for text. Its inputs are `feeds`."""
     loader = {".skops": "sklearn", ".txt": "lightgbm"}[path.suffix]
     module = importlib.import_module(f"headrace.plugins.loaders.{loader}")
     document = {"file": str(path), "trusted": False, "parameters": {}}

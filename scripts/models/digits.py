@@ -1,4 +1,4 @@
-"""Makes `digits`: two classifiers of handwritten digits, 8 by 8 pixels of 0 to 16.
+"""The model `digits`: two classifiers of handwritten digits, 8 by 8 pixels of 0 to 16.
 
 Data: scikit-learn's `load_digits` (the test set of UCI's "Optical Recognition of Handwritten
 Digits", CC BY 4.0), three quarters for training, one quarter held out. The settings were chosen by
@@ -28,7 +28,7 @@ BRIGHTEST = 16.0
 INVERSE_PENALTY = 10.0  # version 1
 KERNEL_WIDTH = 0.25  # version 2: exp(-KERNEL_WIDTH * squared distance), pixels scaled to 0..1
 RIDGE = 0.1
-SHARPNESS = 12.0  # turns votes, which lie near 0 and 1, into the logits of the softmax
+SHARPNESS = 12.0  # factor from votes, near 0 and 1, to the logits of the softmax
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Makes `iris`: which of three irises a flower is, by the sizes of its leaves, with LightGBM.
+"""The model `iris`: species of irises by the sizes of their leaves, with LightGBM.
 
 Data: scikit-learn's `load_iris` (R. A. Fisher, 1936), two thirds for training, one third held out.
 """

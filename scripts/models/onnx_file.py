@@ -1,4 +1,4 @@
-"""Writes ONNX graphs, always the same bytes for the same graph, and runs the files."""
+"""Reproducible writing of ONNX graphs, and running of the files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 Shape = Sequence[int | str]
 BATCH = "batch"  # the name of the dimension that counts rows
 
-# The oldest IR version that may carry each operator set we use, so that old runtimes load the file.
+# The oldest IR version for each operator set in use, so that old runtimes load the file.
 IR_VERSIONS = {17: 8, 20: 9}
 
 

@@ -1,4 +1,4 @@
-"""Makes `reviews`: whether a short English review is positive, with a scikit-learn pipeline.
+"""The model `reviews`: sentiment of short English reviews, with a scikit-learn pipeline.
 
 The training texts are made here, from words of praise and blame in plain sentences, also negated.
 The held-out reviews below were written by hand, and none of them was used for training.
@@ -91,12 +91,12 @@ def build(repository: Path) -> None:
         LogisticRegression(C=10.0, solver="newton-cholesky", tol=1e-10),
     )
     model.fit(texts, labels)
-    vars(model[0]).pop("_stop_words_id", None)  # an address in memory, of no use once fitted
+    vars(model[0]).pop("_stop_words_id", None)  # a memory address, useless once fitted
     save_skops(repository / "reviews" / "1" / FILE, model)
 
 
 def held_out() -> tuple[np.ndarray, list[str]]:
-    """Reviews, object[n, 1] of `str`, and what they are."""
+    """Reviews, object[n, 1] of `str`, and their labels."""
     pairs = [(text, label) for label, texts in HELD_OUT.items() for text in texts]
     return np.array([[text] for text, _ in pairs], object), [label for _, label in pairs]
 

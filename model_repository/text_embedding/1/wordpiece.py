@@ -1,4 +1,4 @@
-"""Cuts a text into the pieces of words that BERT's uncased models know, WordPiece."""
+"""WordPiece tokenizer of BERT's uncased models."""
 
 import re
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from itertools import chain, islice
 from string import punctuation
 from unicodedata import category, normalize
 
-LONGEST_WORD = 100  # in characters; a longer one is unknown as a whole
-LEFT_OUT = {"Mn", "Cc", "Cf", "Co"}  # accents, and what is not to be seen
+LONGEST_WORD = 100  # in characters; a longer word is unknown as a whole
+LEFT_OUT = {"Mn", "Cc", "Cf", "Co"}  # accents, and invisible characters
 IDEOGRAPH = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 
 
 class WordPiece:
-    """The numbers of a text's pieces, by a vocabulary in order of these numbers."""
+    """Token ids of a text, by a vocabulary in the order of ids."""
 
     def __init__(self, vocabulary: list[str]) -> None:
         self.numbers = {piece: number for number, piece in enumerate(vocabulary)}
@@ -22,12 +22,12 @@ class WordPiece:
         self.unknown = self.numbers["[UNK]"]
 
     def __call__(self, text: str, limit: int) -> list[int]:
-        """At most `limit` numbers, with those of begin and end; what is beyond is left out."""
+        """At most `limit` ids, including those of start and end; further ones are left out."""
         pieces = chain.from_iterable(map(self.pieces, words(text)))
         return [self.begin, *islice(pieces, limit - 2), self.end]
 
     def pieces(self, word: str) -> list[int]:
-        """The longest piece that the word begins with, and so on with the rest of it."""
+        """The longest known prefix of the word, then that of its rest, and so on."""
         if len(word) > LONGEST_WORD:
             return [self.unknown]
         numbers: list[int] = []

@@ -1,5 +1,5 @@
-# What type checkers see of the names that models annotate with: an array of that type, whatever
-# dimensions it is subscribed with; and the data frames of pandas and pyarrow.
+# Names of annotations as type checkers see them: an array of the type, with any dimensions; and the
+# data frames of pandas and pyarrow.
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ Float16 = TypeAliasType("Float16", NDArray[np.float16], type_params=(_Dims,))
 BFloat16 = TypeAliasType("BFloat16", NDArray[np.float32], type_params=(_Dims,))
 Float32 = TypeAliasType("Float32", NDArray[np.float32], type_params=(_Dims,))
 Float64 = TypeAliasType("Float64", NDArray[np.float64], type_params=(_Dims,))
-# numpy has no one type for strings: arrays of `str` objects, of fixed width, of variable width.
+# numpy has no single type for strings: arrays of `str` objects, of fixed width, of variable width.
 Strings = TypeAliasType("Strings", NDArray[Any], type_params=(_Dims,))
 Bytes = TypeAliasType("Bytes", NDArray[Any], type_params=(_Dims,))
 Frame = TypeAliasType("Frame", pd.DataFrame, type_params=(_Schema,))

@@ -213,7 +213,7 @@ class ModelMetadataResponse(_message.Message):
         SHAPE_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         datatype: _builtins.str
-        """The protocol's word, such as "FP32"."""
+        """The protocol's name, such as "FP32"."""
         @_builtins.property
         def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
             """With the batch axis, if there is one; -1 stands for any size."""
@@ -262,7 +262,7 @@ class ModelMetadataResponse(_message.Message):
     """Framework and format, such as "onnxruntime_onnx"."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All versions that serve."""
+        """All serving versions."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
@@ -417,7 +417,7 @@ class ModelInferRequest(_message.Message):
         CONTENTS_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         datatype: _builtins.str
-        """The protocol's word, such as "FP32"."""
+        """The protocol's name, such as "FP32"."""
         @_builtins.property
         def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
@@ -515,7 +515,7 @@ class ModelInferRequest(_message.Message):
     model_version: _builtins.str
     """Empty: the version that the server would choose."""
     id: _builtins.str
-    """Given back in the response."""
+    """Returned in the response."""
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]: ...
     @_builtins.property
@@ -583,7 +583,7 @@ class ModelInferResponse(_message.Message):
         CONTENTS_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         datatype: _builtins.str
-        """The protocol's word, such as "FP32"."""
+        """The protocol's name, such as "FP32"."""
         @_builtins.property
         def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
@@ -672,7 +672,7 @@ class ModelStreamInferResponse(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     INFER_RESPONSE_FIELD_NUMBER: _builtins.int
     error_message: _builtins.str
-    """Empty when the request went well."""
+    """Empty if the request succeeded."""
     @_builtins.property
     def infer_response(self) -> Global___ModelInferResponse:
         """With an error: only the request's identifier, if it had one."""
@@ -721,7 +721,7 @@ class ModelConfigResponse(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def config(self) -> _model_config_pb2.ModelConfig:
-        """With everything filled in that the server worked out by itself."""
+        """Completed by the server."""
 
     def __init__(
         self,
@@ -762,7 +762,7 @@ Global___ModelStatisticsRequest: _TypeAlias = ModelStatisticsRequest  # noqa: Y0
 
 @_typing.final
 class StatisticDuration(_message.Message):
-    """How often something happened, and how long it took altogether."""
+    """Number of events, and their total duration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -787,7 +787,7 @@ Global___StatisticDuration: _TypeAlias = StatisticDuration  # noqa: Y015
 
 @_typing.final
 class InferStatistics(_message.Message):
-    """Where the time of requests went. A request in a batch counts the whole time of the batch."""
+    """Durations of requests by phase. A request in a batch counts the whole time of the batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -839,7 +839,7 @@ Global___InferStatistics: _TypeAlias = InferStatistics  # noqa: Y015
 
 @_typing.final
 class InferResponseStatistics(_message.Message):
-    """Where the time of the n-th response to a request went, for models with many responses."""
+    """Durations of the n-th response to a request, for models with many responses."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -859,7 +859,7 @@ class InferResponseStatistics(_message.Message):
     def fail(self) -> Global___StatisticDuration: ...
     @_builtins.property
     def empty_response(self) -> Global___StatisticDuration:
-        """Responses that carried only the final flag."""
+        """Responses with only the final flag."""
 
     @_builtins.property
     def cancel(self) -> Global___StatisticDuration: ...
@@ -883,7 +883,7 @@ Global___InferResponseStatistics: _TypeAlias = InferResponseStatistics  # noqa: 
 
 @_typing.final
 class InferBatchStatistics(_message.Message):
-    """Where the time of batches of one size went; each batch counts once."""
+    """Durations of batches of one size; each batch counts once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -917,7 +917,7 @@ Global___InferBatchStatistics: _TypeAlias = InferBatchStatistics  # noqa: Y015
 
 @_typing.final
 class MemoryUsage(_message.Message):
-    """Memory that a model holds."""
+    """Memory of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1080,7 +1080,7 @@ class RepositoryIndexRequest(_message.Message):
     repository_name: _builtins.str
     """Empty: all repositories."""
     ready: _builtins.bool
-    """Only models that serve."""
+    """Only serving models."""
     def __init__(
         self,
         *,
@@ -1109,11 +1109,11 @@ class RepositoryIndexResponse(_message.Message):
         REASON_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         version: _builtins.str
-        """Empty when nothing of the model is known but that it lies there."""
+        """Empty if only the model's directory is known."""
         state: _builtins.str
         """READY, LOADING, UNLOADING or UNAVAILABLE; empty if never loaded."""
         reason: _builtins.str
-        """Why it is in that state."""
+        """Reason of the state."""
         def __init__(
             self,
             *,
@@ -1241,7 +1241,7 @@ class RepositoryModelUnloadRequest(_message.Message):
     model_name: _builtins.str
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___ModelRepositoryParameter]:
-        """"unload_dependents" takes the models of an ensemble along."""
+        """"unload_dependents" unloads the models of an ensemble, too."""
 
     def __init__(
         self,
@@ -1540,7 +1540,7 @@ class CudaSharedMemoryRegisterRequest(_message.Message):
     BYTE_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     raw_handle: _builtins.bytes
-    """The CUDA IPC handle as it lies in memory."""
+    """The bytes of the CUDA IPC handle."""
     device_id: _builtins.int
     byte_size: _builtins.int
     def __init__(
@@ -1722,7 +1722,7 @@ class TraceSettingResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.MessageMap[_builtins.str, Global___TraceSettingResponse.SettingValue]:
-        """All settings as they now are."""
+        """All current settings."""
 
     def __init__(
         self,
@@ -1858,7 +1858,7 @@ class LogSettingsResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.MessageMap[_builtins.str, Global___LogSettingsResponse.SettingValue]:
-        """All settings as they now are."""
+        """All current settings."""
 
     def __init__(
         self,

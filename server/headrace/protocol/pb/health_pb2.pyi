@@ -3,7 +3,7 @@
 isort:skip_file
 SPDX-License-Identifier: Apache-2.0
 
-The health service that gRPC load balancers and container platforms ask.
+The health service for gRPC load balancers and container platforms.
 """
 
 from google.protobuf import descriptor as _descriptor

@@ -3,10 +3,10 @@
 isort:skip_file
 SPDX-License-Identifier: Apache-2.0
 
-How a model is described, batched and placed: the schema of `config.pbtxt`.
+The schema of `config.pbtxt`: description, batching and placement of a model.
 
-Names and numbers are fixed by the protocol. That a field is listed here means only that a
-configuration may contain it, not that the server acts upon it.
+Names and numbers are fixed by the protocol. A configuration may contain every field listed here,
+supported by the server or not.
 """
 
 from collections import abc as _abc
@@ -124,7 +124,7 @@ Global___ModelRateLimiter: _TypeAlias = ModelRateLimiter  # noqa: Y015
 
 @_typing.final
 class ModelInstanceGroup(_message.Message):
-    """A number of equal copies of the model and the devices they live on."""
+    """A number of equal instances of the model and their devices."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -143,7 +143,7 @@ class ModelInstanceGroup(_message.Message):
         """the backend or the model decides"""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """Where the copies run."""
+        """Device of the instances."""
 
     KIND_AUTO: ModelInstanceGroup.Kind.ValueType  # 0
     """on GPUs if there are any that suit, else on the CPU"""
@@ -198,7 +198,7 @@ class ModelInstanceGroup(_message.Message):
     name: _builtins.str
     kind: Global___ModelInstanceGroup.Kind.ValueType
     count: _builtins.int
-    """Copies on each listed GPU, or in all when `gpus` plays no part; 0 leaves it to the server."""
+    """Instances per listed GPU, or in total without GPUs; 0: the server's default."""
     passive: _builtins.bool
     """Loaded, but never given requests by the scheduler."""
     host_policy: _builtins.str
@@ -207,13 +207,13 @@ class ModelInstanceGroup(_message.Message):
     def rate_limiter(self) -> Global___ModelRateLimiter: ...
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of GPUs; empty means every GPU in sight."""
+        """Indices of GPUs; empty: every visible GPU."""
 
     @_builtins.property
     def secondary_devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInstanceGroup.SecondaryDevice]: ...
     @_builtins.property
     def profile(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Optimisation profiles to build copies with, by name."""
+        """Names of the instances' optimization profiles."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ Global___ModelInstanceGroup: _TypeAlias = ModelInstanceGroup  # noqa: Y015
 
 @_typing.final
 class ModelTensorReshape(_message.Message):
-    """The shape that the backend sees where it differs from the one that clients see."""
+    """The backend's shape, where it differs from the clients'."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,7 +260,7 @@ Global___ModelTensorReshape: _TypeAlias = ModelTensorReshape  # noqa: Y015
 
 @_typing.final
 class ModelInput(_message.Message):
-    """A tensor that each request carries."""
+    """An input of each request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -295,11 +295,11 @@ class ModelInput(_message.Message):
     data_type: Global___DataType.ValueType
     format: Global___ModelInput.Format.ValueType
     is_shape_tensor: _builtins.bool
-    """Its values are a shape, which the backend wants in host memory."""
+    """A shape tensor, in host memory."""
     allow_ragged_batch: _builtins.bool
-    """Requests of unlike shapes may be batched; the backend gets them end to end."""
+    """Ragged batching: requests of different shapes are concatenated."""
     optional: _builtins.bool
-    """A request may leave it out."""
+    """Requests may omit the input."""
     is_non_linear_format_io: _builtins.bool
     """Stored in a device-specific element order."""
     @_builtins.property
@@ -331,7 +331,7 @@ Global___ModelInput: _TypeAlias = ModelInput  # noqa: Y015
 
 @_typing.final
 class ModelOutput(_message.Message):
-    """A tensor that the model answers with."""
+    """An output of each response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,7 +347,7 @@ class ModelOutput(_message.Message):
     label_filename: _builtins.str
     """File in the model's directory with one class name per line."""
     is_shape_tensor: _builtins.bool
-    """Its values are a shape, which the backend leaves in host memory."""
+    """A shape tensor, in host memory."""
     is_non_linear_format_io: _builtins.bool
     """Stored in a device-specific element order."""
     @_builtins.property
@@ -377,7 +377,7 @@ Global___ModelOutput: _TypeAlias = ModelOutput  # noqa: Y015
 
 @_typing.final
 class BatchInput(_message.Message):
-    """An extra input, worked out from the batch itself and the same for all its requests."""
+    """An extra input computed from the batch, the same for all its requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -402,7 +402,7 @@ class BatchInput(_message.Message):
         """the same in one dimension"""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """What is worked out."""
+        """The computed value."""
 
     BATCH_ELEMENT_COUNT: BatchInput.Kind.ValueType  # 0
     """elements of each request's source"""
@@ -425,11 +425,11 @@ class BatchInput(_message.Message):
     data_type: Global___DataType.ValueType
     @_builtins.property
     def target_name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names under which the backend gets the values."""
+        """Names of the backend's inputs."""
 
     @_builtins.property
     def source_input(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Model inputs that the values are worked out from."""
+        """Model inputs of the computation."""
 
     def __init__(
         self,
@@ -449,7 +449,7 @@ Global___BatchInput: _TypeAlias = BatchInput  # noqa: Y015
 
 @_typing.final
 class BatchOutput(_message.Message):
-    """Tells how outputs of a whole batch are dealt out to its requests."""
+    """Distribution of a batch's output over its requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -492,7 +492,7 @@ Global___BatchOutput: _TypeAlias = BatchOutput  # noqa: Y015
 
 @_typing.final
 class ModelVersionPolicy(_message.Message):
-    """Which versions found in the repository are served."""
+    """The served versions of those in the repository."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,7 +504,7 @@ class ModelVersionPolicy(_message.Message):
 
         NUM_VERSIONS_FIELD_NUMBER: _builtins.int
         num_versions: _builtins.int
-        """How many; 0 counts as 1."""
+        """Number of versions; 0 counts as 1."""
         def __init__(
             self,
             *,
@@ -595,7 +595,7 @@ class ModelOptimizationPolicy(_message.Message):
         PRIORITY_MIN: ModelOptimizationPolicy._ModelPriority.ValueType  # 2
 
     class ModelPriority(_ModelPriority, metaclass=_ModelPriorityEnumTypeWrapper):
-        """Standing of the model against others on the same device."""
+        """Priority of the model among those on the same device."""
 
     PRIORITY_DEFAULT: ModelOptimizationPolicy.ModelPriority.ValueType  # 0
     PRIORITY_MAX: ModelOptimizationPolicy.ModelPriority.ValueType  # 1
@@ -609,7 +609,7 @@ class ModelOptimizationPolicy(_message.Message):
 
         LEVEL_FIELD_NUMBER: _builtins.int
         level: _builtins.int
-        """-1 turns it off, 0 is the framework's default, more is bolder."""
+        """-1 turns it off, 0 is the framework's default, higher is more aggressive."""
         def __init__(
             self,
             *,
@@ -896,7 +896,7 @@ Global___ModelOptimizationPolicy: _TypeAlias = ModelOptimizationPolicy  # noqa: 
 
 @_typing.final
 class ModelQueuePolicy(_message.Message):
-    """Limits of one waiting line of requests."""
+    """Limits of one queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -913,7 +913,7 @@ class ModelQueuePolicy(_message.Message):
         """serve it after all those that are still in time"""
 
     class TimeoutAction(_TimeoutAction, metaclass=_TimeoutActionEnumTypeWrapper):
-        """What happens to a request that has waited too long."""
+        """Action for a request that times out in the queue."""
 
     REJECT: ModelQueuePolicy.TimeoutAction.ValueType  # 0
     """answer with an error"""
@@ -926,11 +926,11 @@ class ModelQueuePolicy(_message.Message):
     MAX_QUEUE_SIZE_FIELD_NUMBER: _builtins.int
     timeout_action: Global___ModelQueuePolicy.TimeoutAction.ValueType
     default_timeout_microseconds: _builtins.int
-    """How long a request may wait; 0 means for ever."""
+    """Time limit in the queue; 0: none."""
     allow_timeout_override: _builtins.bool
-    """A request may ask for a shorter wait of its own."""
+    """Requests may set a shorter timeout."""
     max_queue_size: _builtins.int
-    """Requests that may wait; 0 means any number."""
+    """Largest number of queued requests; 0: no limit."""
     def __init__(
         self,
         *,
@@ -949,7 +949,7 @@ Global___ModelQueuePolicy: _TypeAlias = ModelQueuePolicy  # noqa: Y015
 
 @_typing.final
 class ModelDynamicBatching(_message.Message):
-    """Requests are joined into batches as they come."""
+    """Dynamic batching: batches are formed from queued requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -982,13 +982,13 @@ class ModelDynamicBatching(_message.Message):
     DEFAULT_QUEUE_POLICY_FIELD_NUMBER: _builtins.int
     PRIORITY_QUEUE_POLICY_FIELD_NUMBER: _builtins.int
     max_queue_delay_microseconds: _builtins.int
-    """How long the oldest request may wait for company."""
+    """Longest delay of the oldest request for a larger batch."""
     preserve_ordering: _builtins.bool
     """Answer in the order of arrival."""
     priority_levels: _builtins.int
     """Levels are numbered from 1, the most urgent; 0 means that there are none."""
     default_priority_level: _builtins.int
-    """Level of a request that names none."""
+    """Default level of requests."""
     @_builtins.property
     def preferred_batch_size(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Row counts at which a batch need not wait for more."""
@@ -1026,7 +1026,7 @@ class ModelSequenceBatching(_message.Message):
 
     @_typing.final
     class Control(_message.Message):
-        """A value that the server gives to the model about the place of a request in its sequence."""
+        """A control input: a request's position in its sequence."""
 
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1112,7 +1112,7 @@ class ModelSequenceBatching(_message.Message):
 
     @_typing.final
     class InitialState(_message.Message):
-        """What a state is when a sequence begins."""
+        """Initial value of a state."""
 
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1161,7 +1161,7 @@ class ModelSequenceBatching(_message.Message):
         USE_SAME_BUFFER_FOR_INPUT_OUTPUT_FIELD_NUMBER: _builtins.int
         USE_GROWABLE_MEMORY_FIELD_NUMBER: _builtins.int
         input_name: _builtins.str
-        """The input that takes the value of the request before."""
+        """Input with the previous request's value."""
         output_name: _builtins.str
         """The output whose value is kept."""
         data_type: Global___DataType.ValueType
@@ -1202,7 +1202,7 @@ class ModelSequenceBatching(_message.Message):
         MINIMUM_SLOT_UTILIZATION_FIELD_NUMBER: _builtins.int
         max_queue_delay_microseconds: _builtins.int
         minimum_slot_utilization: _builtins.float
-        """Share of filled slots, 0 to 1, that lets a batch go before the delay is over."""
+        """Share of filled slots, 0 to 1, at which a batch runs before the delay is over."""
         def __init__(
             self,
             *,
@@ -1226,7 +1226,7 @@ class ModelSequenceBatching(_message.Message):
         MAX_QUEUE_DELAY_MICROSECONDS_FIELD_NUMBER: _builtins.int
         PRESERVE_ORDERING_FIELD_NUMBER: _builtins.int
         max_candidate_sequences: _builtins.int
-        """Sequences that an instance works on at a time."""
+        """Concurrent sequences per instance."""
         max_queue_delay_microseconds: _builtins.int
         preserve_ordering: _builtins.bool
         @_builtins.property
@@ -1252,7 +1252,7 @@ class ModelSequenceBatching(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ITERATIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
     max_sequence_idle_microseconds: _builtins.int
-    """Silence after which a sequence is given up."""
+    """Idle time after which a sequence is dropped."""
     iterative_sequence: _builtins.bool
     """The model may ask for the same request to be run again."""
     @_builtins.property
@@ -1370,7 +1370,7 @@ class ModelEnsembling(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     max_inflight_requests: _builtins.int
-    """Requests that one step may have unfinished; 0 means any number."""
+    """Largest number of unfinished requests per step; 0: no limit."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelEnsembling.Step]: ...
     def __init__(
@@ -1389,7 +1389,7 @@ Global___ModelEnsembling: _TypeAlias = ModelEnsembling  # noqa: Y015
 
 @_typing.final
 class ModelParameter(_message.Message):
-    """A free setting."""
+    """A parameter of the backend or the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1410,7 +1410,7 @@ Global___ModelParameter: _TypeAlias = ModelParameter  # noqa: Y015
 
 @_typing.final
 class ModelWarmup(_message.Message):
-    """A made-up request that is run before the model is called ready."""
+    """A sample request that is run before the model is ready."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1523,7 +1523,7 @@ Global___ModelOperations: _TypeAlias = ModelOperations  # noqa: Y015
 
 @_typing.final
 class ModelTransactionPolicy(_message.Message):
-    """What a client may expect in answer to a request."""
+    """The number of responses per request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1545,7 +1545,7 @@ Global___ModelTransactionPolicy: _TypeAlias = ModelTransactionPolicy  # noqa: Y0
 
 @_typing.final
 class ModelRepositoryAgents(_message.Message):
-    """Helpers that see the model's files before they are loaded, in this order."""
+    """Agents that process the model's files before a load, in this order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1608,7 +1608,7 @@ Global___ModelRepositoryAgents: _TypeAlias = ModelRepositoryAgents  # noqa: Y015
 
 @_typing.final
 class ModelResponseCache(_message.Message):
-    """Whether equal requests may be answered from memory."""
+    """Cache of responses to equal requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1713,7 +1713,7 @@ Global___ModelMetrics: _TypeAlias = ModelMetrics  # noqa: Y015
 
 @_typing.final
 class ModelConfig(_message.Message):
-    """All that is known of a model apart from its weights."""
+    """The configuration of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1810,7 +1810,7 @@ class ModelConfig(_message.Message):
     runtime: _builtins.str
     """Library or script that implements the backend, where there is a choice."""
     max_batch_size: _builtins.int
-    """Rows that one run may have; 0 means that the tensors have no batch axis."""
+    """Largest number of rows per batch; 0: the tensors have no batch axis."""
     default_model_filename: _builtins.str
     @_builtins.property
     def version_policy(self) -> Global___ModelVersionPolicy: ...
@@ -1838,7 +1838,7 @@ class ModelConfig(_message.Message):
 
     @_builtins.property
     def metric_tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that the model's metrics carry."""
+        """Labels of the model's metrics."""
 
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, Global___ModelParameter]: ...

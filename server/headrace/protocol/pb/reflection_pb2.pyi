@@ -40,7 +40,7 @@ class ServerReflectionRequest(_message.Message):
     all_extension_numbers_of_type: _builtins.str
     """Numbers of all known extensions of this fully qualified message."""
     list_services: _builtins.str
-    """Names of all services; the content is not looked at."""
+    """Names of all services; the content is ignored."""
     @_builtins.property
     def file_containing_extension(self) -> Global___ExtensionRequest:
         """The .proto file that declares this extension."""
@@ -104,7 +104,7 @@ class ServerReflectionResponse(_message.Message):
     def original_request(self) -> Global___ServerReflectionRequest: ...
     @_builtins.property
     def file_descriptor_response(self) -> Global___FileDescriptorResponse:
-        """Answers the three questions for a file."""
+        """The answer to the three requests for a file."""
 
     @_builtins.property
     def all_extension_numbers_response(self) -> Global___ExtensionNumberResponse: ...

@@ -3,8 +3,8 @@
 isort:skip_file
 SPDX-License-Identifier: Apache-2.0
 
-Traffic between the versions of a model; not part of Triton's protocol. docs/traffic.md says what
-it means, and has the same documents as JSON over HTTP.
+Traffic between the versions of a model; not part of Triton's protocol. docs/traffic.md explains
+it, with the same documents as JSON over HTTP.
 """
 
 from collections import abc as _abc
@@ -75,9 +75,9 @@ class ModelVersionRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
-    """Empty: the only one that it can be."""
+    """Empty: the only possible one."""
     reason: _builtins.str
-    """Why, for the log and the document; may be empty."""
+    """Reason, for the log and the document; may be empty."""
     def __init__(
         self,
         *,
@@ -282,7 +282,7 @@ class ModelTrafficResponse(_message.Message):
         failures: _builtins.int
         error_rate: _builtins.float
         latency_ms: _builtins.float
-        """The quantile that the rules name, in milliseconds; 10000 stands for all that is longer."""
+        """The rules' quantile, in milliseconds; at most 10000."""
         def __init__(
             self,
             *,
@@ -312,22 +312,22 @@ class ModelTrafficResponse(_message.Message):
         RECENT_FIELD_NUMBER: _builtins.int
         version: _builtins.str
         state: _builtins.str
-        """As the index has it; empty for a version that is not there."""
+        """State in the index; empty for a missing version."""
         role: _builtins.str
         """baseline, candidate, shadow, or empty."""
         weight: _builtins.float
-        """As the rules have it."""
+        """Weight in the rules."""
         share: _builtins.float
-        """Of the requests that name no version, 0 to 1, as it is now."""
+        """Current share of requests that name no version, 0 to 1."""
         reason: _builtins.str
-        """Why it gets nothing, or no more."""
+        """Reason why it gets no requests, or no more."""
         routed: _builtins.int
-        """Requests that the rules have sent there since the server started."""
+        """Requests routed there by the rules since the server started."""
         rollbacks: _builtins.int
-        """How often it has lost its traffic for being bad."""
+        """Number of roll-backs."""
         @_builtins.property
         def recent(self) -> Global___ModelTrafficResponse.Recent:
-            """What is judged, if the rules say when to roll back; else all since it began to serve."""
+            """Samples for roll-back, if the rules have it; else all since it began to serve."""
 
         def __init__(
             self,
@@ -362,7 +362,7 @@ class ModelTrafficResponse(_message.Message):
         success: _builtins.int
         failure: _builtins.int
         dropped: _builtins.int
-        """Not made: too many were under way, or the server had much to do."""
+        """Copies not made: too many in flight, or the server was under load."""
         median_ms: _builtins.float
         p95_ms: _builtins.float
         def __init__(
@@ -390,9 +390,9 @@ class ModelTrafficResponse(_message.Message):
     SHADOWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     source: _builtins.str
-    """Whose they are: none, config, call, promotion or rollback."""
+    """Source of the rules: none, config, call, promotion or rollback."""
     since: _builtins.str
-    """Since when, as RFC 3339 in UTC; empty for none."""
+    """Start time, as RFC 3339 in UTC; empty for none."""
     reason: _builtins.str
     @_builtins.property
     def rules(self) -> Global___TrafficRules:
