@@ -37,7 +37,7 @@ class CudaMemory:
 
 
 def opener(find: Callable[[], CudaDriver | None]) -> Open:
-    """Create the function that opens regions on the GPUs of the driver returned by `find`."""
+    """An opener of clients' CUDA shared memory, on the GPUs of the driver returned by `find`."""
     driver = cache(find)  # detecting GPUs takes time
 
     def opened(name: str, handle: bytes, device_id: int, byte_size: int) -> Memory:

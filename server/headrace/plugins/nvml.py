@@ -15,7 +15,10 @@ class NvmlError(OSError):
 
 
 class Nvml:
-    """The library, ready for use. Every method blocks and may be called on any thread."""
+    """NVIDIA's management library, ready for use.
+
+    Every method blocks and may be called on any thread.
+    """
 
     def __init__(self) -> None:
         """Raises `NvmlError` if the package or the library is missing or does not work."""

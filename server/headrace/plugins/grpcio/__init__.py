@@ -4,7 +4,7 @@ from typing import Any
 
 
 def grpcio_server(*given: Any) -> Any:
-    """Make a `GrpcioServer`."""
+    """The gRPC door on the library grpcio."""
     from headrace.plugins.grpcio.server import GrpcioServer
 
     return GrpcioServer(*given)

@@ -54,7 +54,7 @@ def describes_pool(path: Path) -> bool:
 def take_pools(
     given: argparse.Namespace, files: Sequence[str], stack: ExitStack
 ) -> tuple[list[str], list[str]]:
-    """The files without pools, and a repository with the models of the others.
+    """The files that describe no pools of Tritons, and a repository with the models of the others.
 
     `given` gets the pools' options, which come after those of the command line. The `stack` removes
     the repository. Raises `SettingsError`.

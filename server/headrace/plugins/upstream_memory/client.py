@@ -284,9 +284,10 @@ class SharedMemoryClient(GrpcClient):
 
 
 def sharing_clients() -> Callable[..., GrpcClient]:
-    """A maker of clients, called as `GrpcClient` with the model's signature as well.
+    """A maker of gRPC clients that share memory with an upstream on this machine.
 
-    Regions that ended servers have left are removed first.
+    Called as `GrpcClient`, with the model's signature as well. Regions that ended servers have left
+    are removed first.
     """
     if count := remove_left_behind():
         log.info("removed shared memory that ended servers have left: %d regions", count)
