@@ -33,7 +33,7 @@ def test_check_of_a_good_repository(good: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("ok    same (versions 1)\n")
     assert 'platform: "onnxruntime_onnx"' in ended.stdout
-    assert ended.stdout.endswith("1 models, 0 with errors\n")
+    assert ended.stdout.endswith("1 model, 0 with errors\n")
 
 
 def test_check_of_a_bad_repository(bad: Path) -> None:
@@ -78,7 +78,7 @@ def test_check_starts_tritons(tmp_path: Path) -> None:
     write_managed(models)
     ended = run("models", "check", "--quiet", "--triton-server", str(program), str(models))
     assert (ended.returncode, ended.stdout) == (
-        0, "ok    times (versions 1)\n1 models, 0 with errors\n",
+        0, "ok    times (versions 1)\n1 model, 0 with errors\n",
     )  # fmt: skip
     assert "Traceback" not in ended.stderr
 

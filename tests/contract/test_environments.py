@@ -147,4 +147,4 @@ def test_a_file_with_a_script_block_is_checked_alone(folder: Path, tmp_path: Pat
     )
     # The server's own interpreter has no such package.
     ended = run("models", "check", "--quiet", str(model), *options(folder))
-    assert ended.stdout == "ok    model (versions 1)\n1 models, 0 with errors\n"
+    assert ended.stdout == "ok    model (versions 1)\n1 model, 0 with errors\n"

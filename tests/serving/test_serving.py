@@ -101,6 +101,8 @@ def test_a_repository(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "kind", "text"), [
     (uses_an_array, SourceError, "uses_an_array uses LOADED, a ndarray that has no source"),
     (lambda x: x, SourceError, "has no source"), (len, SourceError, "has no source"),
+    (42, SourceError, "42 has no source: a model is a function or class, a path, or a mapping"),
+    ({"it": 42}, SourceError, "42 has no source"),
     ("/nowhere/model.onnx", ServeError, "there is no model file /nowhere/model.onnx"),
     ({"broken": __file__}, ServeError, "broken version 1 cannot be loaded"),
 ])  # fmt: skip

@@ -71,6 +71,7 @@ class ServerProcess:
         self._environment = dict(environment or {})
         self._last_line = re.compile(r"ready after" if wait else r"metrics +http")
         self._lines: list[str] = []
+        self._owns_log = errors is None
         self._errors = errors or tempfile.TemporaryFile()  # noqa: SIM115
         self.http = self.grpc = self.metrics = ""
         self.process: subprocess.Popen[str] | None = None
@@ -145,6 +146,8 @@ class ServerProcess:
         try:
             self.stop()
         finally:
+            if self._owns_log:
+                print(self.log)  # which pytest shows for a test that has failed
             self._errors.close()
 
 

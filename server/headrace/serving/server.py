@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from headrace.client.blocking import Client
 from headrace.placement import reaper
-from headrace.serving.sources import ServeError, source_of
+from headrace.serving.sources import ServeError, name_of, source_of
 
 START_SECS = 120.0
 _STOP_SECS = 60.0
@@ -189,7 +189,7 @@ def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> 
             path = os.fspath(given)
             (repositories if os.path.isdir(path) else files).append(os.path.abspath(path))
             continue
-        for name in (more := given if isinstance(given, Mapping) else {given.__name__: given}):
+        for name in (more := given if isinstance(given, Mapping) else {name_of(given): given}):
             if name in named:
                 raise ServeError(f"two models are called '{name}': name one by a mapping")
             _write(directory / name, more[name])

@@ -29,13 +29,21 @@ class SourceError(ServeError):
     """A function or class that cannot be written to a file, with the reason."""
 
 
+def name_of(target: Any) -> str:
+    """The name of a function or class; raises `SourceError` for anything else."""
+    if not isinstance(target, type | FunctionType):
+        expected = "a model is a function or class, a path, or a mapping of names to them"
+        raise SourceError(f"{target!r} has no source: {expected}")
+    return target.__name__
+
+
 def source_of(target: Any) -> str:
     """The source of a module that serves `target` under its name; raises `SourceError`."""
+    name = name_of(target)
     parts: dict[str, str] = {}
     _define(target, parts)
     flag = __future__.annotations.compiler_flag
     later = any(code.co_flags & flag for code in _codes(target))
-    name = target.__name__
     return "\n".join([
         "from __future__ import annotations" if later else "",
         "import sys",

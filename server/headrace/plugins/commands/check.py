@@ -58,7 +58,8 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
         for report in reports:
             _print(report, given.quiet)
         failed = sum(not report["ok"] for report in reports)
-        print(f"{len(reports)} models, {failed} with errors")
+        models = "1 model" if len(reports) == 1 else f"{len(reports)} models"
+        print(f"{models}, {failed} with errors")
     return 0 if reports and all(report["ok"] for report in reports) else 1
 
 
