@@ -94,7 +94,7 @@ def test_imports_of_small_processes() -> None:
         assert among(imported_by(program), unused) == [], program
 
 
-def test_a_server_imports_what_it_uses_and_does_so_before_it_is_ready(tmp_path: Path) -> None:
+def test_a_server_imports_only_used_modules_before_it_is_ready(tmp_path: Path) -> None:
     told = {"PYTHONPROFILEIMPORTTIME": "1"}
     with ServerProcess(onnx_examples(tmp_path), environment=told) as server:
         at_start = _IMPORT.findall(server.log)

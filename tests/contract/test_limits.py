@@ -102,7 +102,7 @@ def test_access_log(server: ServerProcess) -> None:
         assert document["time"].endswith("Z")
 
 
-def test_requests_are_not_logged_unless_asked(servers: Callable[[str], ServerProcess]) -> None:
+def test_requests_are_not_logged_by_default(servers: Callable[[str], ServerProcess]) -> None:
     server = servers("default")
     ask(server.http, "GET", "/v2/models/access_log_probe")
     ask(server.http, "GET", "/v2")

@@ -345,7 +345,7 @@ def test_models_that_cannot_be_served_are_explained(
     assert re.search(text, str(refused.value)), str(refused.value)
 
 
-def test_a_decoupled_model_is_asked_over_grpc_only(there: ServerProcess, tmp_path: Path) -> None:
+def test_a_decoupled_model_is_called_over_grpc_only(there: ServerProcess, tmp_path: Path) -> None:
     write_remote(tmp_path, "decoupled", there.grpc, endpoints=f"http://{there.http}")
     source, options = read_model_directory(tmp_path / "decoupled"), LoadOptions(1)
     with pytest.raises(RepositoryError, match=r"pbtxt:\d+: parameters\['endpoints'\]: .*gRPC only"):

@@ -176,7 +176,7 @@ def test_every_door_is_traced(traced: dict[str, list[Traced]]) -> None:
     assert {"http", "http-binary large", "grpc wrong", "generate"} <= set(doors)
 
 
-def test_a_trace_tells_where_the_time_went(traced: dict[str, list[Traced]]) -> None:
+def test_a_trace_has_the_times_of_a_request(traced: dict[str, list[Traced]]) -> None:
     good = [t for kind, found in traced.items() if "wrong" not in kind for t in found]
     for trace in good:
         assert trace.head["model_name"] == "identity"

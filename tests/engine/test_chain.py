@@ -284,7 +284,7 @@ def test_time_in_the_door_counts_as_output() -> None:
     assert counted.told(0, "success") == (1, 13)
 
 
-def test_an_error_or_a_client_that_goes_after_a_response() -> None:
+def test_an_error_or_a_disconnect_after_a_response() -> None:
     counted = Counted()
     counted.open()
     counted.answer(10, part(1))

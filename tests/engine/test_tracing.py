@@ -191,7 +191,7 @@ def test_one_response_or_many_and_an_end() -> None:
     assert names(second)[-1] == "REQUEST_END"
 
 
-def test_an_error_a_refusal_and_a_client_that_goes_away() -> None:
+def test_an_error_a_refusal_and_a_disconnect() -> None:
     world, door = World(), Door()
     world.accepted(door).pass_end(error := QueueFull("full"))
     assert door.came == [error]

@@ -84,7 +84,7 @@ def swap_under_load(served: Served, times: int) -> None:
     assert callers.answers > 0
 
 
-def test_no_request_is_lost_or_gets_a_mixture(served: Served) -> None:
+def test_no_request_is_lost_or_mixes_versions(served: Served) -> None:
     swap_under_load(served, 4)
 
 

@@ -99,7 +99,7 @@ def test_invalid_contexts_are_ignored(text: str) -> None:
     assert read_traceparent(text) is None
 
 
-def test_contexts_as_others_write_them() -> None:
+def test_contexts_of_other_implementations() -> None:
     assert read_traceparent(f"01-{TRACE}-{SPAN}-03-what-ever") is not None  # a later version
     for flags in ("00", "02", "fe"):
         context = read_traceparent(f"00-{TRACE}-{SPAN}-{flags}")

@@ -255,7 +255,7 @@ def eventual_status(url: str, seconds: float) -> int:
 
 
 @pytest.mark.slow
-def test_server_answers_what_the_manifests_ask(running: dict[str, int]) -> None:
+def test_the_server_answers_the_probes_of_the_manifests(running: dict[str, int]) -> None:
     annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
     asked = {("metrics", annotations["prometheus.io/path"])}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

@@ -320,7 +320,7 @@ def test_answers_that_are_not_plain_are_left_to_the_complete_encoder() -> None:
         assert [writer.pieces(batch, call) for call in batch.calls] == [None] * len(sizes)
 
 
-def test_shapes_are_told_apart() -> None:
+def test_shapes_are_distinguished() -> None:
     writer = InferWriter()
     for array in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(6), np.zeros((2, 3), np.int64)):
         datatype = Datatype.FP64 if array.dtype == np.float64 else Datatype.INT64

@@ -102,7 +102,7 @@ def test_errors_name_file_line_and_the_nearest_name(text: str, line: int, says: 
     ("dynamic_batching.preferred_batch_size[1]", 13), ("dynamic_batching.priority_levels", 10),
     ("parameters['execution']", 16), ("output", None), ("instance_group[0].count", None),
 ])  # fmt: skip
-def test_a_problem_is_told_with_file_line_and_field(path: str, line: int | None) -> None:
+def test_a_problem_names_file_line_and_field(path: str, line: int | None) -> None:
     where = "f" if line is None else f"f:{line}"
     assert parse_config(GOOD, "f").explain(Problem(path, "no")) == f"{where}: {path}: no"
 

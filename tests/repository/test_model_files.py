@@ -180,7 +180,7 @@ def test_a_removed_model_is_no_error(model: Path) -> None:
     assert changed(before, fingerprint(source)) == {"1", "2", "config", "shared"}
 
 
-def test_a_single_file_with_what_it_imports(tmp_path: Path) -> None:
+def test_a_single_file_with_its_imports(tmp_path: Path) -> None:
     write(tmp_path / "model.py", "import beside")
     write(tmp_path / "beside.py")
     write(tmp_path / "other.py")

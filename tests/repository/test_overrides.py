@@ -256,7 +256,7 @@ def test_leftovers_of_a_killed_process_are_removed(temporary: Path) -> None:
     ("/".join(["a" * 200] * 6), "is too long"), ("/".join("a" * 17), "must have at most 16 names"),
     ("\ud800", "is not text"),
 ])  # fmt: skip
-def test_paths_that_lead_elsewhere_are_refused(path: str, problem: str) -> None:
+def test_paths_outside_of_the_directory_are_refused(path: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         checked_paths({path: b""})
 

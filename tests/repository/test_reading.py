@@ -173,7 +173,7 @@ def arrays(sample: Sample, name: str = "x") -> list[list[object]]:
     return [request.inputs[name].array.tolist() for request in sample.requests("m", "1")]
 
 
-def test_none(tmp_path: Path) -> None:
+def test_no_samples(tmp_path: Path) -> None:
     assert read(tmp_path, "") == ()
     assert read(tmp_path, "model_warmup { batch_size: 0 inputs { key: 'nonsense' } }") == ()
 

@@ -139,7 +139,7 @@ def test_invalid_argument_values(call: Callable[[], object], says: str) -> None:
         call()
 
 
-def test_a_request_takes_what_converts_to_its_types() -> None:
+def test_a_request_accepts_convertible_arguments() -> None:
     made = request(
         model_name=b"m", request_id=b"7", flags=np.int32(1), correlation_id="s",
         inputs=(TENSOR,), requested_output_names=iter(["y"]),

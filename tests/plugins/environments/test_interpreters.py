@@ -36,7 +36,7 @@ def test_invalid_specifiers(requires: str) -> None:
         satisfies((3, 11, 4), requires)
 
 
-def test_an_interpreter_that_is_asked_says_the_same_as_ours() -> None:
+def test_a_queried_interpreter_reports_the_same_as_ours() -> None:
     assert probe(sys.executable) == own()
     assert choose("") == own()
 

@@ -115,7 +115,7 @@ def test_each_value_is_a_response(function: Any) -> None:
 
 
 @BOTH
-def test_none_at_all(function: Any) -> None:
+def test_no_responses(function: Any) -> None:
     request = Streamed(text=["a"], count=np.array([0]))
     run(function, request)
     assert request.sender.told == []

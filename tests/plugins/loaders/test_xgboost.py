@@ -65,7 +65,7 @@ def test_the_best_iteration_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", ["multi:softprob", "multi:softmax"])
-def test_a_bare_booster_predicts_what_it_predicts(tmp_path: Path, objective: str) -> None:
+def test_predictions_of_a_bare_booster(tmp_path: Path, objective: str) -> None:
     matrix = xgb.DMatrix(NUMBERS, THREE)
     booster = xgb.train({"nthread": 1, "objective": objective, "num_class": 3}, matrix, 3)
     served = Served("xgboost", saved(tmp_path, booster))

@@ -378,7 +378,7 @@ async def test_a_model_that_would_wait_for_itself_is_detected(tmp_path: Path) ->
 SHADOW = {"split": {"1": 1}, "shadow": {"version": "3", "max_pending": 2}}
 
 
-async def test_a_shadow_gets_copies_and_answers_nobody(tmp_path: Path) -> None:
+async def test_a_shadow_gets_copies_and_answers_no_client(tmp_path: Path) -> None:
     async with serving(tmp_path, SHADOW) as world:
         assert await world.count(1) == {1: 1}
         await until(lambda: world.shadow.success == 1)

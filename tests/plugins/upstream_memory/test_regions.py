@@ -186,7 +186,7 @@ def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
     assert not pool.wanted  # there is never room for that
 
 
-def test_a_server_that_refuses_is_asked_again_after_a_new_connection(
+def test_a_refusing_server_is_asked_again_after_a_new_connection(
     pool: RegionPool[Piece],
 ) -> None:
     pool.grows = False
