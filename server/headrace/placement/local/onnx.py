@@ -46,60 +46,6 @@ Allocate = Callable[[int], Array | None]
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 
 
-class BoundRun:
-    """Runs a session with inputs and outputs of fixed-size datatypes. Used by one thread at a time.
-
-    Outputs stay on the device until they are copied once, to their final memory; inputs are copied
-    to the device when they are bound, without an intermediate copy if they are page-locked. Without
-    binding, ONNX Runtime first copies outputs to memory of its own. `device` is ONNX Runtime's name
-    of the device, `number` its number.
-    """
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        datatypes: Mapping[str, Datatype],
-        device: str,
-        number: int,
-        copy: CopyToHost,
-        allocate: Allocate = lambda _: None,
-    ) -> None:
-        """`datatypes` are those of the outputs."""
-        self._session = session
-        self._datatypes = datatypes
-        self._device = device
-        self._number = number
-        self._copy = copy
-        self._allocate = allocate
-
-    def infer(
-        self,
-        inputs: Mapping[str, TensorArray],
-        outputs: Sequence[str],
-        options: ort.RunOptions,
-    ) -> list[Array]:
-        """Run the graph; arrays in the order of `outputs`. Raises whatever the run raises."""
-        # One binding per run: it keeps bound memory alive.
-        binding = self._session.io_binding()
-        for name, array in inputs.items():
-            _bind_input(binding, name, np.ascontiguousarray(array))
-        for name in outputs:
-            binding.bind_output(name, self._device, self._number)
-        self._session.run_with_iobinding(binding, options)
-        binding.synchronize_outputs()
-        found = zip(outputs, binding.get_outputs(), strict=True)
-        return [self._host_array(self._datatypes[name], value) for name, value in found]
-
-    def _host_array(self, datatype: Datatype, value: ort.OrtValue) -> Array:
-        size = value.tensor_size_in_bytes()
-        memory = self._allocate(size)
-        if memory is None:
-            memory = np.empty(size, np.uint8)
-        if size:
-            self._copy(value.data_ptr(), memory.data)
-        return memory.view(NUMPY[datatype]).reshape(value.shape())
-
-
 def _bind_input(binding: ort.IOBinding, name: str, array: Array) -> None:
     if array.dtype == NUMPY[Datatype.BF16]:  # not supported by ONNX Runtime in numpy form
         bits = array.view(np.uint16)
@@ -129,8 +75,6 @@ _PIECE = 1 << 14  # texts per step: processing them blocks all other threads
 # Maximum BYTES elements of a run. Each becomes an object of some sixty bytes, and ONNX Runtime
 # holds the interpreter lock while it converts them: this many for an unnoticeable time.
 MAX_TEXTS = 1_000_000
-# Makes the runs of a session with outputs of these datatypes.
-Bind = Callable[[ort.InferenceSession, Mapping[str, Datatype]], BoundRun]
 
 
 class OnnxModel(LoadedModel):
@@ -247,33 +191,62 @@ class OnnxModel(LoadedModel):
 
 
 class BoundOnnxModel(OnnxModel):
-    """A model whose inputs and outputs are bound to a device, if none of them is text."""
+    """A model whose inputs and outputs are bound to a device, if none of them is text.
+
+    Outputs stay on the device until they are copied once, to their final memory; inputs are copied
+    to the device when they are bound, without an intermediate copy if they are page-locked. Without
+    binding, ONNX Runtime first copies outputs to memory of its own.
+    """
 
     def __init__(
         self,
-        bind: Bind,
         session: ort.InferenceSession,
+        device: str,
+        number: int,
+        copy: CopyToHost,
+        allocate: Allocate = lambda _: None,
         make_options: Callable[[], ort.RunOptions] = ort.RunOptions,
         file_bytes: int = 0,
     ) -> None:
-        """Raises `LoadFailed` as `OnnxModel`."""
+        """`device` is ONNX Runtime's name of the device, `number` its number.
+
+        Raises `LoadFailed` as `OnnxModel`.
+        """
         super().__init__(session, make_options, file_bytes)
-        datatypes = {info.name: info.datatype for info in self.outputs if info.datatype}
+        self._device = device
+        self._number = number
+        self._copy = copy
+        self._allocate = allocate
+        self._datatypes = {info.name: info.datatype for info in self.outputs if info.datatype}
         tensors = all(info.datatype for info in (*self.inputs, *self.outputs))
-        self._bound = bind(session, datatypes) if tensors and not self._strings else None
+        self._binds = tensors and not self._strings
 
     def infer(
         self, inputs: Mapping[str, TensorArray], outputs: Sequence[str]
     ) -> Sequence[TensorArray]:
         """Implements `OnnxModel.infer`."""
-        if self._bound is None:
+        session = self._session
+        if session is None or not self._binds:
             return super().infer(inputs, outputs)
-        return self._bound.infer(inputs, outputs, self._options)
+        # One binding per run: it keeps bound memory alive.
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            _bind_input(binding, name, np.ascontiguousarray(array))
+        for name in outputs:
+            binding.bind_output(name, self._device, self._number)
+        session.run_with_iobinding(binding, self._options)
+        binding.synchronize_outputs()
+        found = zip(outputs, binding.get_outputs(), strict=True)
+        return [self._host_array(self._datatypes[name], value) for name, value in found]
 
-    def close(self) -> None:
-        """Implements `OnnxModel.close`."""
-        self._bound = None
-        super().close()
+    def _host_array(self, datatype: Datatype, value: ort.OrtValue) -> Array:
+        size = value.tensor_size_in_bytes()
+        memory = self._allocate(size)
+        if memory is None:
+            memory = np.empty(size, np.uint8)
+        if size:
+            self._copy(value.data_ptr(), memory.data)
+        return memory.view(NUMPY[datatype]).reshape(value.shape())
 
 
 class OnnxBackend(Backend):
@@ -324,30 +297,19 @@ class OnnxBackend(Backend):
             prepare_gpu()
         session = _session(file, options, providers, spec)
         try:
-            bind, size = self._bind(spec), _size(files)
-            if bind is not None:
-                model: OnnxModel = BoundOnnxModel(bind, session, each_run, size)
+            size = _size(files)
+            if spec.device is not None and (cuda := self._gpus.cuda()) is not None:
+                allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
+                model: OnnxModel = BoundOnnxModel(
+                    session, "cuda", spec.device, partial(cuda.to_host, spec.device), allocate,
+                    each_run, size,
+                )  # fmt: skip
             else:
                 model = OnnxModel(session, each_run, size)
             model.loops = has_loops(file)
             return model
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
-
-    def _bind(self, spec: LoadSpec) -> Bind | None:
-        """The binding for an instance's GPU; None for the CPU."""
-        device, cuda = spec.device, self._gpus.cuda() if spec.device is not None else None
-        if device is None or cuda is None:
-            return None
-        allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
-
-        def copy(address: int, into: memoryview) -> None:
-            cuda.to_host(device, address, into)
-
-        def bind(session: ort.InferenceSession, datatypes: Mapping[str, Datatype]) -> BoundRun:
-            return BoundRun(session, datatypes, "cuda", device, copy, allocate)
-
-        return bind
 
 
 def _session(
