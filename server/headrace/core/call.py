@@ -34,24 +34,26 @@ ASKED = (
 
 
 class Owner(Protocol):
-    """The current holder of a call: a stage, the scheduler, or an execution."""
+    """The current holder of a call: a stage, the scheduler, or an execution.
+
+    A subclass keeps the pause of a call for later owners.
+    """
+
+    __slots__ = ()
 
     def cancel(self, call: "Call") -> None:
         """Stop working on a call: the client no longer waits for it."""
 
     def hold(self, call: "Call", held: bool) -> None:
         """Pause or resume the responses to a call; `call.held` has the state for later owners."""
+        call.held = held
 
 
-class Nobody:
+class Nobody(Owner):
     """Owner of calls that have not been submitted yet."""
 
     def cancel(self, call: "Call") -> None:
         """Do nothing: no work has begun."""
-
-    def hold(self, call: "Call", held: bool) -> None:
-        """Do nothing: the next owner reads `call.held`."""
-        call.held = held
 
 
 NOBODY = Nobody()

@@ -436,7 +436,7 @@ def placeholders(shared: Shared) -> dict[str, Tensor]:
     }
 
 
-class SharedMemory(Stage):
+class SharedMemory(Stage, Owner):
     """The shared memory of one call, and its owner while its inputs are copied.
 
     Inputs are copied before the call is queued, so that a batch never waits for a region, nor fails
@@ -489,10 +489,6 @@ class SharedMemory(Stage):
 
     def cancel(self, call: Call) -> None:
         """Implements `Owner.cancel`: a copying thread goes on."""
-
-    def hold(self, call: Call, held: bool) -> None:
-        """Implements `Owner.hold`."""
-        call.held = held
 
     # --- inputs
 

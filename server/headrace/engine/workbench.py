@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar, cast
 
-from headrace.core.call import Call
+from headrace.core.call import Call, Owner
 from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.protocol.elements import Charge
@@ -156,7 +156,7 @@ class Dropped(Exception):
     """The result of the work is no longer wanted."""
 
 
-class Job(Generic[T]):
+class Job(Owner, Generic[T]):
     """One piece of work, with a handle to cancel it."""
 
     def __init__(
@@ -175,10 +175,6 @@ class Job(Generic[T]):
         """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
         self._cancelled = True
         self._work = None  # releases its references
-
-    def hold(self, call: Call, held: bool) -> None:
-        """Implements `Owner.hold`."""
-        call.held = held
 
     def run(self) -> None:
         """Do the work, on a thread."""
@@ -267,7 +263,7 @@ class Workbench:
 log = logging.getLogger(__name__)
 
 
-class Deferred(Generic[T]):
+class Deferred(Owner, Generic[T]):
     """A call being decoded on the workbench, and its owner until then."""
 
     def __init__(
@@ -294,10 +290,6 @@ class Deferred(Generic[T]):
         """Implements `Owner.cancel`."""
         self._call = None
         self._job.cancel()
-
-    def hold(self, call: Call, held: bool) -> None:
-        """Implements `Owner.hold`."""
-        call.held = held
 
     def _decoded(self, result: T | None, problem: Exception | None) -> None:
         call, self._call = self._call, None

@@ -23,7 +23,7 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from headrace.core.call import Call
+from headrace.core.call import Call, Owner
 from headrace.core.errors import (
     ExecutionFailed,
     LoadFailed,
@@ -57,6 +57,11 @@ class Resident:
     pinned: bool = False
     busy: bool = False
     leaving: bool = False
+
+    @property
+    def evictable(self) -> bool:
+        """True if it may be unloaded."""
+        return not (self.pinned or self.busy or self.leaving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +99,10 @@ def make_room(
         return EvictionPlan()
     # Residents being unloaded come first: their memory need not be requested again.
     missing -= sum(one.nbytes for one in residents if one.leaving)
-    staying = [one for one in residents if not (one.leaving or one.pinned)]
-    unload: list[str] = []
-    for one in sorted(staying, key=_last_used):
-        if missing <= 0:
-            break
-        if not one.busy and now - one.loaded >= minimum:
-            unload.append(one.name)
-            missing -= one.nbytes
+    unload, missing = _least_used(residents, missing, now, minimum)
     if missing <= 0:
         return EvictionPlan(unload=tuple(unload), wait=_SOON)
+    staying = [one for one in residents if not (one.leaving or one.pinned)]
     ends = [one.loaded + minimum - now for one in staying if now - one.loaded < minimum]
     return EvictionPlan(wait=max(min(ends, default=_SOON), _SOON))
 
@@ -111,24 +110,26 @@ def make_room(
 def surplus(residents: Sequence[Resident], budget: int, now: float, minimum: float) -> list[str]:
     """The models to evict because those in memory have grown beyond `budget` bytes."""
     excess = sum(one.nbytes for one in residents if not one.leaving) - budget
+    return _least_used(residents, excess, now, minimum)[0]
+
+
+def _least_used(
+    residents: Sequence[Resident], missing: int, now: float, minimum: float
+) -> tuple[list[str], int]:
+    """The least recently used models that take `missing` bytes, and the bytes still missing."""
     unload = []
     for one in sorted(residents, key=_last_used):
-        if excess <= 0:
+        if missing <= 0:
             break
-        if not (one.pinned or one.busy or one.leaving) and now - one.loaded >= minimum:
+        if one.evictable and now - one.loaded >= minimum:
             unload.append(one.name)
-            excess -= one.nbytes
-    return unload
+            missing -= one.nbytes
+    return unload, missing
 
 
 def idle(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:
     """The models without a request for so many seconds."""
-    return [
-        one.name
-        for one in residents
-        if not (one.pinned or one.busy or one.leaving)
-        and now - max(one.last_used, one.loaded) >= seconds
-    ]
+    return [one.name for one in residents if one.evictable and now - _last_used(one) >= seconds]
 
 
 def _last_used(one: Resident) -> float:
@@ -506,7 +507,7 @@ def _refused(name: str, reason: str, retry_after: int = 1) -> ServerError:
     return Unavailable(f"model '{name}' could not be loaded: {reason}", retry_after)
 
 
-class ColdStart:
+class ColdStart(Owner):
     """Target and owner of one call until its model is in memory.
 
     Invariant: `_call` is set until the call is passed to the model, refused or cancelled.
@@ -552,10 +553,6 @@ class ColdStart:
         self._call = None
         if self._loaded is not None:
             self._loaded.cancel()
-
-    def hold(self, call: Call, held: bool) -> None:
-        """Implements `Owner.hold`."""
-        call.held = held
 
     def _on_loaded(self, loaded: "asyncio.Future[None]") -> None:
         call, self._call = self._call, None

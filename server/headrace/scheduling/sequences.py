@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.call import Call, Parameter, Stage, Submit
+from headrace.core.call import Call, Owner, Parameter, Stage, Submit
 from headrace.core.errors import InvalidRequest, ServerError, Unavailable
 from headrace.scheduling.upstreams import Pin
 
@@ -242,7 +242,7 @@ class SequenceQueue:
         self._expect(-1)
 
 
-class _Turn(Stage):
+class _Turn(Stage, Owner):
     """A request's place in its line, and its owner while it `waits` there.
 
     It is `counted` among the scheduler's starts until it is `done`.
@@ -266,10 +266,6 @@ class _Turn(Stage):
         """Implements `Owner.cancel`."""
         if not self.done:
             self._queue.in_vain(self, "CANCELED")
-
-    def hold(self, call: Call, held: bool) -> None:
-        """Implements `Owner.hold`."""
-        call.held = held
 
     def over(self, call: Call) -> None:
         """Begin the next request of the sequence."""
