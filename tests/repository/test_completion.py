@@ -1,7 +1,6 @@
 """Completion of a configuration from files, the loaded model and GPUs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from google.protobuf import text_format
@@ -9,10 +8,9 @@ from google.protobuf import text_format
 from headrace.core.datatypes import CONFIG_NUMBERS, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
+from headrace.placement.backend import Backend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.completion import (
-    BackendNames,
-    GpuUse,
     batches,
     complete_backend,
     complete_tensors,
@@ -26,21 +24,14 @@ from headrace.repository.config import ConfigFile, parse_config, read_config
 from tests.repository.files import config_of
 
 
-@dataclass
-class Names:
-    """A backend as completion sees it."""
-
-    platform: str
-    default_filename: str
-    filenames: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
+def names(platform: str, *filenames: str, suffixes: tuple[str, ...]) -> Backend:
+    backend = Backend()
+    backend.platform, backend.default_filename = platform, filenames[0]
+    backend.filenames, backend.suffixes = filenames, suffixes
+    return backend
 
 
-def names(platform: str, *filenames: str, suffixes: tuple[str, ...]) -> Names:
-    return Names(platform, filenames[0], filenames, suffixes)
-
-
-BACKENDS: dict[str, BackendNames] = {
+BACKENDS: dict[str, Backend] = {
     "onnxruntime": names("onnxruntime_onnx", "model.onnx", suffixes=(".onnx",)),
     "python": names("", "model.py", suffixes=(".py",)),
 }
@@ -275,17 +266,9 @@ def test_models_with_divided_requests(text: str, of_this_server: bool, of_others
 # --- instances on GPUs
 
 
-NO, BY_DEFAULT = GpuUse(), GpuUse(preferred=True)
-OBSTACLE = GpuUse(preferred=True, obstacle="it has no CUDA")
+# Whether they are preferred, and why they cannot be used.
+NO, BY_DEFAULT, OBSTACLE = (False, ""), (True, ""), (True, "it has no CUDA")
 GPU, CPU, MODEL = "kind: KIND_GPU", "kind: KIND_CPU", "kind: KIND_MODEL"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A number of GPUs, or the reason for none."""
-
-    count: int
-    problem: str = ""
 
 
 def grouped(groups: str) -> ModelConfig:
@@ -322,12 +305,14 @@ def described(config: ModelConfig) -> list[str]:
     (f"instance_group [ {{ {CPU} }}, {{ {MODEL} }} ]", 2, BY_DEFAULT, ["KIND_CPU 0 []",
      "KIND_MODEL 0 []"]),
 ])  # fmt: skip
-def test_instance_placement(groups: str, count: int, use: GpuUse, placed: list[str]) -> None:
+def test_instance_placement(
+    groups: str, count: int, use: tuple[bool, str], placed: list[str]
+) -> None:
     config = grouped(groups)
-    result = on_devices(config, count, use)
+    result = on_devices(config, count, *use)
     assert described(result) == placed
     assert config == grouped(groups)
-    assert on_devices(result, count, use) == result
+    assert on_devices(result, count, *use) == result
 
 
 @pytest.mark.parametrize(("groups", "preferred", "answer"), [
@@ -341,22 +326,24 @@ def test_gpus_are_counted_only_if_needed(groups: str, preferred: bool, answer: b
 
 
 @pytest.mark.parametrize(("groups", "machine", "use", "says"), [
-    (f"instance_group {{ {GPU} }}", Machine(2), NO, []),
-    (f"instance_group {{ {CPU} }}", Machine(0, "no driver"), OBSTACLE, []),
-    (f"instance_group [ {{ {CPU} }}, {{ {GPU} }} ]", Machine(0, "no driver"), NO,
+    (f"instance_group {{ {GPU} }}", (2, ""), NO, []),
+    (f"instance_group {{ {CPU} }}", (0, "no driver"), OBSTACLE, []),
+    (f"instance_group [ {{ {CPU} }}, {{ {GPU} }} ]", (0, "no driver"), NO,
      ["instance_group[1].kind: instance group m_1 of model m has kind KIND_GPU but no"
      " GPUs are available: no driver"]),
-    (f'instance_group {{ name: "g" {GPU} gpus: 5 }}', Machine(0, "no driver"), OBSTACLE,
+    (f'instance_group {{ name: "g" {GPU} gpus: 5 }}', (0, "no driver"), OBSTACLE,
      ["instance_group[0].kind: instance group g of model m has kind KIND_GPU but no GPUs"
      " are available: no driver; besides, it has no CUDA"]),
-    (f"instance_group {{ {GPU} }}", Machine(1), OBSTACLE,
+    (f"instance_group {{ {GPU} }}", (1, ""), OBSTACLE,
      ["instance_group[0].kind: instance group m_0 of model m has kind KIND_GPU, but it"
      " has no CUDA"]),
-    (f"instance_group {{ {GPU} gpus: [ 0, 2, -1 ] }}", Machine(2), NO,
+    (f"instance_group {{ {GPU} gpus: [ 0, 2, -1 ] }}", (2, ""), NO,
      ["instance_group[0].gpus: instance group m_0 of model m specifies invalid or"
      f" unsupported gpu id {gpu}. GPUs are: 0, 1" for gpu in (2, -1)]),
 ])  # fmt: skip
-def test_problems(groups: str, machine: Machine, use: GpuUse, says: list[str]) -> None:
-    config = on_devices(grouped(groups), machine.count, use)
-    found = [f"{p.path}: {p.text}" for p in device_problems(config, machine, use)]
+def test_problems(
+    groups: str, machine: tuple[int, str], use: tuple[bool, str], says: list[str]
+) -> None:
+    config = on_devices(grouped(groups), machine[0], *use)
+    found = [f"{p.path}: {p.text}" for p in device_problems(config, *machine, use[1])]
     assert found == says

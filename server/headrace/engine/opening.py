@@ -26,7 +26,7 @@ from headrace.placement.local.gpus import Gpus
 from headrace.placement.placement import ModelServices
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import completion, fail_over, reading, validation
-from headrace.repository.completion import GpuUse, device_problems, may_use_gpus, on_devices
+from headrace.repository.completion import device_problems, may_use_gpus, on_devices
 from headrace.repository.config import ConfigFile, Problem, read_config, refuse
 from headrace.repository.layout import DUPLICATE, ModelSource
 from headrace.repository.model_files import Digests, Origin, fingerprint, origins
@@ -208,11 +208,10 @@ def _placed(
         return config  # the GPUs are those of upstreams, or of another machine
     preferred = backend.gpu_obstacle(0) == ""
     if not may_use_gpus(config, preferred):
-        return on_devices(config, 0, GpuUse())
+        return on_devices(config, 0, preferred=False)
     obstacle = backend.gpu_obstacle(gpus.count) or ""
-    use = GpuUse(preferred, obstacle)
-    placed = on_devices(config, gpus.count, use)
-    refuse(file, device_problems(placed, gpus, use))
+    placed = on_devices(config, gpus.count, preferred, obstacle)
+    refuse(file, device_problems(placed, gpus.count, gpus.problem, obstacle))
     return placed
 
 

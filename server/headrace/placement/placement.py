@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from headrace.core.call import Call
 from headrace.core.errors import ServerError, Unavailable
@@ -19,8 +19,8 @@ from headrace.core.signature import Signature
 from headrace.core.tensors import Array
 from headrace.observability.statistics import EndpointCounts, EndpointSeries, WorkerSeries
 from headrace.placement.choice import AutoChoice, InstanceKind
-from headrace.scheduling.batch import Answer, Instance
-from headrace.scheduling.quarantine import Quarantine
+from headrace.scheduling.batcher import Batcher
+from headrace.scheduling.fail_over import Tier
 from headrace.scheduling.sequences import SequenceQueue
 
 
@@ -62,30 +62,8 @@ class NoServices:
         """Do nothing: metric updates are kept until the model serves."""
 
 
-class Scheduler(Protocol):
-    """A `Batcher`, or the `Tier` of one of several backends: gives batches to instances."""
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """Inputs that workers have died of."""
-
-    def add_instance(self, instance: Instance) -> None:
-        """Add an instance, which receives batches from now on."""
-
-    def remove_instance(self, instance: Instance, removed: Callable[[], None]) -> None:
-        """Remove an instance; `removed` is called once it is idle."""
-
-    def suspend(self, instance: Instance) -> None:
-        """Give an instance no batches for now."""
-
-    def resume(self, instance: Instance) -> None:
-        """Give a suspended instance batches again."""
-
-    def answer(self, call: Call, answer: Answer | None, final: bool) -> None:
-        """Receive an individual response to a call, outside of its batch; None is the end alone."""
-
-    def fail_waiting(self, error: ServerError) -> bool:
-        """End all waiting calls, unless something else may run them; True if they have ended."""
+# Gives batches to instances; a `Tier` is one of several backends.
+Scheduler: TypeAlias = Batcher | Tier
 
 
 @dataclass(frozen=True, slots=True)

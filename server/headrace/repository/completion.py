@@ -14,12 +14,12 @@ unless the group lists some.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from headrace.core.datatypes import CONFIG_NUMBERS
 from headrace.core.errors import InvalidConfig
 from headrace.core.model_spec import TensorInfo
+from headrace.placement.backend import Backend
 from headrace.protocol.pb import model_config_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.config import ConfigFile, Problem, parameter
@@ -31,22 +31,8 @@ _SEQUENCE_IDLE_US = 1_000_000
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
-class BackendNames(Protocol):
-    """File names that indicate a backend.
-
-    `filenames` are possible names of a model's file, including `default_filename`, also with a
-    directory before the name; a single file with one of `suffixes` indicates the backend under any
-    other name.
-    """
-
-    platform: str
-    default_filename: str
-    filenames: tuple[str, ...]
-    suffixes: tuple[str, ...]
-
-
 def complete_backend(
-    file: ConfigFile, model: str, filenames: Iterable[str], backends: Mapping[str, BackendNames]
+    file: ConfigFile, model: str, filenames: Iterable[str], backends: Mapping[str, Backend]
 ) -> ModelConfig:
     """A copy of the configuration with name, backend, platform and model file name filled in.
 
@@ -178,7 +164,7 @@ def model_dims(tensor: ModelTensor) -> Sequence[int]:
 
 
 def _guess_backend(
-    config: ModelConfig, model: str, names: list[str], backends: Mapping[str, BackendNames]
+    config: ModelConfig, model: str, names: list[str], backends: Mapping[str, Backend]
 ) -> str:
     """The backend of the named platform, or else the one indicated by the files."""
     if config.platform:
@@ -196,7 +182,7 @@ def _guess_backend(
     return ""
 
 
-def _guess_filename(backend: BackendNames, names: list[str]) -> str:
+def _guess_filename(backend: Backend, names: list[str]) -> str:
     """A known file name, the only file of the backend's kind, or the default."""
     known = next((name for name in backend.filenames if _is_there(name, names)), "")
     return known or _alike(backend, names) or backend.default_filename
@@ -207,7 +193,7 @@ def _is_there(filename: str, names: list[str]) -> bool:
     return filename.partition("/")[0] in names
 
 
-def _alike(backend: BackendNames, names: list[str]) -> str:
+def _alike(backend: Backend, names: list[str]) -> str:
     """The only file of a backend's kind.
 
     Determined by its suffix, or, if other backends share that, by being the only entry.
@@ -218,7 +204,7 @@ def _alike(backend: BackendNames, names: list[str]) -> str:
     return alike[0] if len(alike) == 1 else ""
 
 
-def _any_suffix(backend: BackendNames) -> tuple[str, ...]:
+def _any_suffix(backend: Backend) -> tuple[str, ...]:
     return tuple({"." + name.rpartition(".")[2] for name in backend.filenames if "." in name})
 
 
@@ -247,30 +233,6 @@ def _complete_tensor(tensor: ModelTensor, info: TensorInfo, lead: int, seen: boo
         tensor.dims.extend(dims)
 
 
-class Devices(Protocol):
-    """The GPUs of this process. Detecting them takes a moment."""
-
-    @property
-    def count(self) -> int:
-        """Number of GPUs."""
-
-    @property
-    def problem(self) -> str:
-        """The reason why there are no GPUs; "" if there are some."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """The use of GPUs by a backend.
-
-    `preferred` is true if a model without placement runs on GPUs, if there are any. `obstacle` is
-    the reason why it cannot use them, "" for none.
-    """
-
-    preferred: bool = False
-    obstacle: str = ""
-
-
 def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
     """True if GPUs must be detected to place a model's instances."""
     if not config.instance_group:
@@ -283,15 +245,19 @@ def may_use_gpus(config: ModelConfig, preferred: bool) -> bool:
     )
 
 
-def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
-    """A copy of `config` with devices for its instance groups, given `count` GPUs."""
+def on_devices(config: ModelConfig, count: int, preferred: bool, obstacle: str = "") -> ModelConfig:
+    """A copy of `config` with devices for its instance groups, given `count` GPUs.
+
+    If they are `preferred`, a model without placement runs on them. `obstacle` is the reason why
+    its backend cannot use them, "" for none.
+    """
     result = deepcopy(config)
-    usable = count > 0 and not use.obstacle
-    if not result.instance_group and usable and use.preferred:
+    usable = count > 0 and not obstacle
+    if not result.instance_group and usable and preferred:
         result.instance_group.add(name=result.name, count=1)
     for group in result.instance_group:
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            wanted = all(gpu in range(count) for gpu in group.gpus) if group.gpus else use.preferred
+            wanted = all(gpu in range(count) for gpu in group.gpus) if group.gpus else preferred
             if usable and wanted:
                 group.kind = ModelInstanceGroup.KIND_GPU
             else:
@@ -302,9 +268,13 @@ def on_devices(config: ModelConfig, count: int, use: GpuUse) -> ModelConfig:
     return result
 
 
-def device_problems(config: ModelConfig, devices: Devices, use: GpuUse) -> Iterator[Problem]:
-    """Problems of instance groups with the available GPUs, for a result of `on_devices`."""
-    count = devices.count
+def device_problems(
+    config: ModelConfig, count: int, missing: str, obstacle: str
+) -> Iterator[Problem]:
+    """Problems of instance groups with the available GPUs, for a result of `on_devices`.
+
+    `missing` is the reason why there are no GPUs; "" if there are some.
+    """
     for index, group in enumerate(config.instance_group):
         if group.kind != ModelInstanceGroup.KIND_GPU:
             continue
@@ -312,11 +282,11 @@ def device_problems(config: ModelConfig, devices: Devices, use: GpuUse) -> Itera
         name = group.name or f"{config.name}_{index}"
         which = f"instance group {name} of model {config.name}"
         if not count:
-            missing = devices.problem + (f"; besides, {use.obstacle}" if use.obstacle else "")
-            text = f"{which} has kind KIND_GPU but no GPUs are available: {missing}"
+            besides = f"; besides, {obstacle}" if obstacle else ""
+            text = f"{which} has kind KIND_GPU but no GPUs are available: {missing}{besides}"
             yield Problem(f"{path}.kind", text)
-        elif use.obstacle:
-            yield Problem(f"{path}.kind", f"{which} has kind KIND_GPU, but {use.obstacle}")
+        elif obstacle:
+            yield Problem(f"{path}.kind", f"{which} has kind KIND_GPU, but {obstacle}")
         for gpu in group.gpus if count else ():
             if gpu not in range(count):
                 there = ", ".join(map(str, range(count)))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -110,7 +110,9 @@ class World:
     async def pool(self, model: RemoteModel) -> AsyncIterator[UpstreamPool]:
         asked: Any = None  # of whoever may be asked by models: nobody
         loop = asyncio.get_running_loop()
-        version = Surroundings(signature(), self.scheduler, asked, loop, self.note, self.counts)
+        version = Surroundings(
+            signature(), cast(Any, self.scheduler), asked, loop, self.note, self.counts
+        )
         self.current = UpstreamPool("m_0", model, version)
         try:
             yield self.current
