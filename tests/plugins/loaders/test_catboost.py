@@ -8,13 +8,9 @@ import pytest
 
 from tests.plugins.loaders.served import Served, texts
 
-cat = pytest.importorskip("catboost", reason="catboost is not installed")
-pd = pytest.importorskip("pandas", reason="pandas is not installed")
-
 NUMBERS = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
 THREE = np.arange(60) % 3
 WORDS = np.array(["p", "q", "r"])
-FRAME = pd.DataFrame({"size": NUMBERS[:, 0], "kind": WORDS[THREE], "floor": THREE})
 QUIET = {"thread_count": 1, "iterations": 4, "depth": 2, "verbose": 0, "allow_writing_files": False}
 
 
@@ -23,7 +19,7 @@ def saved(folder: Path, model: Any) -> Path:
     return folder / "model.cbm"
 
 
-def test_a_regressor(tmp_path: Path) -> None:
+def test_a_regressor(tmp_path: Path, cat: Any) -> None:
     model = cat.CatBoostRegressor(**QUIET).fit(NUMBERS, NUMBERS[:, 0])
     served = Served("catboost", saved(tmp_path, model))
     assert served.signature() == {"input-0": ("FP32", [3]), "predict": ("FP64", [1])}
@@ -36,7 +32,7 @@ def test_a_regressor(tmp_path: Path) -> None:
     [(THREE, "INT64"), (WORDS[THREE], "STRING"), (THREE > 1, "BOOL")],
     ids=["numbers", "words", "truth"],
 )
-def test_a_classifier(tmp_path: Path, labels: Any, datatype: str) -> None:
+def test_a_classifier(tmp_path: Path, labels: Any, datatype: str, cat: Any) -> None:
     model = cat.CatBoostClassifier(**QUIET).fit(NUMBERS, labels)
     served = Served("catboost", saved(tmp_path, model))
     assert served.signature() == {
@@ -48,8 +44,9 @@ def test_a_classifier(tmp_path: Path, labels: Any, datatype: str) -> None:
     np.testing.assert_allclose(answer["predict_proba"], model.predict_proba(NUMBERS[:9]))
 
 
-def test_categories_have_an_input_for_each_column(tmp_path: Path) -> None:
-    model = cat.CatBoostClassifier(**QUIET).fit(FRAME, THREE, cat_features=["kind", "floor"])
+def test_categories_have_an_input_for_each_column(tmp_path: Path, cat: Any, pd: Any) -> None:
+    frame = pd.DataFrame({"size": NUMBERS[:, 0], "kind": WORDS[THREE], "floor": THREE})
+    model = cat.CatBoostClassifier(**QUIET).fit(frame, THREE, cat_features=["kind", "floor"])
     path = saved(tmp_path, model)
     served = Served("catboost", path)
     assert served.signature() == {
@@ -57,13 +54,13 @@ def test_categories_have_an_input_for_each_column(tmp_path: Path) -> None:
         "predict": ("INT64", [1]), "predict_proba": ("FP64", [3]),
     }  # fmt: skip
     row = {
-        "size": FRAME[["size"]][:6].to_numpy().astype(np.float64),
-        "kind": texts(*FRAME["kind"][:6]),
-        "floor": texts(*FRAME["floor"][:6].astype(str)),
+        "size": frame[["size"]][:6].to_numpy().astype(np.float64),
+        "kind": texts(*frame["kind"][:6]),
+        "floor": texts(*frame["floor"][:6].astype(str)),
     }
-    expected = model.predict_proba(FRAME[:6])
+    expected = model.predict_proba(frame[:6])
     np.testing.assert_allclose(served.ask(row)["predict_proba"], expected)
     floor = {"name": "floor", "data_type": "TYPE_INT64"}
     numbered = Served("catboost", path, {"input": [{"name": "size"}, {"name": "kind"}, floor]})
-    row["floor"] = FRAME[["floor"]][:6].to_numpy()
+    row["floor"] = frame[["floor"]][:6].to_numpy()
     np.testing.assert_allclose(numbered.ask(row)["predict_proba"], expected)

@@ -8,11 +8,6 @@ import pytest
 
 from tests.plugins.loaders.served import Served, texts
 
-pd = pytest.importorskip("pandas", reason="pandas is not installed")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-
-from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # MLflow gives advice by warnings
@@ -63,9 +58,9 @@ def saved(folder: Path, model: Any, inputs: Any, outputs: Any) -> Path:
     return folder / "model" / "MLmodel"
 
 
-def test_columns(tmp_path: Path) -> None:
+def test_columns(tmp_path: Path, sk: Any, pd: Any) -> None:
     frame = pd.DataFrame(NUMBERS, columns=["a", "b"])
-    model = LogisticRegression().fit(frame, LABELS)
+    model = sk.LogisticRegression().fit(frame, LABELS)
     inputs = [column("double", "a"), column("double", "b")]
     path = saved(tmp_path, model, inputs, [tensor("int64", (-1,))])
     served = Served("mlflow", path, trusted=True)
@@ -77,8 +72,8 @@ def test_columns(tmp_path: Path) -> None:
     assert answers[1]["predict"][:, 0].tolist() == model.predict(frame[:5]).tolist()
 
 
-def test_a_tensor(tmp_path: Path) -> None:
-    model = LinearRegression().fit(NUMBERS, LABELS)
+def test_a_tensor(tmp_path: Path, sk: Any) -> None:
+    model = sk.LinearRegression().fit(NUMBERS, LABELS)
     spec = tensor("float64", (-1, 2))
     served = Served("mlflow", saved(tmp_path, model, [spec], None), trusted=True)
     assert served.signature() == {"input-0": ("FP64", [2]), "predict": ("FP64", [1])}
@@ -107,8 +102,8 @@ def test_a_function_that_gives_columns(tmp_path: Path) -> None:
     assert served.ask({"word": texts("abc")}, "twice")["twice"].tolist() == [[3]]
 
 
-def test_without_a_signature_it_has_to_be_declared(tmp_path: Path) -> None:
-    model = LinearRegression().fit(NUMBERS, LABELS)
+def test_without_a_signature_it_has_to_be_declared(tmp_path: Path, sk: Any) -> None:
+    model = sk.LinearRegression().fit(NUMBERS, LABELS)
     flow("sklearn").save_model(model, tmp_path / "model", **QUICK)
     path = tmp_path / "model" / "MLmodel"
     with pytest.raises(ValueError, match="does not say what it takes: declare input and output"):

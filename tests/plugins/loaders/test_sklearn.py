@@ -7,46 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.plugins.loaders.conftest import imported
 from tests.plugins.loaders.served import Served, texts
-
-joblib = pytest.importorskip("joblib", reason="joblib is not installed")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-io = pytest.importorskip("skops.io", reason="skops is not installed")
-pd = pytest.importorskip("pandas", reason="pandas is not installed")
-
-from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
-from sklearn.cluster import DBSCAN  # noqa: E402
-from sklearn.compose import ColumnTransformer  # noqa: E402
-from sklearn.ensemble import RandomForestClassifier  # noqa: E402
-from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer  # noqa: E402
-from sklearn.impute import SimpleImputer  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline, make_union  # noqa: E402
-from sklearn.preprocessing import (  # noqa: E402
-    FunctionTransformer,
-    OneHotEncoder,
-    StandardScaler,
-)
 
 NUMBERS = np.random.default_rng(1).normal(size=(40, 3))
 CLASSES = (NUMBERS[:, 0] > 0).astype(int)
 WORDS = ["good day", "fine day", "bad day", "vile day"] * 3
 FEELINGS = ["up", "up", "down", "down"] * 3
-FRAME = pd.DataFrame(
-    {
-        "age": [20.0, 30, 40, None] * 5, "city": ["Rome", "Oslo", "Rome", "Bonn"] * 5,
-        "grade": [1, 2, 3, 2] * 5, "note": ["good one", "bad one", "bad thing", "good thing"] * 5,
-    }
-)  # fmt: skip
+COLUMNS = {
+    "age": [20.0, 30, 40, None] * 5, "city": ["Rome", "Oslo", "Rome", "Bonn"] * 5,
+    "grade": [1, 2, 3, 2] * 5, "note": ["good one", "bad one", "bad thing", "good thing"] * 5,
+}  # fmt: skip
 BOUGHT = ["yes", "no", "no", "yes"] * 5
 
 
 def saved(folder: Path, model: Any, name: str = "model.skops") -> Path:
     path = folder / name
     if path.suffix == ".skops":
-        io.dump(model, path)
+        imported("skops.io").dump(model, path)
     else:
-        joblib.dump(model, path)
+        imported("joblib").dump(model, path)
     return path
 
 
@@ -54,23 +34,23 @@ def column(values: Any, dtype: Any = np.float64) -> np.ndarray:
     return np.array(values, dtype).reshape(-1, 1)
 
 
-def by_column() -> Any:
+def by_column(sk: Any, pd: Any) -> Any:
     """A typical pipeline on a data frame."""
-    categories = make_pipeline(
-        SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")
+    categories = sk.make_pipeline(
+        sk.SimpleImputer(strategy="most_frequent"), sk.OneHotEncoder(handle_unknown="ignore")
     )
-    columns = ColumnTransformer(
+    columns = sk.ColumnTransformer(
         [
-            ("numbers", make_pipeline(SimpleImputer(), StandardScaler()), ["age"]),
+            ("numbers", sk.make_pipeline(sk.SimpleImputer(), sk.StandardScaler()), ["age"]),
             ("categories", categories, ["city", "grade"]),
-            ("text", CountVectorizer(), "note"),
+            ("text", sk.CountVectorizer(), "note"),
         ]
     )
-    return make_pipeline(columns, LogisticRegression()).fit(FRAME, BOUGHT)
+    return sk.make_pipeline(columns, sk.LogisticRegression()).fit(pd.DataFrame(COLUMNS), BOUGHT)
 
 
-def test_a_classifier(tmp_path: Path) -> None:
-    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(NUMBERS, CLASSES)
+def test_a_classifier(tmp_path: Path, sk: Any) -> None:
+    model = sk.make_pipeline(sk.StandardScaler(), sk.LogisticRegression()).fit(NUMBERS, CLASSES)
     served = Served("sklearn", saved(tmp_path, model))
     assert served.config["max_batch_size"] == 4096
     assert served.signature() == {
@@ -85,14 +65,14 @@ def test_a_classifier(tmp_path: Path) -> None:
         )
 
 
-def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:
-    model = LogisticRegression().fit(NUMBERS, CLASSES)
+def test_only_requested_outputs_are_computed(tmp_path: Path, sk: Any) -> None:
+    model = sk.LogisticRegression().fit(NUMBERS, CLASSES)
     served = Served("sklearn", saved(tmp_path, model))
     assert served.ask({"input-0": NUMBERS[:2]}, "predict").keys() == {"predict"}
 
 
-def test_a_model_of_texts_with_classes_that_are_words(tmp_path: Path) -> None:
-    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(WORDS, FEELINGS)
+def test_a_model_of_texts_with_classes_that_are_words(tmp_path: Path, sk: Any) -> None:
+    model = sk.make_pipeline(sk.TfidfVectorizer(), sk.LogisticRegression()).fit(WORDS, FEELINGS)
     served = Served("sklearn", saved(tmp_path, model))
     assert served.signature() == {
         "input-0": ("STRING", [1]), "predict": ("STRING", [1]), "predict_proba": ("FP64", [2]),
@@ -101,9 +81,9 @@ def test_a_model_of_texts_with_classes_that_are_words(tmp_path: Path) -> None:
     assert answer["predict"].tolist() == [["up"], ["down"]]
 
 
-def test_texts_without_batches_are_a_list(tmp_path: Path) -> None:
-    union = make_union(CountVectorizer(), TfidfVectorizer())
-    model = make_pipeline(union, LogisticRegression()).fit(WORDS, FEELINGS)
+def test_texts_without_batches_are_a_list(tmp_path: Path, sk: Any) -> None:
+    union = sk.make_union(sk.CountVectorizer(), sk.TfidfVectorizer())
+    model = sk.make_pipeline(union, sk.LogisticRegression()).fit(WORDS, FEELINGS)
     given = {"input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1]}]}
     served = Served("sklearn", saved(tmp_path, model), given, default_rows=0)
     assert served.signature()["predict"] == ("STRING", [-1, 1])
@@ -111,8 +91,8 @@ def test_texts_without_batches_are_a_list(tmp_path: Path) -> None:
     assert answer["predict"].tolist() == [["up"], ["down"], ["up"]]
 
 
-def test_a_text_that_is_no_text(tmp_path: Path) -> None:
-    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(WORDS, FEELINGS)
+def test_a_text_that_is_no_text(tmp_path: Path, sk: Any) -> None:
+    model = sk.make_pipeline(sk.TfidfVectorizer(), sk.LogisticRegression()).fit(WORDS, FEELINGS)
     served = Served("sklearn", saved(tmp_path, model))
     answer = served.ask({"input-0": texts(b"\xff")})
     assert answer == {"error": "input 'input-0' holds bytes that are not UTF-8", "code": 3}
@@ -120,8 +100,10 @@ def test_a_text_that_is_no_text(tmp_path: Path) -> None:
         served.ask_all([{"input-0": texts("good")}, {"input-0": texts(b"\xff")}])
 
 
-def test_a_data_frame_with_words_has_an_input_for_each_column(tmp_path: Path) -> None:
-    model = by_column()
+def test_a_data_frame_with_words_has_an_input_for_each_column(
+    tmp_path: Path, sk: Any, pd: Any
+) -> None:
+    model = by_column(sk, pd)
     served = Served(
         "sklearn", saved(tmp_path, model), skops_trusted_types="numpy.dtype, numpy.ndarray"
     )
@@ -139,8 +121,8 @@ def test_a_data_frame_with_words_has_an_input_for_each_column(tmp_path: Path) ->
     np.testing.assert_allclose(answer["predict_proba"], model.predict_proba(frame))
 
 
-def test_columns_that_may_be_left_out(tmp_path: Path) -> None:
-    model = by_column()
+def test_columns_that_may_be_left_out(tmp_path: Path, sk: Any, pd: Any) -> None:
+    model = by_column(sk, pd)
     inputs = [{"name": name} for name in ("city", "grade", "note")]
     path = saved(tmp_path, model, "model.joblib")
     given = {"input": [{"name": "age", "optional": True}, *inputs]}
@@ -151,10 +133,12 @@ def test_columns_that_may_be_left_out(tmp_path: Path) -> None:
         Served("sklearn", path, {"input": inputs}, trusted=True)
 
 
-def test_a_data_frame_of_numbers_is_a_matrix_unless_declared_otherwise(tmp_path: Path) -> None:
+def test_a_data_frame_of_numbers_is_a_matrix_unless_declared_otherwise(
+    tmp_path: Path, sk: Any, pd: Any
+) -> None:
     frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
-    scale = ColumnTransformer([("some", StandardScaler(), ["c", "a"])])
-    model = make_pipeline(scale, LinearRegression()).fit(frame, NUMBERS[:, 1])
+    scale = sk.ColumnTransformer([("some", sk.StandardScaler(), ["c", "a"])])
+    model = sk.make_pipeline(scale, sk.LinearRegression()).fit(frame, NUMBERS[:, 1])
     path = saved(tmp_path, model, "model.joblib")
     matrix = Served("sklearn", path, trusted=True)
     assert matrix.signature() == {"input-0": ("FP32", [3]), "predict": ("FP64", [1])}
@@ -169,17 +153,17 @@ def test_a_data_frame_of_numbers_is_a_matrix_unless_declared_otherwise(tmp_path:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_bare_estimator_accepts_any_names(tmp_path: Path) -> None:
+def test_a_bare_estimator_accepts_any_names(tmp_path: Path, sk: Any, pd: Any) -> None:
     frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
-    model = CalibratedClassifierCV(LogisticRegression(), cv=2).fit(frame, CLASSES)
-    for fitted in (model, LogisticRegression().fit(frame, CLASSES)):
+    model = sk.CalibratedClassifierCV(sk.LogisticRegression(), cv=2).fit(frame, CLASSES)
+    for fitted in (model, sk.LogisticRegression().fit(frame, CLASSES)):
         served = Served("sklearn", saved(tmp_path, fitted, "model.joblib"), trusted=True)
         answer = served.ask({"input-0": NUMBERS[:3]}, "predict")
         assert answer["predict"][:, 0].tolist() == fitted.predict(frame[:3]).tolist()
 
 
-def test_a_declared_signature_wins(tmp_path: Path) -> None:
-    model = LogisticRegression().fit(NUMBERS, CLASSES)
+def test_a_declared_signature_wins(tmp_path: Path, sk: Any) -> None:
+    model = sk.LogisticRegression().fit(NUMBERS, CLASSES)
     given = {
         "max_batch_size": 8,
         "input": [{"name": "features", "data_type": "TYPE_FP64", "dims": [3, 1]}],
@@ -199,20 +183,20 @@ def test_a_declared_signature_wins(tmp_path: Path) -> None:
     assert answer["decision_function"].dtype == np.float32
 
 
-def test_a_single_output_may_have_any_name(tmp_path: Path) -> None:
-    model = LinearRegression().fit(NUMBERS, NUMBERS[:, :2])
+def test_a_single_output_may_have_any_name(tmp_path: Path, sk: Any) -> None:
+    model = sk.LinearRegression().fit(NUMBERS, NUMBERS[:, :2])
     served = Served("sklearn", saved(tmp_path, model), {"output": [{"name": "output__0"}]})
     assert served.signature()["output__0"] == ("FP64", [2])
     answer = served.ask({"input-0": NUMBERS[:2]})
     np.testing.assert_allclose(answer["output__0"], NUMBERS[:2, :2])
 
 
-def test_a_transformer_and_a_request_without_rows(tmp_path: Path) -> None:
-    model = make_pipeline(CountVectorizer()).fit(["one two", "three"])
+def test_a_transformer_and_a_request_without_rows(tmp_path: Path, sk: Any) -> None:
+    model = sk.make_pipeline(sk.CountVectorizer()).fit(["one two", "three"])
     served = Served("sklearn", saved(tmp_path, model))
     assert served.signature()["transform"] == ("INT64", [3])
     assert served.ask({"input-0": texts("two two")})["transform"].tolist() == [[0, 0, 2]]
-    linear = Served("sklearn", saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES)))
+    linear = Served("sklearn", saved(tmp_path, sk.LinearRegression().fit(NUMBERS, CLASSES)))
     assert linear.ask({"input-0": np.empty((0, 3))})["predict"].shape == (0, 1)
 
 
@@ -234,38 +218,27 @@ def test_a_transformer_and_a_request_without_rows(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_declarations(tmp_path: Path, given: Any, says: str) -> None:
-    path = saved(tmp_path, LogisticRegression().fit(NUMBERS, CLASSES))
+def test_invalid_declarations(tmp_path: Path, given: Any, says: str, sk: Any) -> None:
+    path = saved(tmp_path, sk.LogisticRegression().fit(NUMBERS, CLASSES))
     with pytest.raises(ValueError, match=says):
         Served("sklearn", path, given)
 
 
-JOBS: list[int] = []
-
-
-class Watched(RandomForestClassifier):  # type: ignore[misc]
-    """Records the number of threads of its predictions."""
-
-    def predict(self, X: Any) -> Any:
-        JOBS.append(self.n_jobs)
-        return super().predict(X)
-
-
 def test_no_more_threads_than_there_are_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sk: Any
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    model = make_pipeline(Watched(3, n_jobs=-1, max_depth=2)).fit(NUMBERS, CLASSES)
-    JOBS.clear()
+    model = sk.make_pipeline(sk.Watched(3, n_jobs=-1, max_depth=2)).fit(NUMBERS, CLASSES)
+    sk.JOBS.clear()
     Served("sklearn", saved(tmp_path, model, "model.joblib"), trusted=True)
-    assert set(JOBS) == {2}
+    assert set(sk.JOBS) == {2}
 
 
-def test_code_is_not_run_without_trust(tmp_path: Path) -> None:
-    path = saved(tmp_path, LinearRegression().fit(NUMBERS, CLASSES), "model.joblib")
+def test_code_is_not_run_without_trust(tmp_path: Path, sk: Any) -> None:
+    path = saved(tmp_path, sk.LinearRegression().fit(NUMBERS, CLASSES), "model.joblib")
     with pytest.raises(PermissionError, match=r"model\.joblib is not trusted"):
         Served("sklearn", path)
-    path = saved(tmp_path, DBSCAN().fit(NUMBERS))
+    path = saved(tmp_path, sk.DBSCAN().fit(NUMBERS))
     with pytest.raises(ValueError, match="a DBSCAN has none of the methods predict, "):
         Served("sklearn", path)
 
@@ -274,10 +247,12 @@ def twice(values: Any) -> Any:
     return values * 2
 
 
-def test_skops_refuses_types_that_it_does_not_know(tmp_path: Path) -> None:
-    model = make_pipeline(FunctionTransformer(twice), LinearRegression()).fit(NUMBERS, CLASSES)
+def test_skops_refuses_types_that_it_does_not_know(tmp_path: Path, sk: Any) -> None:
+    model = sk.make_pipeline(sk.FunctionTransformer(twice), sk.LinearRegression()).fit(
+        NUMBERS, CLASSES
+    )
     path = saved(tmp_path, model)
-    (name,) = io.get_untrusted_types(file=path)
+    (name,) = imported("skops.io").get_untrusted_types(file=path)
     with pytest.raises(ValueError, match=r"types that skops does not know to be safe: \S*twice\."):
         Served("sklearn", path)
     with pytest.raises(ValueError, match='key: "skops_trusted_types"'):
