@@ -5,13 +5,15 @@ from collections.abc import Mapping
 
 import pytest
 
+from headrace.engine.model import ModelVersion
 from headrace.engine.sampling import MemoryWatch
 
 
-class Version:
+class Version(ModelVersion):
     """A version with workers."""
 
     def __init__(self, pids: dict[str, int]) -> None:
+        super().__init__("m", 1)
         self.pids = pids
         self.known: list[dict[str, int]] = []
         self.told = asyncio.Event()

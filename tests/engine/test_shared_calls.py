@@ -101,7 +101,7 @@ class Scene:
 
     def begin(self) -> KeptCall:
         self.call.shared = self.shared
-        share(self.regions, self.work, self.work.submit)(self.call)
+        share(self.regions, self.work.expect, self.work.submit)(self.call)
         return self.call
 
     async def until(self, condition: Callable[[], object]) -> None:

@@ -174,7 +174,7 @@ class Account:
             if account is self.server:  # other clients may read late, or other processes hold bytes
                 held += self.server.elsewhere - account.unread
             if full or (held > own and account.bytes + nbytes > account.most_bytes):
-                self.server.refuse()
+                self.server.refused += 1
                 raise Overloaded(f"{account.limit(full)}; try again later")
             account = account.above
 
@@ -240,14 +240,6 @@ class Admission(Account):
     def fail_accept(self) -> None:
         """Count a connection that could not be accepted, for example without a free descriptor."""
         self.failed_accepts += 1
-
-    def disconnect(self, door: str) -> None:
-        """Count a closed connection."""
-        self.connections[door] -= 1
-
-    def give_up(self, reason: str) -> None:
-        """Count a connection, or a call, abandoned because its client makes no progress."""
-        self.aborted[reason] += 1
 
     def address(self, name: str) -> Account:
         """The account of a client address; the server's if addresses have no limit."""
@@ -322,10 +314,6 @@ class Admission(Account):
         if self.max_bytes:
             self.most_bytes = self.max_bytes - nbytes
 
-    def refuse(self) -> None:
-        """Count a request refused at a limit."""
-        self.refused += 1
-
     # --- shutdown
 
     def close(self) -> None:
@@ -394,7 +382,7 @@ class ModelAccount(ModelLoad):
     def _hold_to(self, limit: int, own: int, held: int, what: str) -> None:
         share = self._server.shares.model
         if own * (100 - share) > (limit - held) * share:
-            self._server.refuse()
+            self._server.refused += 1
             raise Overloaded(
                 f"model '{self._name}' is at its share of the server's limit of {limit} {what} at"
                 f" once, with {own} under way (--max-model-share); try again later"
@@ -456,7 +444,7 @@ class ConnectionAccount(_Share):
         """Note that the connection is closed; its requests in flight may leave later."""
         self.owe(0)
         if self._door:
-            self.server.disconnect(self._door)
+            self.server.connections[self._door] -= 1
         if isinstance(address := self.above, _Address):
             address.connections -= 1
             if not address.connections:

@@ -16,7 +16,7 @@ from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, Qu
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
 from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.engine.shared_memory import Queue, placeholders
+from headrace.engine.shared_memory import Expect, placeholders
 from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
 from headrace.protocol.classification import classify_outputs
@@ -231,14 +231,14 @@ class _Counted(Stage):
         return self._now() - (self._ended or call.began)
 
 
-def divide(most: int, submit: Submit, queue: Queue, bench: Workbench) -> Submit:
+def divide(most: int, submit: Submit, expect: Expect, bench: Workbench) -> Submit:
     """The stage that divides calls with more than `most` rows."""
 
     def stage(call: Call) -> None:
         if call.rows <= most:
             submit(call)
         else:
-            DividedCall(call, most, submit, queue, bench).begin()
+            DividedCall(call, most, submit, expect, bench).begin()
 
     return stage
 
@@ -256,7 +256,7 @@ class DividedCall:
     """
 
     def __init__(
-        self, call: Call, part_rows: int, submit: Submit, queue: Queue, bench: Workbench
+        self, call: Call, part_rows: int, submit: Submit, expect: Expect, bench: Workbench
     ) -> None:
         """`submit` queues a part; each has at most `part_rows` rows."""
         self.whole = call
@@ -265,7 +265,7 @@ class DividedCall:
             (start, min(start + part_rows, rows)) for start in range(0, rows, part_rows)
         ]
         self._submit = submit
-        self._queue = queue
+        self._expect = expect
         self._bench = bench
         self._begun = monotonic_ns()
         self._next = 0
@@ -276,7 +276,7 @@ class DividedCall:
 
     def begin(self) -> None:
         """Queue the first parts; raises `ServerError`."""
-        self._queue.expect(1)
+        self._expect(1)
         try:
             self._go_on()
         except BaseException:
@@ -385,7 +385,7 @@ class DividedCall:
         parts, self._parts = self._parts, {}
         for part in parts.values():
             part.cancel()
-        self._queue.expect(-1)
+        self._expect(-1)
 
 
 class _Part(Call):

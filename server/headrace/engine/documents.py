@@ -28,11 +28,6 @@ EXTENSIONS = (
 )
 
 
-def server_metadata(name: str, version: str) -> pb.ServerMetadataResponse:
-    """Name and version of the server, and the supported extensions."""
-    return pb.ServerMetadataResponse(name=name, version=version, extensions=EXTENSIONS)
-
-
 def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMetadataResponse:
     """The inputs and outputs of a version; `versions` are those to be listed."""
     signature, config = version.signature, version.config

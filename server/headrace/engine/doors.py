@@ -154,7 +154,7 @@ class Progress:
         """True if the server should wait for more of `subject`; `nbytes` of it have arrived."""
         if patience.look(subject, nbytes, now, self._account.server.pressed):
             return True
-        self._account.server.give_up("unsent")
+        self._account.server.aborted["unsent"] += 1
         return False
 
     def reads(self, waiting: int, kept: int, moved: int, now: float) -> bool:
@@ -178,7 +178,7 @@ class Progress:
         return idle > most or (idle > PRESSED_SECS and self._account.server.pressed)
 
     def _given_up(self) -> bool:
-        self._account.server.give_up("unread")
+        self._account.server.aborted["unread"] += 1
         return False
 
 

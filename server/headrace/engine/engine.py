@@ -316,7 +316,9 @@ class Engine:
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Name and version of the server, and the supported extensions."""
-        return documents.server_metadata(self.name, self.version)
+        return pb.ServerMetadataResponse(
+            name=self.name, version=self.version, extensions=documents.EXTENSIONS
+        )
 
     def identity(self) -> dict[str, object]:
         """The id of this process, and the address of its metrics, None if they are off."""

@@ -420,12 +420,12 @@ class ModelVersion:
             queue = tell_servers(self.forwarded_headers, queue)
         direct = queue
         if signature.max_batch_size:
-            queue = divide(signature.max_batch_size, queue, batcher, bench)
+            queue = divide(signature.max_batch_size, queue, batcher.expect, bench)
         for stage in loaded.stages:
             direct = queue = stage(queue)
         self._queue = queue
         special = classify(loaded.labels, signature.batches, bench, self._queue_checked)
-        special = share(service.regions, batcher, special)
+        special = share(service.regions, batcher.expect, special)
         submit = self.submit = check(signature, queue, special)
         if service.host.tracing is not None:
             self.submit = service.host.tracing.traced(self.model, self.name, submit)

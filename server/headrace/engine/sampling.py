@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Protocol
 
+from headrace.engine.model import ModelVersion
 from headrace.engine.workbench import Threads, TookTooLong
 from headrace.observability.machine import memory_of
 from headrace.observability.statistics import GpuSeries
@@ -14,16 +14,6 @@ from headrace.placement.local.gpus import Gpus
 log = logging.getLogger(__name__)
 
 _SHARE = 0.01  # of a core
-
-
-class Watched(Protocol):
-    """A version with workers to be measured."""
-
-    def worker_pids(self) -> Mapping[str, int]:
-        """The process ids of instances with a running worker."""
-
-    def note_memory(self, found: Mapping[str, int]) -> None:
-        """Store the bytes of instances."""
 
 
 class _Sampling:
@@ -54,7 +44,7 @@ class MemoryWatch(_Sampling):
 
     def __init__(
         self,
-        versions: Callable[[], Iterable[Watched]],
+        versions: Callable[[], Iterable[ModelVersion]],
         interval_secs: float,
         look: Callable[[int], int] = memory_of,
     ) -> None:

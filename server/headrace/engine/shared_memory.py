@@ -408,14 +408,11 @@ AT_ONCE = 1 << 20  # bytes copied on the event loop, in less than 0.1 ms
 _Copy = Callable[[], None]
 
 
-class Queue(Protocol):
-    """The queue that requests are about to join."""
-
-    def expect(self, count: int) -> None:
-        """Announce `count` more, or fewer, requests."""
+# Announces so many more, or fewer, requests to the queue that they are about to join.
+Expect = Callable[[int], None]
 
 
-def share(regions: Regions, queue: Queue, submit: Submit) -> Submit:
+def share(regions: Regions, expect: Expect, submit: Submit) -> Submit:
     """The stage of calls with tensors in shared memory, before `submit`."""
 
     def stage(call: Call) -> None:
@@ -423,7 +420,7 @@ def share(regions: Regions, queue: Queue, submit: Submit) -> Submit:
             submit(call)
         else:
             memory = SharedMemory(call.shared, regions)
-            call.enter(memory, partial(memory.begin, queue, submit))
+            call.enter(memory, partial(memory.begin, expect, submit))
 
     return stage
 
@@ -457,7 +454,7 @@ class SharedMemory(Stage, Owner):
         self._copying = False
         self._over = False
 
-    def begin(self, queue: Queue, submit: Submit, call: Call) -> None:
+    def begin(self, expect: Expect, submit: Submit, call: Call) -> None:
         """Copy the inputs and `submit` the call, at once or later; raises `ServerError`."""
         copies = self._prepare(call)
         if self._at_once(self._nbytes):
@@ -465,9 +462,9 @@ class SharedMemory(Stage, Owner):
                 copy()
             submit(call)
             return
-        queue.expect(1)
+        expect(1)
         call.owner = self
-        self._copy(copies, partial(self._fetched, queue, submit, call))
+        self._copy(copies, partial(self._fetched, expect, submit, call))
 
     def transform(
         self, call: Call, response: InferResponse, final: bool, done: Done
@@ -527,7 +524,7 @@ class SharedMemory(Stage, Owner):
             tensor = Tensor(name, given.datatype, array)
         inputs[name] = tensor
 
-    def _fetched(self, queue: Queue, submit: Submit, call: Call, error: Exception | None) -> None:
+    def _fetched(self, expect: Expect, submit: Submit, call: Call, error: Exception | None) -> None:
         """Continue once the inputs are copied, or have failed."""
         try:
             if self._over:
@@ -538,7 +535,7 @@ class SharedMemory(Stage, Owner):
         except ServerError as refusal:
             call.pass_refusal(refusal)
         finally:
-            queue.expect(-1)
+            expect(-1)
 
     # --- outputs
 
