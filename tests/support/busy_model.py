@@ -1,10 +1,11 @@
-"""A model whose requests say how much work they are, and which of them make it fail.
+"""A model with requests of controlled cost and failure.
 
-    VALUE  INT64 [-1, 1]    given back as RESULT; outside of -1000 to 999 the run fails
-    COST   INT64 [-1, 1]    how many times the largest of the batch multiplies a matrix
-    RESULT INT64 [-1, 1]
+VALUE  INT64 [-1, 1]    returned as RESULT; outside of -1000 to 999 the run fails
+COST   INT64 [-1, 1]    matrix multiplications, by the largest of the batch
+RESULT INT64 [-1, 1]
 
-One instance, on a thread of its own with one computing thread, so that the event loop stays free
+One instance, on a thread of its own with one computing thread, so that the event loop stays
+free
 while it runs.
 """
 
@@ -44,7 +45,7 @@ parameters [
 def write_busy_model(
     repository: Path, name: str = NAME, max_batch_size: int = 8, more: str = ""
 ) -> None:
-    """Put the model into a repository; `more` is added to its configuration."""
+    """Write the model to a repository; `more` is added to its configuration."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     onnx.save(_model(), version / "model.onnx")
@@ -67,7 +68,7 @@ def busy_json(value: int, cost: int = 0, request_id: str = "") -> bytes:
 def cost_of_a_second(address: str) -> int:
     """The COST of a second's work on the server at `address`: host:port of its HTTP door.
 
-    By the fastest of a few runs: one that something else interrupts would say too little.
+    By the fastest of a few runs, since others may be interrupted.
     """
     probe = 200
     body = json.loads(busy_json(0, probe)) | {"parameters": {"headrace_timing": True}}

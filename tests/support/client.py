@@ -1,8 +1,9 @@
-"""One client for every transport, so that a test says once what all of them must do.
+"""A common interface of clients for every transport, so that a test is written once.
 
-A client asks what the protocol lets anyone ask and gives the answer as values that do not depend on
-the transport: documents as messages of `headrace.protocol.pb`, tensors as numpy arrays, refusals as
-the error class whose status the server sent.
+Its methods are the protocol's operations, with answers as values independent of the transport:
+documents as messages of `headrace.protocol.pb`, tensors as numpy arrays, refusals as the error
+class
+of the server's status.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +31,7 @@ Inputs = Mapping[str, Array] | Sequence["Input"]
 
 @dataclass(frozen=True)
 class Input:
-    """One input as it is sent; datatype and shape are the array's own unless a test says more."""
+    """A sent input; datatype and shape are the array's own by default."""
 
     name: str
     array: Array
@@ -39,18 +40,18 @@ class Input:
 
     @property
     def sent_datatype(self) -> str:
-        """The datatype that the request names."""
+        """Datatype in the request."""
         return self.datatype or BY_NUMPY[self.array.dtype].value
 
     @property
     def sent_shape(self) -> list[int]:
-        """The shape that the request names."""
+        """Shape in the request."""
         return list(self.array.shape if self.shape is None else self.shape)
 
 
 @dataclass(frozen=True)
 class Output:
-    """A requested output; `classes` 0 asks for the tensor itself."""
+    """A requested output; `classes` 0 requests the tensor itself."""
 
     name: str
     classes: int = 0
@@ -90,7 +91,7 @@ class Client(ABC):
 
     @abstractmethod
     def carries(self, datatype: Datatype) -> bool:
-        """True if the form in which this client sends tensors has a place for `datatype`."""
+        """True if this client's form of tensors supports `datatype`."""
 
     @property
     def carries_bytes(self) -> bool:
@@ -99,15 +100,15 @@ class Client(ABC):
 
     @abstractmethod
     def live(self) -> bool:
-        """True if the server says that it is alive."""
+        """Liveness of the server."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """True if the server says that it is ready."""
+        """Readiness of the server."""
 
     @abstractmethod
     def model_ready(self, name: str, version: str = "") -> bool:
-        """True if the server says that it takes requests for a model."""
+        """Readiness of a model."""
 
     @abstractmethod
     def server_metadata(self) -> ServerMetadataResponse:
@@ -123,7 +124,7 @@ class Client(ABC):
 
     @abstractmethod
     def statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        """The counters of one version, of all versions of a model, or of everything."""
+        """Counters of one version, of all versions of a model, or of all models."""
 
     @abstractmethod
     def index(self, ready: bool = False) -> RepositoryIndexResponse:
@@ -137,11 +138,11 @@ class Client(ABC):
         config: str | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Ask for a model to be loaded, with what the request brings along."""
+        """Load a model, with overrides."""
 
     @abstractmethod
     def unload(self, name: str, repository: str = "", dependents: bool = False) -> None:
-        """Ask for a model to be unloaded."""
+        """Unload a model."""
 
     def infer(
         self,
@@ -154,7 +155,7 @@ class Client(ABC):
         parameters: Mapping[str, Parameter] | None = None,
         classes: Mapping[str, int] | None = None,
     ) -> Answer:
-        """Run `model`; `outputs` empty asks for all, `classes` for the highest of some outputs."""
+        """Run `model`; empty `outputs` requests all, `classes` the highest of some outputs."""
         given = (
             [Input(name, array) for name, array in inputs.items()]
             if isinstance(inputs, Mapping)
@@ -178,12 +179,12 @@ class Client(ABC):
 
 
 def error_by_http(status: int, text: str) -> ServerError:
-    """The error whose HTTP status this is; of several the most general one."""
+    """The most general error with this HTTP status."""
     return next(cls for cls, row in STATUS.items() if row.http == status)(text)
 
 
 def error_by_grpc(code: int, text: str) -> ServerError:
-    """The error whose gRPC status this is; of several the most general one."""
+    """The most general error with this gRPC status."""
     return next(cls for cls, row in STATUS.items() if row.grpc == code)(text)
 
 
@@ -196,14 +197,14 @@ def spent_by(timing: str) -> tuple[int, int, int] | None:
 
 
 def to_raw(array: Array, datatype: str) -> bytes:
-    """The elements of `array` as the protocol's binary form has them."""
+    """Elements of `array` in the protocol's binary form."""
     if datatype == "BYTES":
         return b"".join(len(e).to_bytes(4, "little") + e for e in array.ravel().tolist())
     return array.tobytes()
 
 
 def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> Array:
-    """The array whose binary form is `raw`."""
+    """The array with the binary form `raw`."""
     if datatype != "BYTES":
         return np.frombuffer(raw, NUMPY[Datatype(datatype)]).reshape(shape)
     elements: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Running the `headrace` command, and a model to run it on."""
+"""Runs of the `headrace` command, and models for it."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def run(
 
 
 def write_bad_repository(root: Path) -> Path:
-    """A repository with a good model, one that is none, and one with a wrong configuration."""
+    """A repository with a valid model, a file that is not a model, and an invalid configuration."""
     for name in ("same", "misconfigured"):
         write_model(root / name / "1" / "model.onnx")
     (root / "misconfigured" / "config.pbtxt").write_text("max_batch_size: 8\nmax_bach_size: 8\n")

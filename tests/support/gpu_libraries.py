@@ -1,7 +1,8 @@
-"""Libraries of the interfaces of the CUDA driver and of NVML, over plain memory.
+"""Fakes of the CUDA driver's library and of NVML, over plain memory.
 
-They show what reaches the real ones, and stand for machines with GPUs where only numbers matter.
-They are no proof that anything works on hardware.
+They record calls to the real ones, and simulate machines with GPUs where only numbers matter.
+They
+prove nothing about hardware.
 """
 
 import shutil
@@ -68,12 +69,12 @@ int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millij
 
 
 def cuda_library(folder: Path, devices: int, init: int = 0) -> str:
-    """The driver's library with so many GPUs; `init` is the error that it starts with."""
+    """The driver's library with `devices` GPUs; `init` is its error at initialization."""
     return _built(folder, f"cuda{devices}_{init}", _CUDA, {"DEVICES": devices, "INIT": init})
 
 
 class NvmlOfTwo(Nvml):
-    """NVML with a GPU and a part of another one, without any library."""
+    """NVML with a GPU and a MIG instance of another one, without any library."""
 
     def __init__(self) -> None:
         self.used = 100
@@ -89,10 +90,10 @@ class NvmlOfTwo(Nvml):
 
 
 def machine_with_gpus(folder: Path, devices: int) -> dict[str, str]:
-    """Environment variables with which a process finds these libraries instead of real ones."""
+    """Environment variables with which a process loads these libraries instead of real ones."""
     for built, name in (
         (cuda_library(folder, devices), "libcuda.so.1"),
-        # A GPU, and a part of another one which tells of its memory only.
+        # A GPU, and a MIG instance of another one, which reports its memory only.
         (_built(folder, "nvml", _NVML, {}), "libnvidia-ml.so.1"),
     ):
         Path(built).rename(folder / name)
@@ -100,7 +101,7 @@ def machine_with_gpus(folder: Path, devices: int) -> dict[str, str]:
 
 
 def _built(folder: Path, name: str, text: str, constants: dict[str, int]) -> str:
-    """Build a library; skips where there is no compiler."""
+    """Build a library; skips without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here")

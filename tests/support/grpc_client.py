@@ -35,7 +35,7 @@ _SECONDS = 60.0
 
 
 class GrpcClient(Client):
-    """Speaks gRPC; tensors travel in `raw_input_contents`."""
+    """A gRPC client; tensors travel in `raw_input_contents`."""
 
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(address, OPTIONS)
@@ -128,7 +128,7 @@ class GrpcClient(Client):
     def stream(
         self, requests: Iterable[pb.ModelInferRequest], metadata: Sequence[tuple[str, str]] = ()
     ) -> Any:
-        """ModelStreamInfer: grpcio's call, which gives the responses when iterated."""
+        """ModelStreamInfer: grpcio's call, an iterator of the responses."""
         path = f"{SERVICE}/ModelStreamInfer"
         call = procedure(self.channel, path, pb.ModelStreamInferResponse, "stream_stream")
         return call(iter(requests), timeout=_SECONDS, metadata=metadata)
@@ -137,7 +137,7 @@ class GrpcClient(Client):
 def procedure(
     channel: grpc.Channel, path: str, answer: type[Message], kind: str = "unary_unary"
 ) -> Any:
-    """A procedure as grpcio's callable; it takes messages, or bytes as they are."""
+    """A procedure as grpcio's callable; it accepts messages or encoded bytes."""
     return getattr(channel, kind)(
         path, request_serializer=_serialise, response_deserializer=answer.FromString
     )
@@ -169,7 +169,7 @@ def infer_message(
 
 
 def read_answer(message: pb.ModelInferResponse, server_timing: str = "") -> Answer:
-    """A response message, which must have one raw entry for each output and no contents."""
+    """Decode a response message, which must have one raw entry per output and no contents."""
     assert len(message.outputs) == len(message.raw_output_contents)
     assert not any(item.HasField("contents") for item in message.outputs)
     arrays = {
@@ -188,7 +188,7 @@ def read_answer(message: pb.ModelInferResponse, server_timing: str = "") -> Answ
 
 
 def parameter(value: pb.InferParameter) -> Parameter:
-    """The value of a parameter, whatever its type."""
+    """The value of a parameter of any type."""
     choice = value.WhichOneof("parameter_choice")
     assert choice is not None
     result: Parameter = getattr(value, choice)

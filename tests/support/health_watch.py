@@ -1,4 +1,4 @@
-"""A watch of the server's health over gRPC."""
+"""A health watch over gRPC."""
 
 from typing import Self
 
@@ -12,7 +12,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def check_health(client: GrpcClient) -> int:
-    """The status now, of no service in particular."""
+    """Current status of the server as a whole."""
     path = "/grpc.health.v1.Health/Check"
     check = procedure(client.channel, path, health_pb2.HealthCheckResponse)
     status: int = check(b"", timeout=60).status
@@ -34,12 +34,12 @@ class HealthWatch:
         self._updates.cancel()
 
     def next(self) -> int:
-        """Wait for the next status."""
+        """The next status."""
         status: int = next(self._updates).status
         return status
 
     def changed(self) -> bool:
-        """Wait for a further status; False if it was cancelled before there was one."""
+        """Wait for a further status; False if the watch was cancelled before."""
         try:
             return next(self._updates, None) is not None
         except grpc.RpcError as error:
@@ -48,9 +48,9 @@ class HealthWatch:
             raise
 
     def cancel(self) -> None:
-        """Watch no more."""
+        """Cancel the watch."""
         self._updates.cancel()
 
     def ended(self) -> bool:
-        """Wait for the next status, or the end of the stream; whether it is the end."""
+        """Wait for the next status or the end of the stream; true at the end."""
         return next(self._updates, None) is None

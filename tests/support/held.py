@@ -1,10 +1,11 @@
-"""Models that run for as long as a test wants, on threads of the server.
+"""Models on threads that run for as long as a test wants.
 
-    VALUE   INT64 [-1, 1]   given back as OUTPUT0; a batch with the number of a closed gate waits
-    TURN    INT64 [-1, 1]   how many batches this model has begun before, and this one
+VALUE   INT64 [-1, 1]   returned as OUTPUT0; a batch with the number of a closed gate waits
+TURN    INT64 [-1, 1]   number of earlier batches of this model, and this one
 
-There is one instance, of 8 rows, unless the configuration says otherwise. Nothing is computed
-meanwhile, so that a busy machine changes nothing.
+There is one instance, of 8 rows, unless the configuration says otherwise. Waiting needs no
+computing,
+so that a busy machine changes nothing.
 """
 
 from pathlib import Path
@@ -53,7 +54,7 @@ _SIGNATURE = tensors("input", ("VALUE", "INT64", "1")) + tensors(
 
 
 class Gates:
-    """The gates at which such models wait, files in `folder`."""
+    """The gates of such models, files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +75,7 @@ class Gates:
 def write_held_model(
     root: Path, name: str, gates: Path, batching: str = "", rows: int = 8, instances: int = 1
 ) -> None:
-    """A model whose gates are in a folder of their own."""
+    """A model with gates in a folder of its own."""
     write_python_model(
         root, name, _MODEL,
         f"max_batch_size: {rows}\ninstance_group {{ count: {instances} }}\n{batching}\n"

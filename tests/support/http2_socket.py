@@ -1,4 +1,4 @@
-"""A client of gRPC over a bare socket, on h2: for calls that no library would make."""
+"""A gRPC client over a bare socket, on h2, for calls that no library makes."""
 
 import socket
 import ssl
@@ -29,7 +29,7 @@ class Answer:
 
 
 class Http2Socket:
-    """One connection; calls are made one after the other."""
+    """A connection for sequential calls."""
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")

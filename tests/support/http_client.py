@@ -34,7 +34,7 @@ JSON_SIZE = "Inference-Header-Content-Length"
 
 
 class HttpClient(Client):
-    """Speaks HTTP; `binary` says in which form tensors travel, both ways."""
+    """An HTTP client; with `binary` tensors travel in binary form, both ways."""
 
     def __init__(self, url: str, binary: bool) -> None:
         self._binary = binary
@@ -155,7 +155,7 @@ class HttpClient(Client):
 
 
 def read_answer(response: httpx.Response) -> Answer:
-    """An inference response in whatever form; raises the `ServerError` that came instead."""
+    """Decode an inference response in any form; raises the `ServerError` of a failed one."""
     if response.status_code != 200:
         raise error_of(response)
     size = int(response.headers.get(JSON_SIZE, len(response.content)))
@@ -206,7 +206,7 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _is_ready(response: httpx.Response) -> bool:
-    """The body and the status of a readiness answer must say the same."""
+    """Readiness of an answer, whose body and status must agree."""
     ready: bool = response.json().get("ready", False)
     assert ready == (response.status_code == 200)
     if response.status_code not in (200, 503):

@@ -1,4 +1,4 @@
-"""HTTP as it lies on the wire: a test writes the bytes itself."""
+"""HTTP requests written byte by byte, and their responses."""
 
 import json
 import select
@@ -18,7 +18,7 @@ class RawAnswer:
 
     @property
     def error(self) -> str:
-        """The text of an error in the protocol's form, which it must have."""
+        """Text of an error in the protocol's form, which it must have."""
         assert self.headers["content-type"] == "application/json"
         document: dict[str, Any] = json.loads(self.body)
         assert list(document) == ["error"]
@@ -27,7 +27,7 @@ class RawAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON object that it is."""
+        """The JSON object in the body."""
         assert self.status == 200, self.body
         document: dict[str, Any] = json.loads(self.body)
         return document
@@ -49,11 +49,11 @@ class HttpSocket:
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Write bytes as they are."""
+        """Write bytes unchanged."""
         self._socket.sendall(data)
 
     def receive(self, head: bool = False) -> RawAnswer:
-        """Read one response; one to HEAD has no body, whatever its headers say."""
+        """Read one response; one to HEAD has no body, for any headers."""
         line = self._file.readline()
         assert line.startswith(b"HTTP/1.1 "), f"no status line but {line!r}"
         status = int(line.split()[1])
@@ -70,11 +70,11 @@ class HttpSocket:
         return self.receive(head=method == "HEAD")
 
     def readable(self) -> bool:
-        """True if something has come."""
+        """True if data has arrived."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def at_end(self) -> bool:
-        """Wait until the server sends or closes; whether it closed."""
+        """Wait until the server sends or closes; true if it closed."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:

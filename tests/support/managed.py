@@ -1,7 +1,8 @@
-"""Model repositories for Tritons that the server starts, and a program that stands in for Triton.
+"""Model repositories for managed Tritons, and a stand-in for Triton.
 
-That is this server itself: it takes the options that Triton is started with, and has models loaded
-and unloaded by the same calls.
+The stand-in is this server itself: it accepts Triton's options, and loads and unloads models by
+the
+same calls.
 """
 
 import os
@@ -37,7 +38,7 @@ CPU = "instance_group { kind: KIND_CPU count: 2 }"
 
 
 def write_program(folder: Path) -> Path:
-    """A program that takes Triton's options."""
+    """A program that accepts Triton's options."""
     program = folder / "tritonserver"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m headrace serve "$@"\n')
     program.chmod(0o755)
@@ -45,7 +46,7 @@ def write_program(folder: Path) -> Path:
 
 
 def write_version(root: Path, version: int, factor: int, name: str = "times") -> None:
-    """A version of a model that multiplies; it comes into its place as a whole."""
+    """A version of a model that multiplies, moved into place as a whole."""
     (root / name).mkdir(parents=True, exist_ok=True)
     whole = root / name / f".{version}"
     whole.mkdir()
@@ -60,7 +61,7 @@ def write_managed(root: Path, more: str = CPU, name: str = "times", factor: int 
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """The processes below one, with their commands; those that have ended are not among them."""
+    """Descendants of a process, with their commands, without ended ones."""
     parents: dict[int, list[int]] = {}
     commands = {}
     for entry in filter(str.isdecimal, os.listdir("/proc")):
@@ -80,7 +81,7 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def servers(pid: int) -> list[int]:
-    """The processes of Triton, or of what stands in for it, that a server has started."""
+    """Processes of Triton, or of its stand-in, that a server has started."""
     return [
         child
         for child, command in descendants(pid)

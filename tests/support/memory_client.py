@@ -30,7 +30,7 @@ class Place:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of a request for it."""
+        """Parameters of a request with this place."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset,
@@ -44,7 +44,7 @@ Result = dict[str, Array | None]  # None for an output without data
 
 
 class MemoryClient(ABC):
-    """Methods raise the `ServerError` that came back."""
+    """Operations on shared memory; methods raise the server's `ServerError`."""
 
     @abstractmethod
     def register(self, name: str, key: str, offset: Any, byte_size: Any) -> None:
@@ -52,23 +52,23 @@ class MemoryClient(ABC):
 
     @abstractmethod
     def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-        """Register memory of a GPU."""
+        """Register GPU memory."""
 
     @abstractmethod
     def unregister(self, name: str = "", kind: str = "system") -> None:
-        """Unregister one, or all."""
+        """Unregister one region, or all."""
 
     @abstractmethod
     def status(self, name: str = "", kind: str = "system") -> list[dict[str, Any]]:
-        """One region, or all, sorted by name."""
+        """Status of one region, or of all, sorted by name."""
 
     @abstractmethod
     def infer(self, model: str, inputs: Inputs, outputs: Outputs | None = None) -> Result:
-        """Infer; the outputs by name."""
+        """Infer; outputs by name."""
 
 
 class HttpMemory(MemoryClient):
-    """Over HTTP, with other tensors in binary form."""
+    """HTTP, with other tensors in binary form."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -142,7 +142,7 @@ class HttpMemory(MemoryClient):
 
 
 class GrpcMemory(MemoryClient):
-    """Over gRPC, by ModelInfer."""
+    """ModelInfer over gRPC."""
 
     def __init__(self, client: GrpcClient) -> None:
         self.client = client
@@ -206,7 +206,7 @@ class GrpcMemory(MemoryClient):
 
 
 class StreamMemory(GrpcMemory):
-    """Over gRPC, by ModelStreamInfer."""
+    """ModelStreamInfer over gRPC."""
 
     def infer(self, model: str, inputs: Inputs, outputs: Outputs | None = None) -> Result:
         [answer] = self.client.stream([memory_message(model, inputs, outputs)])
@@ -218,7 +218,7 @@ class StreamMemory(GrpcMemory):
 def memory_message(
     model: str, inputs: Inputs, outputs: Outputs | None = None
 ) -> pb.ModelInferRequest:
-    """A request message; inputs that are here are raw."""
+    """A request message; inputs outside of regions are raw."""
     message = pb.ModelInferRequest(model_name=model)
     for name, given in inputs.items():
         if isinstance(given, Place):
@@ -236,7 +236,7 @@ def memory_message(
 
 
 def read_outputs(response: pb.ModelInferResponse) -> Result:
-    """The outputs of a response, which has a raw entry for each."""
+    """Outputs of a response, which has a raw entry for each."""
     return {
         item.name: from_raw(raw, item.datatype, item.shape) if raw else None
         for item, raw in zip(response.outputs, response.raw_output_contents, strict=True)

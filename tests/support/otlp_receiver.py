@@ -1,4 +1,4 @@
-"""Collector that receives spans over OTLP/HTTP and keeps them."""
+"""A collector that stores spans received over OTLP/HTTP."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass
 class Span:
-    """A span as it came; ids in hexadecimal, "" for none."""
+    """A received span; ids in hexadecimal, "" for none."""
 
     name: str
     trace: str
@@ -29,7 +29,7 @@ class Span:
 
 
 class OtlpReceiver:
-    """Listens on a free port of 127.0.0.1 while it is entered."""
+    """Listens on a free port of 127.0.0.1 while entered."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -51,7 +51,7 @@ class OtlpReceiver:
 
     @property
     def address(self) -> str:
-        """Host, port and path, as it is given to a server."""
+        """Host, port and path for a server's option."""
         return f"127.0.0.1:{self._server.server_address[1]}/v1/traces"
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class OtlpReceiver:
         self._server.server_close()
 
     def take(self, path: str, body: bytes) -> None:
-        """Keep what an exporter has sent."""
+        """Store an export."""
         assert path == "/v1/traces"
         with self._change:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -73,14 +73,14 @@ class OtlpReceiver:
             self._change.notify_all()
 
     def wait(self, enough: Callable[[list[Span]], bool], seconds: float = 30) -> list[Span]:
-        """The spans so far, as soon as they are enough."""
+        """The spans so far, once there are at least `count`."""
         with self._change:
             came = self._change.wait_for(lambda: enough(self._spans), seconds)
             assert came, f"waited {seconds} s in vain, {len(self._spans)} spans came"
             return list(self._spans)
 
     def tree(self, root: Callable[[Span], bool], size: int) -> Span:
-        """The one span of this kind, with all that is below it: so many spans in sum."""
+        """The one span of this kind with its descendants, `count` spans in total."""
         spans = self.wait(lambda spans: len(_below(spans, root)) >= size)
         found = _below(spans, root)
         assert len(found) == size, [span.name for span in found]

@@ -1,6 +1,6 @@
-"""Clients that do what they are told, also what no library would.
+"""Clients with full control of their bytes, also for calls that no library makes.
 
-HTTP over a bare socket, HTTP/2 with frames of its caller's, and gRPC with messages as bytes.
+HTTP over a bare socket, HTTP/2 with hand-written frames, and gRPC with messages as bytes.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _NO_LIMIT = [
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Response; header names are in lower case."""
+    """A response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,7 +38,7 @@ class HttpAnswer:
 
 
 class HttpConnection:
-    """One connection; the bytes that are sent are the caller's own affair."""
+    """One connection; the caller provides all bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -64,7 +64,7 @@ class HttpConnection:
         return port
 
     async def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         self._writer.write(data)
         await self._writer.drain()
 
@@ -77,7 +77,7 @@ class HttpConnection:
         return HttpAnswer(int(head[0].split(" ", 2)[1]), headers, body)
 
     async def ended(self) -> bool:
-        """Wait for the other side to close; whether it did so without a further byte."""
+        """Wait for the other side to close; true if it sent no further byte."""
         try:
             return not await self._reader.read(1)
         except ConnectionError:
@@ -86,18 +86,18 @@ class HttpConnection:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> HttpAnswer:
-        """Send a whole request and wait for its answer."""
+        """Send a complete request and wait for its answer."""
         await self.send(post_bytes(path, body, headers))
         return await self.receive()
 
     async def close(self) -> None:
-        """Close it in the ordinary way."""
+        """Close the connection gracefully."""
         self._writer.close()
         with contextlib.suppress(ConnectionError):  # the other side may have been faster
             await self._writer.wait_closed()
 
     def reset(self) -> None:
-        """Throw it away: the other side gets a reset."""
+        """Reset the connection."""
         sock = self._writer.get_extra_info("socket")
         if sock.fileno() >= 0:  # unless the other side has been faster
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -106,14 +106,14 @@ class HttpConnection:
 
 @dataclass(slots=True)
 class Http2Caller:
-    """One connection over HTTP/2, whose calls send what they are told to, and no more."""
+    """An HTTP/2 connection whose calls send exactly the given frames."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     encoder: Encoder = field(default_factory=Encoder)
 
     def request(self, number: int, *pieces: bytes, end: bool = False) -> bytes:
-        """The frames of a call of ModelInfer with these pieces of DATA."""
+        """Frames of a ModelInfer call with these pieces of DATA."""
         frames = [
             http2.frame(http2.HEADERS, http2.END_HEADERS, number, self.encoder.encode(REQUEST))
         ]
@@ -123,7 +123,7 @@ class Http2Caller:
         return b"".join(frames)
 
     def begin(self, number: int, *pieces: bytes, end: bool = False) -> None:
-        """Send them."""
+        """Send the frames."""
         self.writer.write(self.request(number, *pieces, end=end))
 
     async def next_frame(self) -> tuple[int, int, bytes]:
@@ -133,7 +133,7 @@ class Http2Caller:
         return head[3], int.from_bytes(head[5:]), payload
 
     async def statuses(self, count: int) -> list[tuple[str, str]]:
-        """The gRPC status and text of so many calls, as they end."""
+        """gRPC statuses and texts of `count` calls, as they end."""
         decoder = Decoder()
         found: list[tuple[str, str]] = []
         while len(found) < count:
@@ -145,7 +145,7 @@ class Http2Caller:
         return found
 
     async def ended(self) -> int | None:
-        """Wait for the end of the connection; the error of a GOAWAY, if there was one."""
+        """Wait for the end of the connection; the error of a GOAWAY, if any."""
         code = None
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -157,7 +157,7 @@ class Http2Caller:
 
 @asynccontextmanager
 async def open_http2(address: str, *settings: tuple[int, int]) -> AsyncIterator[Http2Caller]:
-    """A connection with these settings, on which the handshake is done; it is thrown away."""
+    """A connection with these settings after the handshake; it is reset at the end."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     values = b"".join(struct.pack(">HI", *pair) for pair in settings)
@@ -216,7 +216,7 @@ def call(
 ) -> "grpc.aio.UnaryUnaryCall[bytes, bytes]":
     """Start a call of the inference service; awaiting it gives the answer's bytes.
 
-    That raises `AioRpcError` for any status but OK.
+    Awaiting raises `AioRpcError` for any status but OK.
     """
     return procedure(channel, method)(message, timeout=timeout)
 

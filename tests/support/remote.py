@@ -1,4 +1,4 @@
-"""Model repositories whose models run on other servers."""
+"""Model repositories of models on upstreams."""
 
 import socket
 from collections.abc import Iterable
@@ -29,15 +29,14 @@ def write_remote(root: Path, name: str, *addresses: str, more: str = "", **param
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 at which nothing listens."""
+    """An unused port of 127.0.0.1."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at.
+    """Unused ports outside of the system's ephemeral range.
 
-    None of those that the system lends to whoever asks for any: a server that is started again at
-    its port would find it taken by a connection of somebody else.
+    A server restarted on an ephemeral port could find it taken by another process's connection.
     """
     lent = int(_LENT.read_text().split()[0])
     others = range(_FIRST_PORT, lent if lent > 2 * _FIRST_PORT else 1 << 16)

@@ -1,4 +1,4 @@
-"""A call of a connection to another server, to be awaited."""
+"""Awaitable calls of a connection to an upstream."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class _Waiting:
 
 
 async def infer(connection: ProtocolClient, request: RemoteRequest, seconds: float) -> RemoteAnswer:
-    """The answer; raises `CallFailed`. To cancel the wait cancels the call."""
+    """The answer; raises `CallFailed`. Cancelling the wait cancels the call."""
     waiting = _Waiting()
     call = connection.begin(request, seconds, waiting)
     try:

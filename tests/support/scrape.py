@@ -12,7 +12,7 @@ _LONGEST_POLL_SECS = 0.05
 
 
 class Metrics:
-    """The samples of one scrape."""
+    """Samples of one scrape."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -23,7 +23,7 @@ class Metrics:
         return [(dict(_LABEL.findall(labels)), float(value)) for labels, value in lines]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name with (at least) these labels; one there must be."""
+        """The sum of the samples with this name and these labels; at least one must exist."""
         found = [value for own, value in self.samples(name) if labels.items() <= own.items()]
         assert found, f"no sample {name} with {labels}"
         return sum(found)
@@ -58,10 +58,11 @@ class Scraper:
         )
 
     def until_running(self, model: str, others: int = 0) -> None:
-        """Wait until a request to `model` runs, while `others` further requests are under way.
+        """Wait until a request to `model` runs, while `others` further requests are in flight.
 
-        It has been admitted and is not queued. Twice in a row, because between being admitted and
-        being queued lies reading the request.
+        It has been admitted and is not queued. Two scrapes must agree, because a request is
+        decoded between
+        admission and the queue.
         """
 
         def running() -> bool:
@@ -73,7 +74,7 @@ class Scraper:
         until(lambda: running() and running(), f"a request running in {model}")
 
     def until_reached(self, model: str, servers: int) -> None:
-        """Wait until so many servers of `model` are sent calls: it is ready with the first."""
+        """Wait until `count` upstreams of `model` receive calls: it is ready with the first."""
 
         def reached() -> bool:
             return self.now().value("headrace_endpoint_healthy", model=model) == servers
@@ -81,12 +82,12 @@ class Scraper:
         until(reached, f"{servers} servers of {model}")
 
     def until_idle(self) -> None:
-        """Wait until no request is under way."""
+        """Wait until no request is in flight."""
         until(lambda: self.now().value("headrace_admitted_requests") == 0, "an idle server")
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait for a condition of another process; fails when it has not come true in time."""
+    """Wait for a condition of another process; fails after a time limit."""
     begun = time.monotonic()
     while not condition():
         waited = time.monotonic() - begun
@@ -95,5 +96,5 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None
 
 
 def pause(waited: float) -> float:
-    """Seconds until the next look: looking costs the server some of the core that it may need."""
+    """Seconds until the next check: a check costs the server time on a core that it may need."""
     return min(max(waited / 4, _POLL_SECS), _LONGEST_POLL_SECS)

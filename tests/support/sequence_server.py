@@ -1,6 +1,6 @@
-"""A server of the V2 protocol, in this process, with one model that adds up what a sequence sends.
+"""A V2 server in this process, with one model that sums the inputs of a sequence.
 
-It stands for those that have sequences: what it is told of each request can be looked at.
+A stand-in for servers with sequences that records the properties of each request.
 """
 
 from collections import Counter
@@ -19,10 +19,11 @@ Told = tuple[int | str, bool, bool, int]  # id, start, end, the number
 
 
 class SequenceServer(grpc.GenericRpcHandler):
-    """Serves `adder` from when it is entered; `address` is host:port.
+    """Serves `adder` while entered; `address` is host:port.
 
-    `told` is what it has been told, in order; `together` the most requests of one sequence that
-    were there at the same time.
+    `told` are the recorded properties, in order; `together` is the largest number of concurrent
+    requests
+    of one sequence.
     """
 
     def __init__(self, idle_us: int = 30_000_000, config: bool = True) -> None:
@@ -47,13 +48,12 @@ class SequenceServer(grpc.GenericRpcHandler):
         self.stop()
 
     def stop(self) -> None:
-        """End at once, with all that it knows of sequences."""
+        """Stop at once, and forget all sequences."""
         self.go_on.set()
         self._server.stop(None).wait()
         self._threads.shutdown()
 
     def service(self, details: Any) -> Any:
-        """`grpc.GenericRpcHandler.service`."""
         procedure = getattr(self, details.method.rpartition("/")[2], None)
         return None if procedure is None else grpc.unary_unary_rpc_method_handler(procedure)
 

@@ -18,13 +18,14 @@ from tests.support.scrape import until
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(127\.0\.0\.1:\d+)")
 _START_SECS = 120
-# Some tests look at what files a server has open, which only root may unless this is set.
+# Some tests read the list of a server's open files, which needs root unless this is set.
 _DEBUGGING = {} if os.geteuid() == 0 else {"HEADRACE_ALLOW_DEBUGGING": "true"}
 
 
 def examples(folder: Path, name: str = "") -> Path:
-    """Copies of the examples, or of one of them, in `folder`: without requirements of their own,
-    for which environments would be built, since what they need is among the tests' packages.
+    """Copies of the examples, or of one of them, in `folder`, without their requirements.
+
+    Requirements would have environments built; their packages are among the tests'.
     """
     ignored = shutil.ignore_patterns("requirements.txt")
     shutil.copytree(EXAMPLES / name, folder / name, ignore=ignored, dirs_exist_ok=True)
@@ -32,9 +33,9 @@ def examples(folder: Path, name: str = "") -> Path:
 
 
 def onnx_examples(folder: Path, *more: str) -> Path:
-    """The examples that are small and need no worker, and those named, in `folder`.
+    """The small examples without workers, and those named, in `folder`.
 
-    A server is up with them at once; `text_language` by itself takes half a second to load.
+    They load at once; `text_language` alone takes half a second.
     """
     for name in ("digits", "simple", "simple_identity", "simple_string", *more):
         (folder / name).symlink_to(EXAMPLES / name, target_is_directory=True)
@@ -42,10 +43,11 @@ def onnx_examples(folder: Path, *more: str) -> Path:
 
 
 class ServerProcess:
-    """Starts on entering and has printed its last start-up line then; ends by SIGTERM on leaving.
+    """A server that has printed its start-up lines when entered, and ends by SIGTERM.
 
-    `http`, `grpc` and `metrics` are addresses as host:port. `output` is what it has printed so far,
-    `log` what it has written to standard error.
+    `http`, `grpc` and `metrics` are addresses as host:port. `output` is its standard output so
+    far, `log`
+    its standard error.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class ServerProcess:
     ) -> None:
         """With `wait` False, entering returns once the doors are open, before models are loaded.
 
-        `prefix` is a command that becomes the one after it. Standard error goes to `errors` instead
-        of `log`. `program` is what the interpreter runs, if it is not the server itself.
+        `prefix` is a command that runs the given one. Standard error goes to `errors` instead
+        of `log`.
+        `program` replaces the server as the interpreter's program.
         """
         self._command = [
             *prefix, sys.executable, *program, "serve",
@@ -131,7 +134,7 @@ class ServerProcess:
         started.set()
 
     def send(self, number: int) -> None:
-        """Send a signal and go on."""
+        """Send a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -158,9 +161,9 @@ def clean_server(
     environment: Mapping[str, str] | None = None,
     tracebacks: bool = True,
 ) -> Iterator[ServerProcess]:
-    """A server that ends well and has met no bug in the end.
+    """A server that must end with status 0 and without a logged bug.
 
-    With `tracebacks` False there is none in its log either, not even a model's.
+    With `tracebacks` False its log must have no traceback either, not even a model's.
     """
     with ServerProcess(*repositories, options=options, environment=environment) as process:
         yield process

@@ -1,4 +1,4 @@
-"""POSIX shared memory as a client has it: a file in /dev/shm, gone with the test."""
+"""A client's POSIX shared memory: a file in /dev/shm, removed after the test."""
 
 import os
 import uuid
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class SharedFile:
-    """A shared memory object of `size` bytes; `key` is what a server is told."""
+    """A shared memory object of `size` bytes; `key` is its name for a server."""
 
     def __init__(self, size: int, prefix: str = "headrace-test-") -> None:
         self.key = f"/{prefix}{uuid.uuid4().hex}"
@@ -25,13 +25,13 @@ class SharedFile:
         self.path.unlink()
 
     def resize(self, size: int) -> None:
-        """Make it longer or shorter."""
+        """Truncate or extend the object."""
         os.ftruncate(self.descriptor, size)
 
     def put(self, data: bytes, offset: int = 0) -> None:
-        """Write."""
+        """Write bytes."""
         assert os.pwrite(self.descriptor, data, offset) == len(data)
 
     def get(self, size: int, offset: int = 0) -> bytes:
-        """Read."""
+        """Read bytes."""
         return os.pread(self.descriptor, size, offset)

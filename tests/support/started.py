@@ -1,4 +1,4 @@
-"""Programs that are not ours and that tests start: waiting until they answer."""
+"""External programs started by tests: waiting until they answer."""
 
 import subprocess
 import time
@@ -11,7 +11,7 @@ _ANSWER_SECS = 10
 def until_answers(
     url: str, process: "subprocess.Popen[bytes]", log: Path, seconds: float, told: bytes = b""
 ) -> None:
-    """Wait for an answer with a good status and `told` in it.
+    """Wait for a successful answer with `told` in it.
 
     Fails with the end of the log, if the program ends or `seconds` have passed.
     """

@@ -1,6 +1,6 @@
-"""Models that answer with a number, so that it shows which state of them has answered.
+"""Models that answer with a number, which identifies their state.
 
-And what a server holds, so that it shows whether swapping them leaves anything behind.
+And the resources of a server, which show leaks of swaps.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
 from tests.support.server_process import ServerProcess
 
-# It answers with what it and the file beside it hold, so that a mixture of two states would show.
+# The answer combines its own number and that of the file beside it, to expose a mixture of states.
 SOURCE = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -55,7 +55,7 @@ def content(name: str, number: int) -> bytes:
 
 
 def ask(client: Client, name: str) -> int:
-    """The one number that all of a model's answer consists of."""
+    """The one number of which a model's whole answer consists."""
     answer = client.infer(name, {"X": np.zeros((3, 1), np.float32)})
     numbers = {float(element) for output in ("A", "B") for element in answer[output].ravel()}
     [number] = numbers
@@ -63,16 +63,17 @@ def ask(client: Client, name: str) -> int:
 
 
 class Callers:
-    """Threads that ask models again and again, over each transport.
+    """Threads that query models repeatedly, over each transport.
 
-    `serving` is the number that each model is known to answer with, and `failures` what should not
-    have been: an error, a mixture, or an answer from before what was serving when it was asked for.
+    `serving` is the known number of each model, and `failures` are unexpected outcomes: an
+    error, a
+    mixture, or a number from before the one serving when the request was sent.
     """
 
     def __init__(
         self, server: ServerProcess, serving: dict[str, int], count: int, rate: int = 300
     ) -> None:
-        """`count` callers, which ask for every model `rate` times a second in sum, at most."""
+        """`count` clients, which query every model at most `rate` times a second in total."""
         self.serving = serving
         self.failures: list[str] = []
         self.answers = 0
@@ -113,16 +114,16 @@ class Callers:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
+    """Resident memory of a process, in bytes."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 class Held(tuple[int, int, int, int]):
-    """The numbers of files, unnamed files, threads and processes of a server."""
+    """Numbers of files, unnamed files, threads and processes of a server."""
 
     @classmethod
     def of(cls, pid: int) -> "Held":
-        """The process's resources now."""
+        """Current resources of the process."""
         process = psutil.Process(pid)
         children = process.children(recursive=True)
         links = []
@@ -131,7 +132,7 @@ class Held(tuple[int, int, int, int]):
                 links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
             except FileNotFoundError:
                 continue  # closed meanwhile
-        # Connections come and go with the callers, and with whoever asks.
+        # Connections vary with the clients.
         lasting = [link for link in links if not link.startswith("socket:")]
         unnamed = sum("memfd:" in link for link in links)
         return cls((len(lasting), unnamed, process.num_threads(), len(children)))

@@ -1,10 +1,14 @@
-"""A stand-in for TensorFlow Serving, of which there is no package.
+"""A stand-in for TensorFlow Serving, which has no package.
 
-It answers what the public definitions of its protocol say, over gRPC with grpcio, and over HTTP by
-the standard library, with nested arrays that numpy reads. Its models: `half` has `x` in FP32 of
-[rows, 2] and gives `y`, twice `x`; and `texts` has `text` and `n` of [rows] and gives `upper` of
-bytes, and `more`, `n` and one, in INT64. Negative numbers are errors of `half`. The signature
-`other` of `half` has an input of unknown rank.
+It follows the public definitions of the protocol, over gRPC with grpcio, and over HTTP by the
+standard
+library, with nested arrays that numpy reads. Its models: `half` has `x` in FP32 of [rows, 2]
+and
+returns `y`, twice `x`; `texts` has `text` and `n` of [rows] and returns `upper` of bytes, and
+`more`,
+`n` and one, in INT64. Negative numbers are errors of `half`. The signature `other` of `half`
+has an
+input of unknown rank.
 """
 
 import json
@@ -34,7 +38,7 @@ _SIGNATURES: dict[str, dict[str, tuple[dict[str, int], dict[str, int]]]] = {
 
 
 class Wrong(Exception):
-    """A request that the model cannot take; its status of gRPC and of HTTP."""
+    """An invalid request, with its statuses over gRPC and HTTP."""
 
     def __init__(self, text: str, code: grpc.StatusCode, status: int) -> None:
         super().__init__(text)
@@ -80,7 +84,7 @@ def _signatures(name: str) -> tf.SignatureDefMap:
 
 
 class TfServing:
-    """Runs for as long as `with` lasts. `asked` are the model specifications of predictions.
+    """Runs while entered. `asked` are the model specifications of predictions.
 
     `states` are those of the versions of all models.
     """
@@ -220,7 +224,7 @@ def _array(tensor: tf.Tensor) -> Array:
 
 
 def _tensor(array: Array) -> tf.Tensor:
-    """The tensor as TensorFlow Serving writes it: with values in the field of their type."""
+    """The tensor as TensorFlow Serving writes it: with values in the typed field."""
     tensor = tf.Tensor()
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)

@@ -1,11 +1,11 @@
-"""A trace file, read by the rules of Triton's own summary of such files."""
+"""Trace files, read by the rules of Triton's own summary of such files."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# By span, the two times that it lies between; those of a door are there together or not at all.
+# The two times of each span; those of a door are both present or both absent.
 _SPANS = {
     "request": ("REQUEST_START", "REQUEST_END"),
     "queue": ("QUEUE_START", "COMPUTE_START"),
@@ -40,7 +40,7 @@ class Traced:
 
     @property
     def door(self) -> str:
-        """HTTP, GRPC, or "" for what a model has asked for."""
+        """HTTP, GRPC, or "" for a model's call."""
         return next((d for d in _DOORS if any(name.startswith(d) for name in self.times)), "")
 
     def spans(self) -> dict[str, int]:
@@ -53,7 +53,7 @@ class Traced:
 
 
 def read_traces(path: Path) -> list[Traced]:
-    """The traces of a file, by their numbers."""
+    """The traces of a file by number."""
     traces: dict[int, Traced] = {}
     for entry in json.loads(path.read_text()):
         trace = traces.setdefault(entry["id"], Traced(entry["id"]))

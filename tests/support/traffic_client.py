@@ -1,4 +1,4 @@
-"""The traffic between a model's versions, asked for and changed over each transport."""
+"""Traffic control over each transport."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -21,7 +21,7 @@ class TrafficClient(ABC):
 
     @abstractmethod
     def get(self, model: str) -> pb.ModelTrafficResponse:
-        """The rules and what they do."""
+        """The rules and their effect."""
 
     @abstractmethod
     def set(self, model: str, rules: dict[str, Any]) -> pb.ModelTrafficResponse:
@@ -29,15 +29,15 @@ class TrafficClient(ABC):
 
     @abstractmethod
     def reset(self, model: str) -> pb.ModelTrafficResponse:
-        """Go back to those of the configuration."""
+        """Restore the configured rules."""
 
     @abstractmethod
     def promote(self, model: str, version: str = "") -> pb.ModelTrafficResponse:
-        """Give a version all requests."""
+        """Send all requests to a version."""
 
     @abstractmethod
     def roll_back(self, model: str, version: str = "") -> pb.ModelTrafficResponse:
-        """Give them to the baseline again."""
+        """Send its requests to the baseline again."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A real Triton, for the CPU and with its Python backend.
 
-It is taken from the environment variable HEADRACE_TRITON, or from build/bench, where
-`scripts/bench_triton` puts it. Tests that need it are skipped where it is not.
+The program is taken from the environment variable HEADRACE_TRITON, or from build/bench, where
+`scripts/bench_triton` installs it. Tests that need it are skipped without it.
 """
 
 import os
@@ -26,7 +26,7 @@ _STOP_SECS = 60
 
 
 def real_program() -> Path:
-    """The program; the test is skipped where it is not."""
+    """Path of the program; the test is skipped without it."""
     program = Path(os.environ.get("HEADRACE_TRITON", _FETCHED))
     if not program.is_file():
         pytest.skip("Triton is not here; scripts/bench_triton fetches it")
@@ -55,7 +55,7 @@ class Triton:
         self._log = log
 
     def wait(self) -> None:
-        """Until it is ready."""
+        """Wait until it is ready."""
         until_answers(f"{self.url}/v2/health/ready", self.process, self._log, _START_SECS)
 
     def __enter__(self) -> Self:
@@ -75,13 +75,13 @@ class Triton:
         return f"http://{self.http}"
 
     def send(self, number: int) -> None:
-        """Send a signal and go on."""
+        """Send a signal."""
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait; the exit status.
 
-        Its workers, which outlive a Triton that is killed, end with it, and so does their memory.
+        Its workers, which outlive a killed Triton, are ended, and their memory is removed.
         """
         found = dict(descendants(self.process.pid))
         if self.process.poll() is None:

@@ -1,6 +1,6 @@
-"""Looking at a server from outside: its metrics, its statistics, its process.
+"""Observation of a server from outside: metrics, statistics and process.
 
-And waiting for what they show, which is how a test knows that the server is where it should be.
+Tests wait for these values to know the server's state.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ async def metrics(server: ServerProcess) -> dict[str, float]:
 
 
 async def admitted(server: ServerProcess) -> tuple[float, float]:
-    """Requests and bytes that the server counts as under way."""
+    """Requests and bytes in flight, as the server counts them."""
     samples = await metrics(server)
     return samples["headrace_admitted_requests"], samples["headrace_admitted_bytes"]
 
 
 async def incoming(server: ServerProcess) -> float:
-    """Requests of which a part has come."""
+    """Requests being received."""
     return (await metrics(server))["headrace_incoming_requests"]
 
 
 async def failures(server: ServerProcess, model: str, reason: str) -> float:
-    """The accepted requests of a model that ended without an answer for this reason."""
+    """Accepted requests of a model that failed for this reason."""
     name = f'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}'
     return (await metrics(server))[name]
 
@@ -67,7 +67,7 @@ class Resources:
 
     @classmethod
     def of(cls, pid: int) -> "Resources":
-        """Resources of process `pid` now."""
+        """Current resources of process `pid`."""
         process = psutil.Process(pid)
         return cls(process.num_fds(), process.num_threads(), process.memory_info().rss)
 
@@ -75,7 +75,7 @@ class Resources:
 async def until(
     probe: Callable[[], Awaitable[Any]], expected: Callable[[Any], bool], within: float = 60
 ) -> Any:
-    """Ask again and again until the answer is as expected; the answer."""
+    """Repeat a query until the answer is as expected; the answer."""
     begun = monotonic()
     while not expected(answer := await probe()):
         waited = monotonic() - begun

@@ -12,9 +12,9 @@ def write_wheel(
     modules: Mapping[str, str] | None = None,
     requires: Sequence[str] = (),
 ) -> Path:
-    """A pure wheel; `modules` are texts of files by their paths, by default one with the version.
+    """A pure wheel; `modules` are file contents by path, by default one with the version.
 
-    `requires` are requirements of its own.
+    `requires` are its requirements.
     """
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
