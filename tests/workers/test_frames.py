@@ -1,5 +1,6 @@
 """Frames between server and worker: round trip, and invalid frames."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -15,17 +16,33 @@ from headrace.workers.frames import (
     BrokenFrame,
     FrameReader,
     Kind,
+    batch_struct,
     frame,
     lay_out,
     offsets,
-    pack_batch,
     pack_header,
+    pack_ids,
     result_struct,
     unpack_batch,
     unpack_layout,
     unpack_sizes,
     unpack_times,
 )
+
+
+def pack_batch(
+    first: int,
+    form: int,
+    rows: Sequence[int],
+    sizes: Sequence[int],
+    ids: Sequence[str] = (),
+    extras: bytes = b"",
+) -> bytes:
+    """The meta of EXECUTE, as the server writes it."""
+    names = pack_ids(ids) if ids else b""
+    fixed = first, len(names), len(extras), form, len(rows)
+    return batch_struct(len(rows), len(sizes)).pack(*fixed, *rows, *sizes) + names + extras
+
 
 requests = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=20)), min_size=1)
 

@@ -18,8 +18,8 @@ from headrace.workers.frames import (
     FrameReader,
     Header,
     Kind,
+    batch_struct,
     frame,
-    pack_batch,
     pack_request,
 )
 from headrace.workers.session import Session
@@ -81,7 +81,7 @@ def request(model: str = "m") -> InferenceRequest:
 
 def test_waiting_for_a_batch() -> None:
     with connected() as (session, server):
-        meta = pack_batch(1, 0, [1], [])
+        meta = batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1)
         server.send(Kind.EXECUTE, meta)
         session.wait(lambda: session.batches)
         assert session.batches[0][0].kind is Kind.EXECUTE
@@ -101,7 +101,7 @@ def test_threads_get_their_replies_while_another_waits_for_a_batch() -> None:
         found = [json.loads(call.result(30).parameters())["name"] for call in calls]
         assert found == ["0", "1", "2"]
         assert not main.done()
-        server.send(Kind.EXECUTE, pack_batch(1, 0, [1], []))
+        server.send(Kind.EXECUTE, batch_struct(1, 0).pack(1, 0, 0, 0, 1, 1))
         main.result(30)
 
 

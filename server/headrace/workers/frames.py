@@ -99,13 +99,13 @@ class FrameReader(Generic[K]):
             kind = self._kinds.get(value)
             if kind is None:
                 raise BrokenFrame(f"a frame of kind {value}")
-            in_file = flags & IN_FILE
             if meta > self._most_meta or number >= self._most_number:
                 raise BrokenFrame(f"a frame of number {number} with {meta} bytes of meta")
-            if held > INLINE and not in_file:
-                raise BrokenFrame(f"a frame of {held} bytes")
-            middle = start + meta
-            stop = middle if in_file else middle + held
+            stop = middle = start + meta
+            if not flags & IN_FILE:
+                if held > INLINE:
+                    raise BrokenFrame(f"a frame of {held} bytes")
+                stop += held
             if stop > size:
                 break
             header = _new_header((kind, flags, number, meta, held))
@@ -249,27 +249,16 @@ def _struct(fixed: str, rows: int, sizes: int) -> Struct:
     return Struct(f"<{fixed}{rows}I{sizes}Q")
 
 
-def pack_batch(
-    first: int,
-    form: int,
-    rows: Sequence[int],
-    sizes: Sequence[int],
-    ids: Sequence[str] = (),
-    extras: bytes = b"",
-) -> bytes:
-    """Encode the meta of EXECUTE.
+# The meta of EXECUTE, for a number of requests and one of blocks: the number of the first request,
+# the sizes of the ids and of the extras behind it, the form, the number of requests, the rows of
+# each, the sizes of the blocks. It is called without a Python-level call.
+batch_struct: Callable[[int, int], Struct] = partial(_struct, "QIIII")
 
-    `sizes` are of the data's blocks, `ids` none or one per request.
-    """
-    count = len(rows)
-    tail = b""
-    if ids:
-        texts = [id.encode() for id in ids]
-        tail = Struct(f"<{len(ids)}I").pack(*map(len, texts)) + b"".join(texts)
-    head = _struct("QIIII", count, len(sizes)).pack(
-        first, len(tail), len(extras), form, count, *rows, *sizes
-    )
-    return head + tail + extras
+
+def pack_ids(ids: Sequence[str]) -> bytes:
+    """Encode the ids in EXECUTE's meta, one per request."""
+    texts = [id.encode() for id in ids]
+    return Struct(f"<{len(ids)}I").pack(*map(len, texts)) + b"".join(texts)
 
 
 def unpack_batch(data: bytes) -> BatchMeta:

@@ -32,8 +32,9 @@ from headrace.workers.frames import (
     ALIGNMENT,
     TIMES,
     BrokenFrame,
+    batch_struct,
     offsets,
-    pack_batch,
+    pack_ids,
     unpack_sizes,
     unpack_times,
 )
@@ -130,8 +131,12 @@ class BatchFrames:
                 ids = ids or [other.id for other in calls]
             if call.parameters or call.outputs or call.priority or call.timeout or call.sequence_id:
                 extras[index] = special_of(call)
+        names = pack_ids(ids) if ids else b""
         told = json.dumps(extras).encode() if extras else b""
-        return pack_batch(number, plan.form, rows, sizes, ids, told), pieces, total
+        meta = batch_struct(len(rows), len(sizes)).pack(
+            number, len(names), len(told), plan.form, len(rows), *rows, *sizes
+        )
+        return meta + names + told, pieces, total
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
         """The plan for batches of this form; a new form is sent to the worker."""

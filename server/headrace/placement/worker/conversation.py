@@ -262,12 +262,28 @@ class Slot:
 
     def execute(self, batch: Batch, done: Done) -> None:
         """Send `batch` to the worker; see `headrace.scheduling.batch.Instance`."""
+        talk, calls = self.owner.talk, batch.calls
         self.batch, self.done = batch, done
-        self.sent = monotonic_ns()
+        self.sent = sent = monotonic_ns()
+        self.first = number = talk.requests + 1
         try:
-            self.owner.talk.send(self, batch)
+            if talk.process.ended:
+                raise NotStarted
+            meta, pieces, total = talk.frames.pack(batch, number)
+            talk.process.link.send_data(EXECUTE, self.number, meta, pieces, total)
         except Exception as error:  # for example no memory for its file: concerns this batch alone
             self.owner.not_sent(self, error)
+            return
+        talk.requests += len(calls)
+        talk.under_way[self.number] = self
+        talk.load += 1
+        for call in calls:
+            call.execution = talk
+            call.run_number = number
+            call.began = sent
+            number += 1
+            if call.held:
+                talk.hold(call, True)
 
     def close(self) -> None:
         """End the worker with the first of its slots."""
@@ -281,7 +297,9 @@ class Slot:
 
 
 class Conversation:
-    """One process while it runs. `give` receives individual responses to requests.
+    """One process while it runs; `Slot.execute` sends it batches.
+
+    `give` receives individual responses to requests.
 
     `report` receives errors of the model: the requests of its batch, one line, the traceback.
     """
@@ -297,19 +315,18 @@ class Conversation:
     ) -> None:
         self.under_way: dict[int, Slot] = {}  # in the order of execution
         self.load = 0  # their number
-        self._process = process
+        self.requests = 0  # sent to the process, numbered from 1 on
+        self.process = process
         self._signature = signature
         # True if it runs all batches at once; otherwise one after the other.
         self._concurrent = concurrent
         self._give = give
         self._report = report
-        self._frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
+        self.frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
         self._calls = ModelCalls(process, host)
-        self._next = 1
         self._open: dict[int, Call] = {}
         # Requests of current batches whose last response has arrived.
         self._finals: set[int] = set()
-        self._held_before: list[Call] = []  # held calls of the batch being sent
 
     @property
     def idle(self) -> bool:
@@ -354,35 +371,9 @@ class Conversation:
 
     # --- to the worker
 
-    @property
-    def requests(self) -> int:
-        """The number of requests sent to the process."""
-        return self._next - 1
-
-    def send(self, slot: Slot, batch: Batch) -> None:
-        """Send the batch of a slot; raises any error of sending."""
-        if self._process.ended:
-            raise NotStarted
-        slot.first = number = self._next
-        meta, pieces, total = self._frames.pack(batch, number)
-        self._process.link.send_data(EXECUTE, slot.number, meta, pieces, total)
-        sent = slot.sent
-        for call in batch.calls:
-            call.execution = self
-            call.run_number = number
-            call.began = sent
-            number += 1
-            if call.held:
-                self._held_before.append(call)
-        self._next = number
-        self.under_way[slot.number] = slot
-        self.load += 1
-        while self._held_before:
-            self.hold(self._held_before.pop(), True)
-
     def cancel(self, call: Call) -> None:
         """Notify the model of a cancelled request."""
-        self._process.send(Kind.CANCEL, pack_request(call.run_number))
+        self.process.send(Kind.CANCEL, pack_request(call.run_number))
         slot = self._slot_of(call.run_number)
         batch = slot.batch if slot is not None else None
         if batch is not None and all(other.ended for other in batch.calls):
@@ -390,7 +381,7 @@ class Conversation:
 
     def hold(self, call: Call, held: bool) -> None:
         """Pause or resume the responses to a request."""
-        self._process.send(Kind.HOLD, pack_request(call.run_number, held))
+        self.process.send(Kind.HOLD, pack_request(call.run_number, held))
 
     # --- from the worker
 
@@ -398,7 +389,7 @@ class Conversation:
         """Process a frame that does not end a batch; malformed frames raise any exception."""
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
-            self._frames.learn(document)
+            self.frames.learn(document)
         elif kind is Kind.RESPONSE:
             self._on_response(document, data, size)
         elif kind is Kind.CALL:
@@ -412,8 +403,8 @@ class Conversation:
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
 
-    def finish(self, header: Header[Kind], meta: bytes, data: Buffer) -> tuple[Slot, Outcome]:
-        """End a batch by its result, or by its return; gives its slot, and the outcome.
+    def finish(self, header: Header[Kind], meta: bytes, data: Buffer) -> Outcome:
+        """End a batch by its result, or by its return; gives the outcome.
 
         Malformed frames raise any exception.
         """
@@ -432,9 +423,9 @@ class Conversation:
         ):
             raise BrokenFrame("an answer to a batch before that to an earlier one")
         elif kind is RESULT:
-            outcome = self._frames.result(slot.sent, batch, meta, data, size)
+            outcome = self.frames.result(slot.sent, batch, meta, data, size)
         elif kind is Kind.RESPONSES:
-            outcome = self._frames.responses(slot.sent, batch, json.loads(meta), data, size)
+            outcome = self.frames.responses(slot.sent, batch, json.loads(meta), data, size)
             for call, part in zip(batch.calls, outcome.parts or (), strict=True):
                 if part is Deferral.LATER and call.run_number not in self._finals:
                     self._open[call.run_number] = call
@@ -446,7 +437,7 @@ class Conversation:
             self._finals.difference_update(call.run_number for call in batch.calls)
         slot.batch = None
         slot.done(slot, batch, outcome)
-        return slot, outcome
+        return outcome
 
     def _broken(self, slot: Slot, batch: Batch, document: dict[str, Any]) -> Outcome:
         """The outcome if the model raised, or returned anything but responses."""
@@ -463,7 +454,7 @@ class Conversation:
             self._finals.add(number)
         if call is None or call.ended:
             if not final:  # the model may not know of the cancellation yet
-                self._process.send(Kind.CANCEL, pack_request(number))
+                self.process.send(Kind.CANCEL, pack_request(number))
             return
         answer = one_answer(document, data, size) if "response" in document else None
         self._give(call, answer, final)

@@ -229,7 +229,7 @@ class WorkerInstance:
         if kind not in ANSWERS:
             self._on_other(header, meta, data)
             return
-        _, outcome = self.talk.finish(header, meta, data)
+        outcome = self.talk.finish(header, meta, data)
         self._answered = self._answered or outcome.error is None
         self._mean_ns += _WEIGHT * (outcome.computed - outcome.started - self._mean_ns)
         if self._calls_out or self._prefetches is not (self._mean_ns <= _SHORT_NS):
@@ -243,8 +243,8 @@ class WorkerInstance:
         elif kind is Kind.ANSWER:
             self._on_answer(bool(json.loads(meta)["ready"]))
         elif kind is Kind.BACK:
-            slot, _ = self.talk.finish(header, meta, data)
-            self._scheduler.suspend(slot)
+            self.talk.finish(header, meta, data)
+            self._scheduler.suspend(self.slots[header.number])
         else:
             if kind is Kind.CALL and not self._calls_out:
                 # A worker that waits for another model must not hold batches that this one waits
