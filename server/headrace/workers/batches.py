@@ -209,11 +209,10 @@ class Batches:
                 tensor._name, tensor._datatype = place.name, place.datatype
                 tensor._array = array if part is None else array[part]
                 tensors.append(tensor)
-            special = extras.get(str(index), _NOTHING) if extras else _NOTHING
             requests.append(
                 received_request(
                     exchange, number + index, tensors, ids[index] if ids else "", layout.outputs,
-                    special, self._decoupled,
+                    extras.get(str(index), _NOTHING) if extras else _NOTHING, self._decoupled,
                 )
             )  # fmt: skip
         return layout, requests

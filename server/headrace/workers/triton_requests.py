@@ -66,7 +66,14 @@ class InferenceResponse:
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises `TypeError`, and `TritonModelException` for invalid parameters."""
-        self._tensors = tensors("output_tensors", output_tensors)
+        self._tensors: list[Tensor] = (
+            output_tensors.copy()
+            if type(output_tensors) is list
+            else elements("output_tensors", output_tensors, "Tensor")
+        )
+        for tensor in self._tensors:
+            if not isinstance(tensor, Tensor):
+                raise no_tensor("output_tensors", tensor)
         if error is not None and not isinstance(error, TritonError):
             raise wrong("error", "a TritonError or None", error)
         self._error = error
@@ -93,15 +100,11 @@ class InferenceResponse:
         return self._parameters
 
 
-def tensors(what: str, given: Any) -> list[Tensor]:
-    """Check a list of tensors; raises `TypeError`, and `TritonModelException` for None in it."""
-    found = given.copy() if type(given) is list else elements(what, given, "Tensor")
-    for tensor in found:
-        if not isinstance(tensor, Tensor):
-            if tensor is None:
-                raise TritonModelException(f"{what} must be of Tensor, got None")
-            raise wrong(what, "of Tensor", tensor)
-    return found
+def no_tensor(what: str, given: object) -> Exception:
+    """The error for an element of a list of tensors that is none."""
+    if given is None:
+        return TritonModelException(f"{what} must be of Tensor, got None")
+    return wrong(what, "of Tensor", given)
 
 
 def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +364,10 @@ class InferenceRequest:
         name = text("model_name", model_name)
         if not name:
             raise TritonModelException("a request needs the name of a model: model_name")
-        self._inputs: Sequence[Tensor] = tensors("inputs", inputs)
+        self._inputs: Sequence[Tensor] = elements("inputs", inputs, "Tensor")
+        for tensor in self._inputs:
+            if not isinstance(tensor, Tensor):
+                raise no_tensor("inputs", tensor)
         self._outputs: Sequence[str] = [
             text("requested_output_names", each)
             for each in elements("requested_output_names", requested_output_names, "str")
