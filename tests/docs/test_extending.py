@@ -1,11 +1,11 @@
 """The package of docs/extending.md is found by the server and serves."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,30 +17,27 @@ from tests.docs.test_readme import ROOT, blocks
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PIP = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 BROKEN = "[headrace.backends]\nbroken = headrace_examples.missing:Backend\n"
 WEIGHTS, BIAS = np.array([[1, 2], [3, 4]]) / 3, np.array([0.5, 0.25])
 
 
-def build(root: Path) -> None:
-    """Install the page's package into a directory, like pip, and a broken one."""
-    project = tomllib.loads(blocks(PAGE, "toml")[0])["project"]
-    package = root / project["name"].replace("-", "_")
+def install(root: Path, target: Path) -> None:
+    """Install the page's package by pip, and one that is broken."""
+    (root / "pyproject.toml").write_text(blocks(PAGE, "toml")[0])
+    package = root / "headrace_examples"
     package.mkdir()
     (package / "__init__.py").touch()
     for source in blocks(PAGE, "python"):
         found = re.match(r'"""(\w+\.py): ', source)
         assert found
         (package / found[1]).write_text(source)
-    entries = project["entry-points"]
-    text = "\n".join(
-        f"[{group}]\n" + "\n".join(f"{name} = {target}" for name, target in found.items())
-        for group, found in entries.items()
-    )
-    for name, declared in ((project["name"], text), ("broken", BROKEN)):
-        metadata = root / f"{name.replace('-', '_')}-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(declared)
+    command = "-m pip install --quiet --no-deps --no-build-isolation --no-index --target"
+    subprocess.run([sys.executable, *command.split(), target, root], check=True, env=PIP)
+    metadata = target / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(BROKEN)
 
 
 def write_models(root: Path) -> None:
@@ -54,9 +51,9 @@ def write_models(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("packages")
-    build(root)
-    return root
+    target = tmp_path_factory.mktemp("packages")
+    install(tmp_path_factory.mktemp("headrace-examples"), target)
+    return target
 
 
 @pytest.fixture(scope="module")
