@@ -71,8 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that a proxy cannot pass, with the reason, and leave others to the slow suite.
 
     The default server runs every case. Other carriers run the first case of a test; those with
-    doors of
-    their own run its first case by each client.
+    doors of their own run its first case by each client.
     """
     asked: set[tuple[str, str, object]] = set()
     for item in items:
@@ -105,8 +104,7 @@ def servers(
 ) -> Iterator[Callable[[str], ServerProcess]]:
     """The suite's servers by carrier, each started at its first use.
 
-    They live until the end of the session: pytest would otherwise restart them for each file.
-    At
+    They live until the end of the session: pytest would otherwise restart them for each file. At
     the end none of them may have logged a bug.
     """
     with ExitStack() as stack:

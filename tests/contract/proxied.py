@@ -118,8 +118,7 @@ def write_proxies(
 ) -> None:
     """Write a proxy model into `root` for each of `models` and `names`, which `server` runs.
 
-    Only the backend differs in its configuration. Decoupled models are forwarded over gRPC in
-    any
+    Only the backend differs in its configuration. Decoupled models are forwarded over gRPC in any
     case.
     """
     endpoints = {"grpc": f"grpc://{server.grpc}", "http": server.url}

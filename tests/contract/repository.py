@@ -48,9 +48,8 @@ def write_repository(root: Path) -> None:
 def write_busy_repository(root: Path, gates: Path) -> None:
     """Models with controlled duration, one for each scheduling policy.
 
-    They have a server of their own: tests poll its metrics, which get slower with every model.
-    It must
-    allow in-process Python models.
+    They have a server of their own: tests poll its metrics, which get slower with every model. It
+    must allow in-process Python models.
     """
     for name in ("spin", "spin_two"):
         _add_scheduled(root, name)

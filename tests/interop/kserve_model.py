@@ -1,8 +1,7 @@
 """A server of KServe's own, run as `python kserve_model.py PORT` in an interpreter of its own.
 
 The model `told` declares its signature, `untold` does not. The server lists no extension for
-binary
-tensors, but accepts them.
+binary tensors, but accepts them.
 """
 
 import sys

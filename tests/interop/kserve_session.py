@@ -1,9 +1,8 @@
 """Typical uses of KServe's own clients, run in an interpreter of its own.
 
-kserve and tritonclient register the same protobuf messages in one global pool, so the two
-cannot be
-imported together. `python kserve_session.py HTTP GRPC` takes the server's addresses, runs every
-check, and prints one JSON object with the traceback of each, empty where it passed.
+kserve and tritonclient register the same protobuf messages in one global pool, so the two cannot
+be imported together. `python kserve_session.py HTTP GRPC` takes the server's addresses, runs
+every check, and prints one JSON object with the traceback of each, empty where it passed.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Every public method of tritonclient's four clients, called at least once.
 
-One server with every option, one scenario for each client; at the end every public method of
-the
+One server with every option, one scenario for each client; at the end every public method of the
 client must have been called.
 """
 

@@ -1,7 +1,6 @@
 """perf_analyzer, the load generator of Triton's users, against the server.
 
-The program is taken from the environment variable HEADRACE_PERF_ANALYZER, from the PATH, or
-from
+The program is taken from the environment variable HEADRACE_PERF_ANALYZER, from the PATH, or from
 build/bench, where `scripts/bench_tools` installs it.
 """
 

@@ -1,8 +1,7 @@
 """Models on a real TorchServe as upstream, over HTTP.
 
 The program is taken from the environment variable HEADRACE_TORCHSERVE; `torch-model-archiver`
-lies
-beside it, and Java is on the PATH.
+lies beside it, and Java is on the PATH.
 """
 
 import os

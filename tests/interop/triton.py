@@ -1,8 +1,7 @@
 """tritonclient's four clients behind one synchronous interface, so that each test is written once.
 
 Requests and responses are unchanged: a method is called by its own name with its own arguments,
-and
-awaitable results are awaited.
+and awaitable results are awaited.
 """
 
 import asyncio

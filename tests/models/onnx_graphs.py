@@ -1,7 +1,6 @@
 """Tiny ONNX models as code.
 
-Each function returns the bytes of a model file; `write_model` writes one into a model
-repository.
+Each function returns the bytes of a model file; `write_model` writes one into a model repository.
 "rows" is the variable first dimension of those that batch.
 """
 

@@ -1,8 +1,7 @@
 """Source texts of models that use all of Triton's Python API.
 
 They obey a JSON document in their input COMMAND, one per request, and return their report in
-their
-output TOLD.
+their output TOLD.
 """
 
 from tests.models.python_models import tensors

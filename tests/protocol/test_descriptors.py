@@ -1,10 +1,8 @@
 """Protobuf messages: equal to the published protocol, and no clash with client libraries.
 
-`service_descriptor.txt` lists the protocol. A line without indentation starts a file, a
-service, a
-message or an enum; the lines below it are its methods, fields (number, name, type, repetition
-and
-oneof) or values. Names are relative to the file's package.
+`service_descriptor.txt` lists the protocol. A line without indentation starts a file, a service,
+a message or an enum; the lines below it are its methods, fields (number, name, type, repetition
+and oneof) or values. Names are relative to the file's package.
 """
 
 import subprocess

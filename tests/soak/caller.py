@@ -1,10 +1,8 @@
 """One process of clients for the soak test: `python -m tests.soak.caller JSON`.
 
-Each client sends one request after the other, each with unique values, and compares every
-element
+Each client sends one request after the other, each with unique values, and compares every element
 of the answer. Some requests are malformed and must be refused, some clients disconnect in the
-middle
-of a request. The outcomes are printed as one JSON object.
+middle of a request. The outcomes are printed as one JSON object.
 """
 
 import asyncio

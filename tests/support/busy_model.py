@@ -4,8 +4,7 @@ VALUE  INT64 [-1, 1]    returned as RESULT; outside of -1000 to 999 the run fail
 COST   INT64 [-1, 1]    matrix multiplications, by the largest of the batch
 RESULT INT64 [-1, 1]
 
-One instance, on a thread of its own with one computing thread, so that the event loop stays
-free
+One instance, on a thread of its own with one computing thread, so that the event loop stays free
 while it runs.
 """
 

@@ -2,8 +2,7 @@
 
 Its methods are the protocol's operations, with answers as values independent of the transport:
 documents as messages of `headrace.protocol.pb`, tensors as numpy arrays, refusals as the error
-class
-of the server's status.
+class of the server's status.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,7 @@
 """Fakes of the CUDA driver's library and of NVML, over plain memory.
 
 They record calls to the real ones, and simulate machines with GPUs where only numbers matter.
-They
-prove nothing about hardware.
+They prove nothing about hardware.
 """
 
 import shutil

@@ -4,8 +4,7 @@ VALUE   INT64 [-1, 1]   returned as OUTPUT0; a batch with the number of a closed
 TURN    INT64 [-1, 1]   number of earlier batches of this model, and this one
 
 There is one instance, of 8 rows, unless the configuration says otherwise. Waiting needs no
-computing,
-so that a busy machine changes nothing.
+computing, so that a busy machine changes nothing.
 """
 
 from pathlib import Path

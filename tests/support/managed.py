@@ -1,8 +1,7 @@
 """Model repositories for managed Tritons, and a stand-in for Triton.
 
 The stand-in is this server itself: it accepts Triton's options, and loads and unloads models by
-the
-same calls.
+the same calls.
 """
 
 import os

@@ -61,8 +61,7 @@ class Scraper:
         """Wait until a request to `model` runs, while `others` further requests are in flight.
 
         It has been admitted and is not queued. Two scrapes must agree, because a request is
-        decoded between
-        admission and the queue.
+        decoded between admission and the queue.
         """
 
         def running() -> bool:

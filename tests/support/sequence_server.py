@@ -22,8 +22,7 @@ class SequenceServer(grpc.GenericRpcHandler):
     """Serves `adder` while entered; `address` is host:port.
 
     `told` are the recorded properties, in order; `together` is the largest number of concurrent
-    requests
-    of one sequence.
+    requests of one sequence.
     """
 
     def __init__(self, idle_us: int = 30_000_000, config: bool = True) -> None:

@@ -46,8 +46,7 @@ class ServerProcess:
     """A server that has printed its start-up lines when entered, and ends by SIGTERM.
 
     `http`, `grpc` and `metrics` are addresses as host:port. `output` is its standard output so
-    far, `log`
-    its standard error.
+    far, `log` its standard error.
     """
 
     def __init__(
@@ -62,9 +61,8 @@ class ServerProcess:
     ) -> None:
         """With `wait` False, entering returns once the doors are open, before models are loaded.
 
-        `prefix` is a command that runs the given one. Standard error goes to `errors` instead
-        of `log`.
-        `program` replaces the server as the interpreter's program.
+        `prefix` is a command that runs the given one. Standard error goes to `errors` instead of
+        `log`. `program` replaces the server as the interpreter's program.
         """
         self._command = [
             *prefix, sys.executable, *program, "serve",

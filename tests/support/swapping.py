@@ -65,9 +65,8 @@ def ask(client: Client, name: str) -> int:
 class Callers:
     """Threads that query models repeatedly, over each transport.
 
-    `serving` is the known number of each model, and `failures` are unexpected outcomes: an
-    error, a
-    mixture, or a number from before the one serving when the request was sent.
+    `serving` is the known number of each model, and `failures` are unexpected outcomes: an error,
+    a mixture, or a number from before the one serving when the request was sent.
     """
 
     def __init__(

@@ -1,14 +1,10 @@
 """A stand-in for TensorFlow Serving, which has no package.
 
 It follows the public definitions of the protocol, over gRPC with grpcio, and over HTTP by the
-standard
-library, with nested arrays that numpy reads. Its models: `half` has `x` in FP32 of [rows, 2]
-and
-returns `y`, twice `x`; `texts` has `text` and `n` of [rows] and returns `upper` of bytes, and
-`more`,
-`n` and one, in INT64. Negative numbers are errors of `half`. The signature `other` of `half`
-has an
-input of unknown rank.
+standard library, with nested arrays that numpy reads. Its models: `half` has `x` in FP32 of
+[rows, 2] and returns `y`, twice `x`; `texts` has `text` and `n` of [rows] and returns `upper` of
+bytes, and `more`, `n` and one, in INT64. Negative numbers are errors of `half`. The signature
+`other` of `half` has an input of unknown rank.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Mutated client frames: no exception, bounded memory, a reason for every end.
 
 HEADRACE_FUZZ_FRAMES sets the number of frames of the slow test, HEADRACE_FUZZ_SEED the first
-seed.
-Of the branches that 200 000 frames reach, the last are reached after 150 000.
+seed. Of the branches that 200 000 frames reach, the last are reached after 150 000.
 """
 
 import gc
