@@ -75,7 +75,7 @@ class Exchange(Call):
     """An infer request in flight. After `open`, `close` must be called exactly once."""
 
     __slots__ = (
-        "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_more", "_timed",
+        "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_timed",
         "account", "entered", "found", "head",
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ class Exchange(Call):
         self.found = self._form = None
         self.id = self._backend = ""
         self.nbytes = 0
-        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
+        self._held = self.entered = self._consumed = self._again = self._timed = False
 
     def open(self) -> None:
         """Find the model and charge a request whose body is yet to arrive; raises `ServerError`."""
@@ -154,25 +154,18 @@ class Exchange(Call):
         if len(body) > LARGE and self._takes_long(body, signature):
             self._defer(body, signature, after)
             return
-        asked, self._form = decode_body(head, body, signature)
+        self._ask(self._read(body, signature, uncharged), found)
+
+    def _ask(self, asked: Call, found: Target) -> None:
+        """Submit a decoded request, with what the head adds to it; raises `ServerError`."""
         self.take(asked)
-        if head.timeout:
-            self.bound()
-        if self.parameters:
-            self._more = wants_timing(self)
-        self.submit_to(found)
-
-    def submit_to(self, found: Target) -> None:
-        """Submit, with the headers forwarded to models; raises `ServerError`."""
-        if self.head.told:
-            self.parameters.update(self.head.told)
-        found.submit(self)
-
-    def bound(self) -> None:
-        """Apply the timeout of the head."""
         timeout = self.head.timeout
         if timeout and not 0 < self.timeout < timeout:
             self.timeout = timeout
+        self._timed = wants_timing(self)
+        if self.head.told:
+            self.parameters.update(self.head.told)
+        found.submit(self)
 
     def header(self, name: str) -> str:
         """A header's value by its lower-case name; "" if there is none."""
@@ -184,57 +177,46 @@ class Exchange(Call):
 
     def answered_by(self, backend: str) -> None:
         """Note the backend that answers."""
-        if not self._backend:
-            self._timed, self._more = self._more, True
         self._backend = backend
-
-    @property
-    def timed(self) -> bool:
-        """True if the answer must have timings."""
-        return self._timed if self._backend else self._more
 
     @property
     def backend_line(self) -> bytes:
         """The header line that names the backend, if the model has several."""
         return _BACKEND % self._backend.encode() if self._backend else b""
 
-    def encodes_long(self, response: InferResponse) -> bool:
-        """True if encoding the response is slow: an output is larger than `LARGE`."""
-        form = self._form
-        return form is not None and (
-            self.head.accept_encoding is not None
-            or any(
-                t.array.nbytes > LARGE and not form.named.get(t.name, form.binary)
-                for t in response.outputs
-            )
-        )
-
     @property
     def workbench(self) -> Workbench:
         """The threads for long work on the request."""
         return self._engine.admission.workbench
 
-    def succeed_later(self, response: InferResponse, done: Callable[[Answer], None]) -> Job[Answer]:
-        """Encode the answer of `success` on a thread, and call `done` with it."""
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Send `response`, encoded on a thread if that is slow."""
+        form, packs = self._form or ResponseForm(), self.head.accept_encoding is not None
+        for tensor in response.outputs:
+            if tensor.array.nbytes > LARGE and (
+                packs or not form.named.get(tensor.name, form.binary)
+            ):
+                self.owner = self._encode_later(response, form)
+                return
+        try:
+            answer = self._encode(response, form)
+        except Exception as error:
+            answer = self.failure(error)
+        self.end(answer)
+
+    def _encode_later(self, response: InferResponse, form: ResponseForm) -> Job[Answer]:
+        """Encode and send `response` on a thread."""
 
         def finish(answer: Answer | None, problem: Exception | None) -> None:
             self.owner = NOBODY  # breaks a reference cycle, so that the body is freed at once
-            done(self.failure(problem or Unsupported("no answer")) if answer is None else answer)
+            self.end(answer or self.failure(problem or Unsupported("no answer")))
 
         size = sum(tensor.array.nbytes for tensor in response.outputs)
         self.account.count(size)  # the answer, until it is sent
         self.nbytes += size
-        return self.workbench.do(size, lambda charge: self._encode(response), finish, uncharged)
-
-    def respond(self, response: InferResponse, final: bool) -> None:
-        """Send `response`, encoded on a thread if that is slow."""
-        if self._form is None:
-            self._form = ResponseForm()
-        for tensor in response.outputs:
-            if tensor.array.nbytes > LARGE and self.encodes_long(response):
-                self.owner = self.succeed_later(response, self.end)
-                return
-        self.end(self.success(response))
+        return self.workbench.do(
+            size, lambda charge: self._encode(response, form), finish, uncharged
+        )
 
     def fail(self, error: ServerError) -> None:
         """Send an error."""
@@ -243,13 +225,6 @@ class Exchange(Call):
     def end(self, answer: Answer) -> None:
         """Send the answer."""
         raise NotImplementedError
-
-    def success(self, response: InferResponse) -> Answer:
-        """The answer with a response; an error's if it has no representation as requested."""
-        try:
-            return self._encode(response)
-        except Exception as error:
-            return self.failure(error)
 
     def failure(self, error: BaseException) -> Answer:
         """The answer to a request that failed with `error`."""
@@ -304,12 +279,23 @@ class Exchange(Call):
     def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
         return takes_long(body, self.head.json_size, signature)
 
+    def _read(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
+        """Decode a body, and note the form of its answer; raises `InvalidRequest`."""
+        model, version, header = *self.head.key, self.head.json_size
+        json_size = None if header is None else parse_json_size(header, len(body))
+        if json_size != 0:
+            asked, self._form = decode_infer(model, version, body, json_size, signature, charge)
+        elif signature is not None:
+            asked, self._form = decode_raw(signature, model, version, body)
+        else:
+            asked, self._form = pass_raw(model, version, body), ResponseForm(binary=True)
+        return asked
+
     def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
         """Decode a body that may be compressed; runs on a thread."""
-        head = self.head
-        if head.content_encoding is not None:
-            body = decompress(body, head.content_encoding, self._limit, charge=charge)
-        request, self._form = decode_body(head, body, signature, charge)
+        if (encoding := self.head.content_encoding) is not None:
+            body = decompress(body, encoding, self._limit, charge=charge)
+        request = self._read(body, signature, charge)
         charge_objects(request.inputs.values(), charge)
         return request
 
@@ -320,10 +306,7 @@ class Exchange(Call):
 
         def submit(asked: Call) -> None:
             found = self._find()  # the version may have been replaced meanwhile
-            self.take(asked)
-            self.bound()
-            self._more = wants_timing(self)
-            self.submit_to(found)
+            self._ask(asked, found)
 
         # An estimate: compressed data mostly becomes long.
         size = len(body) << 3 if self.head.content_encoding is not None else len(body)
@@ -337,41 +320,19 @@ class Exchange(Call):
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
-    def _encode(self, response: InferResponse) -> Answer:
-        form, accept = self._form, self.head.accept_encoding
-        if self._more:
-            return self._encode_more(response)
-        assert form is not None, "an answer to what was not submitted. This is a bug."
+    def _encode(self, response: InferResponse, form: ResponseForm) -> Answer:
+        if self._timed:
+            add_timing(response)
         buffers, json_size = form.encode(response)
         lines = JSON if json_size is None else _BINARY % json_size
         lines += _TIMING % server_timing(response.timing)
+        accept = self.head.accept_encoding
         if accept is not None and (encoding := choose_encoding(accept)) != "identity":
             buffers = [compress(b"".join(buffers), encoding)]
             lines += b"content-encoding: %b\r\n" % encoding.encode()
-        return Answer(200, lines, buffers)
-
-    def _encode_more(self, response: InferResponse) -> Answer:
-        """The answer to a request that asked for more than the response."""
-        if self.timed:
-            add_timing(response)
-        self._more = False
-        answer = self._encode(response)
-        answer.lines += self.backend_line
-        return answer
+        return Answer(200, lines + self.backend_line, buffers)
 
 
 def plain_lines(timing: Timing) -> bytes:
     """The header lines of a plain JSON answer."""
     return JSON + _TIMING % server_timing(timing)
-
-
-def decode_body(
-    head: Head, body: Buffer, signature: Signature | None, charge: Charge = uncharged
-) -> tuple[Call, ResponseForm]:
-    """Decode a body; returns the request and the form of its answer; raises `InvalidRequest`."""
-    json_size = None if head.json_size is None else parse_json_size(head.json_size, len(body))
-    if json_size != 0:
-        return decode_infer(head.model, head.version, body, json_size, signature, charge)
-    if signature is not None:
-        return decode_raw(signature, head.model, head.version, body)
-    return pass_raw(head.model, head.version, body), ResponseForm(binary=True)

@@ -90,7 +90,7 @@ class HttpCall(Exchange):
         self.found = self._form = self.answer = self.body = self.json = None
         self.id = self._backend = ""
         self.nbytes = self.filled = 0
-        self._held = self.entered = self._consumed = self._again = self._more = self._timed = False
+        self._held = self.entered = self._consumed = self._again = self._timed = False
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
@@ -100,7 +100,7 @@ class HttpCall(Exchange):
     def respond_from(self, batch: Computed) -> None:
         """Answer with the call's part of `batch`, in one step if the call is plain."""
         json = self.json
-        if json is not None and not self._more:
+        if json is not None and not (self._timed or self._backend):
             if batch.texts is None:
                 calls = len(batch.calls)
                 texts = json.write(batch.tensors, calls)

@@ -35,9 +35,9 @@ from headrace.doors.http.protocol import OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.doors import GIVE_UP_BYTES, PAUSE_BYTES, Entrance, not_read
 from headrace.engine.workbench import LARGE, Job
-from headrace.protocol.elements import Charge, charge_objects, uncharged
+from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.generate import EVENT_STREAM, decode_generate, encode_generate, event
-from headrace.protocol.parameters import add_timing, server_timing, wants_timing
+from headrace.protocol.parameters import add_timing, server_timing
 from headrace.protocol.v2_json import error_body, pass_raw
 
 NOT_ONE_RESPONSE = (
@@ -90,30 +90,14 @@ class GenerateExchange(Exchange):
                 f"a generate request must not be compressed, got Content-Encoding '{encoding}'"
             )
 
-    def submit(self, body: Buffer, after: Callable[[], None] | None = None) -> None:
-        """Implements `Exchange.submit`."""
-        self._consumed = True
-        head, found = self.head, self.found
-        assert found is not None, "submit before open. This is a bug."
-        self.admit()
-        if self._again:
-            found = self._find()
-        if found.signature is None:
-            self.take(pass_raw(head.model, head.version, body, Raw.GENERATE))
-        elif len(body) > LARGE:
-            self._defer(body, found.signature, after)
-            return
-        else:
-            self.take(decode_generate(found.signature, head.model, head.version, body))
-            self._more = wants_timing(self)
-        self.bound()
-        self.submit_to(found)
+    def _takes_long(self, body: Buffer, signature: Signature | None) -> bool:
+        return signature is not None
 
-    def _decode(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
-        assert signature is not None, "a request without a model. This is a bug."
-        request = decode_generate(signature, self.head.model, self.head.version, body, charge)
-        charge_objects(request.inputs.values(), charge)
-        return request
+    def _read(self, body: Buffer, signature: Signature | None, charge: Charge) -> Call:
+        model, version = self.head.key
+        if signature is None:
+            return pass_raw(model, version, body, Raw.GENERATE)
+        return decode_generate(signature, model, version, body, charge)
 
     # --- from the engine
 
@@ -171,7 +155,7 @@ class GenerateExchange(Exchange):
         """The JSON of a response; raises `InvalidRequest` if it has none."""
         self.id = response.id
         self.timing = response.timing
-        if self.timed:
+        if self._timed:
             add_timing(response)
         return encode_generate(response)
 
