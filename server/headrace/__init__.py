@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.client import ClientError
     from headrace.client.asynchronous import AsyncClient
     from headrace.client.blocking import Client
-    from headrace.client.errors import ClientError
     from headrace.plugins.functions.offered import (
         BFloat16,
         Bool,
@@ -76,7 +76,7 @@ __all__ = [
 _MODULES = {
     "AsyncClient": "headrace.client.asynchronous",
     "Client": "headrace.client.blocking",
-    "ClientError": "headrace.client.errors",
+    "ClientError": "headrace.client",
     "ServeError": "headrace.serving.sources",
     "serve": "headrace.serving.server",
 }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from headrace.client.errors import AnswerError, InputError
+from headrace.client import AnswerError, InputError
 from headrace.client.values import Declared, Signature, cast, elements, fit, tensor_of
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.tensors import Array

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.command import EXIT_FAILURE, Argument, Command, CommandParser, Group, option
+from headrace.client import ClientError, ConnectionFailed, StatusError
 from headrace.client.address import DEFAULT_URL, Address
-from headrace.client.errors import ClientError, ConnectionFailed, StatusError
 from headrace.settings import URL_ENV
 
 TIMEOUT_SECS = 30.0

@@ -13,14 +13,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.api.operations import NAMED, Document
-from headrace.client.address import DEFAULT_URL, Address
-from headrace.client.errors import (
+from headrace.client import (
     AnswerError,
     ConnectionFailed,
     InputError,
     StatusError,
     TimedOut,
 )
+from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.transport import InferRequest, Result
 from headrace.client.values import Signature, tensor_of
 from headrace.core.call import Parameter

@@ -16,9 +16,9 @@ from functools import wraps
 from threading import Thread, current_thread
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from headrace.client import ConnectionFailed
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel
-from headrace.client.errors import ConnectionFailed
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from headrace.api.operations import NAMED, Document, Operation
+from headrace.client import AnswerError, ClientError, InputError, StatusError
 from headrace.client.address import Address
-from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
 from headrace.client.transport import (
     InferRequest,
     Responses,

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from headrace.api.operations import NAMED, Document, Operation, Route
+from headrace.client import AnswerError, ClientError, InputError, StatusError
 from headrace.client.address import Address
-from headrace.client.errors import AnswerError, ClientError, InputError, StatusError
 from headrace.client.transport import (
     InferRequest,
     Responses,

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.client.address import Address
-from headrace.client.errors import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest

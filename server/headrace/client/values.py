@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.client.errors import AnswerError, InputError
+from headrace.client import AnswerError, InputError
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
 from headrace.core.tensors import Array, Tensor, brackets

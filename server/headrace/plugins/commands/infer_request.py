@@ -20,7 +20,7 @@ import numpy as np
 from headrace.api.operations import Document
 from headrace.cli.remote import CommandFailed, print_json
 from headrace.cli.text import duration, printable, table
-from headrace.client.errors import AnswerError, StatusError
+from headrace.client import AnswerError, StatusError
 from headrace.client.http import flat_document
 from headrace.client.transport import InferRequest
 from headrace.client.values import Signature

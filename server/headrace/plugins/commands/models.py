@@ -32,7 +32,7 @@ from headrace.cli.remote import (
     remote_command,
 )
 from headrace.cli.text import duration, fitted_table, number, size, table
-from headrace.client.errors import ClientError, StatusError
+from headrace.client import ClientError, StatusError
 from headrace.core.errors import InvalidConfig, LoadFailed
 from headrace.options import SettingsError
 from headrace.settings import ENVIRONMENT_OPTIONS, OPTIONS, SECTIONS

@@ -22,8 +22,8 @@ from headrace.cli.remote import (
     parse_positive,
     remote_command,
 )
+from headrace.client import AnswerError, ClientError, ConnectionFailed
 from headrace.client.address import Address
-from headrace.client.errors import AnswerError, ClientError, ConnectionFailed
 from headrace.plugins.commands.top_table import (
     KEYS,
     ORDERS,
