@@ -49,7 +49,7 @@ from headrace.placement.backend import (
 )
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import core_limit
-from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start, find_sources
+from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start
 from headrace.settings import Settings
 from headrace.workers.allocation import keep_memory
 
@@ -166,7 +166,7 @@ class Application:
             loop.add_signal_handler(number, self._on_signal, number)
         begun = monotonic()
         try:
-            sources, warnings = sources_at_start(settings)
+            sources, warnings = sources_at_start(settings, self._control.catalogue)
             for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
             if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
@@ -309,14 +309,11 @@ class Application:
         return True
 
 
-def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
-    """The models to load at start, and warnings; raises as `find_sources` does."""
-    sources, warnings = find_sources(
-        [Path(path) for path in settings.model_repository],
-        [Path(path) for path in settings.model_file],
-        settings.model_config_name,
-        settings.model_namespacing,
-    )
+def sources_at_start(
+    settings: Settings, catalogue: Catalogue
+) -> tuple[list[ModelSource], list[str]]:
+    """The models to load at start, and warnings; raises as `Catalogue.sources` does."""
+    sources, warnings = catalogue.sources()
     if settings.residency is not None:
         named = at_start(sources, [*settings.pin_model, *settings.load_model])
         sources += [source for source in named if source.problem == NO_SUCH]

@@ -11,6 +11,7 @@ looked up there and never becomes part of a path. Everything here reads director
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -232,22 +233,6 @@ def _has_entries(path: Path) -> bool:
     return next(path.iterdir(), None) is not None
 
 
-def find_sources(
-    repositories: Sequence[Path],
-    files: Sequence[Path],
-    config_name: str = "",
-    namespacing: bool = False,
-) -> tuple[list[ModelSource], list[str]]:
-    """The models of repositories and single files, and warnings about the repositories.
-
-    Raises `RepositoryError` for a missing repository or file.
-    """
-    sources = scan(repositories, config_name, namespacing)
-    parents = {source.path.parent for source in sources}
-    empty = [repository for repository in repositories if repository not in parents]
-    return sources + [single_file(path) for path in files], [nothing_in(path) for path in empty]
-
-
 log = logging.getLogger(__name__)
 
 NO_SUCH = "no model of this name lies in a model repository"
@@ -267,18 +252,36 @@ class Catalogue:
     config_name: str = ""
     namespacing: bool = False
 
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> "Catalogue":
+        """The catalogue of these repositories and model files."""
+        found = [Path(path) for path in paths]
+        files = tuple(path for path in found if path.is_file())
+        return cls(tuple(path for path in found if path not in files), files)
+
+    def sources(self) -> tuple[list[ModelSource], list[str]]:
+        """All models, and warnings about repositories without models.
+
+        Raises `RepositoryError` for a missing repository or file.
+        """
+        sources = scan(self.repositories, self.config_name, self.namespacing)
+        parents = {source.path.parent for source in sources}
+        empty = [nothing_in(path) for path in self.repositories if path not in parents]
+        return sources + [single_file(path) for path in self.files], empty
+
     def names(self) -> Mapping[str, str]:
         """All models, with the reason why one cannot be loaded, "" if unknown.
 
         Models of an unreadable repository are left out, which is logged.
         """
         try:
-            places = self._places(self.repositories)
+            places = model_places(self.repositories, self.namespacing)
         except RepositoryError as error:
             log.warning("%s", error)
             places = {}
             for repository in self.repositories:
-                places |= self._readable(repository)
+                with suppress(RepositoryError):
+                    places |= model_places([repository], self.namespacing)
         names = {name: "" if len(paths) == 1 else DUPLICATE for name, paths in places.items()}
         for file in self.files:
             names[file.stem] = DUPLICATE if file.stem in names else ""
@@ -289,7 +292,7 @@ class Catalogue:
 
         Raises `LoadFailed` for an ambiguous name, or if a repository cannot be read.
         """
-        places = self._places(self.repositories)
+        places = model_places(self.repositories, self.namespacing)
         paths = places.get(name, [])
         files = [file for file in self.files if file.stem == name]
         if len(paths) + len(files) > 1:
@@ -302,15 +305,6 @@ class Catalogue:
         if alike:
             raise LoadFailed(ambiguous(name, alike))
         return None
-
-    def _places(self, repositories: Sequence[Path]) -> dict[str, list[Path]]:
-        return model_places(repositories, self.namespacing)
-
-    def _readable(self, repository: Path) -> dict[str, list[Path]]:
-        try:
-            return self._places([repository])
-        except RepositoryError:
-            return {}
 
 
 def at_start(sources: Sequence[ModelSource], names: Sequence[str]) -> list[ModelSource]:

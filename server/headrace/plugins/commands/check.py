@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -23,7 +22,7 @@ from headrace.placement.backend import Backend, BackendContext, close_backends, 
 from headrace.placement.choice import AutoChoice
 from headrace.placement.local.instances import core_limit
 from headrace.protocol.documents import to_json
-from headrace.repository.layout import ModelSource, find_sources
+from headrace.repository.layout import Catalogue, ModelSource
 from headrace.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -34,9 +33,7 @@ def check_models(given: argparse.Namespace, settings: Settings) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as by `head`, is no error
     Logs(LogSettings(info=False))
     try:
-        paths = [Path(path) for path in given.paths]
-        files = [path for path in paths if path.is_file()]
-        sources, warnings = find_sources([path for path in paths if path not in files], files)
+        sources, warnings = Catalogue.of(given.paths).sources()
     except RepositoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

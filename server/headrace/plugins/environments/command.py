@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.command import (
@@ -54,11 +53,9 @@ def _build(given: Sequence[str], options: "EnvironmentOptions") -> int:
     """Build the environments for models of repositories and files; raises `RepositoryError`."""
     # Imported late: the other actions need neither numpy nor ONNX Runtime.
     from headrace.placement.worker.environment import environment_of
-    from headrace.repository.layout import find_sources
+    from headrace.repository.layout import Catalogue
 
-    paths = [Path(path) for path in given]
-    files = [path for path in paths if path.is_file()]
-    sources, warnings = find_sources([path for path in paths if path not in files], files)
+    sources, warnings = Catalogue.of(given).sources()
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     failed = 0
