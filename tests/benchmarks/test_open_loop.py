@@ -66,7 +66,7 @@ def test_unanswered_requests_count_with_their_waiting_time() -> None:
     assert len(found.latencies) == 50
     assert found.answers == 0
     assert found.latencies[0] >= 0.02  # the last one was still awaited
-    assert found.latencies[-1] >= 0.069  # the first of those that count
+    assert found.latencies[-1] >= 0.069  # the first counted one
 
 
 def test_wrong_answers_are_errors() -> None:

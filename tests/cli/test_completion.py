@@ -28,7 +28,7 @@ def test_scripts(command: Headrace, shell: str, tmp_path: Path) -> None:
     assert (ended.status, ended.err) == (0, "")
     assert "headrace" in ended.out
     if shell not in ("bash", "zsh", "fish") or shutil.which(shell) is None:
-        return  # nothing here could read it
+        return  # no shell to read it
     script = tmp_path / "script"
     script.write_text(ended.out)
     subprocess.run([shell, "-n", script], check=True)

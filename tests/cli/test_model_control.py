@@ -96,11 +96,11 @@ def test_a_configuration_and_files_of_the_request(control: Headrace, tmp_path: P
     assert control(*words, "--config", str(config), *files).status == 0
     found = states(control, "simple_identity")
     assert [version for version, state, _ in found if state == "READY"] == ["3", "7"]
-    assert control(*words, files[0]).status == 0  # the configuration is made of the file
+    assert control(*words, files[0]).status == 0  # the configuration is derived from the file
     ended = control(*words, f"--file=../model.onnx={model}")
     assert ended.status == 1
     assert "file path '../model.onnx' must consist of names" in ended.err
-    assert control(*words).status == 0  # as it lies in the repository
+    assert control(*words).status == 0  # as in the repository
     document = control("models", "config", "simple_identity", "--json").document
     assert document["max_batch_size"] == 8
 

@@ -181,7 +181,7 @@ def top(server: ServerProcess, *words: str) -> Iterator[IO[str]]:
 
 def test_known_traffic(headrace: Headrace, server: ServerProcess) -> None:
     with top(server, "--json", "--interval=0.1") as lines:
-        json.loads(lines.readline())  # it has looked twice
+        json.loads(lines.readline())  # two scrapes
         headrace("infer", "simple", "--random", "--rows=3", "--repeat=20")
         requests = rows = batches = 0.0
         while round(requests) < 20:
@@ -193,7 +193,7 @@ def test_known_traffic(headrace: Headrace, server: ServerProcess) -> None:
             if found["requests_per_second"]:
                 assert found["rows_per_batch"] == pytest.approx(3)
                 assert 0 < found["latency_seconds"]["p50"] <= found["latency_seconds"]["p99"]
-                assert document["models"][0] == found  # those that do most come first
+                assert document["models"][0] == found  # the busiest come first
     assert (round(requests), round(rows), round(batches)) == (20, 60, 20)
 
 
@@ -219,7 +219,7 @@ def test_on_a_terminal(server: ServerProcess, library: str) -> None:
         os.write(ours, b"q")
         _until(ours, b"\x1b[?1049l")
         assert process.wait(10) == 0
-        assert termios.tcgetattr(theirs) == before  # keys are on the screen again
+        assert termios.tcgetattr(theirs) == before  # key presses are echoed again
     finally:
         process.kill()
         process.wait()
@@ -238,7 +238,7 @@ def _until(terminal: int, text: bytes) -> bytes:
 
 def test_a_pipe_gets_one_table(server: ServerProcess) -> None:
     with top(server, "--interval=0.05") as lines:
-        text = lines.read()  # to its end, which comes by itself
+        text = lines.read()  # until it ends by itself
     assert "\x1b" not in text
     assert sum(line.startswith("MODEL") for line in text.splitlines()) == 1
 

@@ -36,7 +36,7 @@ def test_documents() -> None:
     assert found.decoupled
     assert str(found.outputs["c"]) == "c INT8 [-1]"
     assert not Signature.of(_METADATA, {"max_batch_size": 0}).inputs["a"].rows
-    assert Signature.of(_METADATA, {}).inputs["a"].rows  # as far as one can tell
+    assert Signature.of(_METADATA, {}).inputs["a"].rows  # by its elements
 
 
 def test_invalid_documents() -> None:
@@ -45,7 +45,7 @@ def test_invalid_documents() -> None:
 
 
 @pytest.mark.parametrize(("shape", "declared", "rows", "expected"), [
-    ((3, 2), (-1, 2), True, (3, 2)),  # as it is
+    ((3, 2), (-1, 2), True, (3, 2)),  # unchanged
     ((2,), (-1, 2), True, (1, 2)),  # one row
     ((), (-1, 1), True, (1, 1)), ((), (1,), False, (1,)), ((), (-1, -1), True, (1, 1)),
     ((5,), (-1, -1), True, (1, 5)),

@@ -140,7 +140,7 @@ def write_proxies(
         with GrpcClient(server.grpc) as client:
             decoupled = client.model_config(model.name).model_transaction_policy.decoupled
         config.parameters["endpoints"].string_value = endpoints["grpc" if decoupled else scheme]
-        if instances:  # what waits, waits here
+        if instances:  # requests queue here
             config.parameters["max_in_flight"].string_value = str(instances)
         for name, value in given.items():
             config.parameters[name].string_value = value

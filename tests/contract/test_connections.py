@@ -178,7 +178,7 @@ def test_an_old_connection_sends_goaway(restless: ServerProcess) -> None:
         end = client.until(GOAWAY)
         assert end is not None
         assert end.payload == (2**31 - 1).to_bytes(4) + bytes(4) + b"max_age"
-        assert client.until(GOAWAY)  # which says what was taken in
+        assert client.until(GOAWAY)  # with the last accepted stream
         assert client.at_end()
 
 

@@ -139,7 +139,7 @@ def test_a_model_that_cannot_be_loaded(world: World) -> None:
     ((version, state, _),) = world.index(name)
     assert (version, state) == ("1", "UNAVAILABLE")
     assert not world.client.model_ready(name)
-    assert world.client.ready()  # nobody may take the server out of service by a bad model
+    assert world.client.ready()  # a client's bad model must not take the server out of service
     world.client.unload(name)
     assert world.client.ready()
 

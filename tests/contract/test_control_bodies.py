@@ -109,7 +109,7 @@ async def test_a_body_is_counted_as_it_is_received(server: ServerProcess) -> Non
     path = "/v2/repository/models/m/load"
     async with await HttpConnection.open(server.http) as connection:
         await connection.send(head(path, LARGE, KEY))
-        assert await admitted(server) == (0, 0)  # what is announced takes nothing
+        assert await admitted(server) == (0, 0)  # announced bytes are not charged
         await connection.send(b" " * (LARGE // 2))
         await until(lambda: admitted(server), lambda found: found[1] >= LARGE // 2)
         await connection.send(b" " * (LARGE - LARGE // 2))

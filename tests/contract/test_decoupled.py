@@ -33,8 +33,8 @@ pytestmark = pytest.mark.skipif(
 
 _SIZE = 64 << 10  # bytes of a response of `flood`
 _READ = 8 << 20  # bytes of them that a slow client reads
-_WAITING = 96 << 20  # bytes that may wait for it: buffers of the system, and of the client
-_GROWN = 160 << 20  # bytes that all processes of the server may take more for it
+_WAITING = 96 << 20  # bytes queued for it: buffers of the system and the client
+_GROWN = 160 << 20  # bytes of further memory in all processes of the server
 
 
 REMOTE_CARRIERS = [

@@ -51,7 +51,7 @@ def test_metrics_of_gpus(server: ServerProcess) -> None:
     assert now.value("nv_gpu_utilization", gpu_uuid=WHOLE) == 0.25
     assert now.value("nv_gpu_power_usage", gpu_uuid=WHOLE) == 70.5
     assert len(now.samples("nv_gpu_memory_used_bytes")) == 2
-    assert len(now.samples("nv_gpu_power_usage")) == 1  # the other one does not tell
+    assert len(now.samples("nv_gpu_power_usage")) == 1  # the other one has no reading
     assert now.value("nv_pinned_memory_pool_total_bytes") == 1 << 20
     assert now.value("nv_pinned_memory_pool_used_bytes") == 0
 

@@ -110,7 +110,7 @@ def test_answers_come_in_the_order_of_requests(client: GrpcClient, rounds: Round
 
 @BOTH
 def test_many_requests_under_way(client: GrpcClient) -> None:
-    count = 3000  # more than the server takes in at once
+    count = 3000  # more than the server runs concurrently
     with Stream(client) as stream:
         stream.send(*(_sum([n, 1], id=str(n)) for n in range(count)))
         stream.half_close()

@@ -91,7 +91,7 @@ def test_changes_of_a_model_do_not_change_the_servers_health(
         until_ready(client, "mortal", True)
         client.unload("mortal")
         process.send(signal.SIGTERM)
-        assert watch.next() == NOT_SERVING  # the first that it is told
+        assert watch.next() == NOT_SERVING  # the first status
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_a_million_strings(heavy: ServerProcess, model: str) -> None:
     given.ClearField("contents")
     message.raw_input_contents.append(raw)
     assert _call(heavy, message.SerializeToString()).raw_output_contents[0] == raw
-    message.raw_input_contents[0] = raw[:-1] + b"\xff"  # one that is none
+    message.raw_input_contents[0] = raw[:-1] + b"\xff"  # an invalid one
     if model == "identity_BYTES":
         with pytest.raises(grpc.RpcError, match="holds an element that is not UTF-8"):
             _call(heavy, message.SerializeToString())

@@ -303,7 +303,7 @@ def test_connection_close_is_honoured(server: ServerProcess) -> None:
 @pytest.mark.parametrize("data", [
     b"nonsense\r\n\r\n", b"POST /v2 HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
     b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # somebody tries TLS
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,  # a TLS handshake
 ])  # fmt: skip
 def test_invalid_http(server: ServerProcess, data: bytes) -> None:
     with HttpSocket(server.http) as connection:
@@ -338,7 +338,7 @@ def test_trailers_are_read_and_dropped(server: ServerProcess) -> None:
         # The body is complete and is answered; further bytes are ignored.
         connection.send(head + body + b"X-Digest: 1\r\n" * 10_000 + b"\r\n")
         answers = [connection.receive()]
-        if answers[0].status == 200:  # it was faster than the trailers
+        if answers[0].status == 200:  # it was sent before the trailers
             answers.append(connection.receive())
         assert answers[-1].status == 400
         assert connection.at_end()

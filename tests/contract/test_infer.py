@@ -76,7 +76,7 @@ def test_scalar_optional_and_reshaped_tensors(client: Client) -> None:
     assert client.infer("optional_bias", {"INPUT0": values})["OUTPUT0"].tolist() == [101, 102]
     given = {"INPUT0": values, "BIAS": np.array([5], np.float32)}
     assert client.infer("optional_bias", given)["OUTPUT0"].tolist() == [6, 7]
-    rows = np.array([[1], [2], [3]], np.float32)  # of which the model sees no axis
+    rows = np.array([[1], [2], [3]], np.float32)  # without an axis in the model
     answer = client.infer("flat", {"INPUT0": rows})
     assert answer["OUTPUT0"].tolist() == rows.tolist()
     rows = np.arange(8, dtype=np.float32).reshape(2, 2, 2)

@@ -89,7 +89,7 @@ def callers(client: Client, name: str, many: int = 4) -> Iterator[list[float]]:
         finally:
             ended.set()
     for one in running:
-        one.result()  # nothing of what it asked for has failed
+        one.result()  # none of its requests has failed
 
 
 def test_each_process_sees_its_own_gpu(caller: Client, pool: ThreadPoolExecutor) -> None:

@@ -155,8 +155,8 @@ def test_requests_are_counted_by_door_operation_and_status(
         now = _counts(metrics)
         return all(now[key] - before[key] >= 3 for key in counted)
 
-    until(all_counted, f"{counted} counted")  # front ends tell every second
-    if request.node.callspec.params["server"] != "frontends":  # which tell late of what others ask
+    until(all_counted, f"{counted} counted")  # front ends report every second
+    if request.node.callspec.params["server"] != "frontends":  # which report others' requests late
         seen = {status for _, _, status in _counts(metrics) - before} - {"200", "OK"}
         assert seen <= {status for _, _, status in counted}
 

@@ -25,7 +25,7 @@ from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = "max_batch_size: 4"
-COPIES = 24  # of a model, for as many who want to be the first to ask for it
+COPIES = 24  # of models that no other test has requested
 ASKS = """
 import triton_python_backend_utils as pb_utils
 

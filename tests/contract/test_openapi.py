@@ -225,9 +225,7 @@ def test_references_lead_somewhere(document: dict[str, object]) -> None:
 def test_schemas_are_valid_json_schema(
     document: dict[str, dict[str, dict[str, object]]], server: ServerProcess
 ) -> None:
-    validator = pytest.importorskip(
-        "jsonschema"
-    ).Draft202012Validator  # which OpenAPI 3.1 builds on
+    validator = pytest.importorskip("jsonschema").Draft202012Validator  # the base of OpenAPI 3.1
     for schema in document["components"]["schemas"].values():
         validator.check_schema(schema)
     good = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
@@ -256,7 +254,7 @@ def test_documentation_page(server: ServerProcess) -> None:
         assert path in answer.body
     assert b"<a href='#ModelMetadataResponse'>" in answer.body
     assert b"<details id='ModelMetadataResponse'>" in answer.body
-    assert not re.search(rb"(src|href)=['\"]?(https?:)?//", answer.body)  # nothing from elsewhere
+    assert not re.search(rb"(src|href)=['\"]?(https?:)?//", answer.body)  # no external resources
 
 
 def _references(value: object) -> Iterator[str]:

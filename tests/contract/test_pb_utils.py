@@ -196,7 +196,7 @@ def test_errors_of_a_decoupled_model(
         command = {"do": "raise after"}
         says = "ValueError: no more answers"
     if "return" in command:
-        count = 0  # its request is answered before that
+        count = 0  # its request is answered earlier
         command = {**command, "do": "forget"}
     found = values(stream_of(grpc_client, "many", {**command, "count": count}))
     assert found[:-1] == list(range(count))

@@ -154,7 +154,7 @@ class Timed(grpc.GenericRpcHandler):
                 return said.SerializeToString()
             if name != "ModelInfer":
                 context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-            remaining = context.time_remaining()  # centuries, where there is no deadline
+            remaining = context.time_remaining()  # centuries stand for no deadline
             left = np.array([remaining if remaining and remaining < 1e6 else 0], np.float32)
             given = pb.ModelInferResponse(raw_output_contents=[left.tobytes()])
             given.outputs.add(name="LEFT", datatype="FP32", shape=[1])

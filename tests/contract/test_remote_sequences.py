@@ -218,7 +218,7 @@ def test_a_disconnected_client_loses_its_sequence(
         with Scraper(front.metrics) as scraper:
             scraper.until_queued("adder", 1)
     with pytest.raises(ServerError, match="sequence a of model 'adder' is lost"):
-        add(client, 2, "a")  # which may or may not be added to what was cancelled
+        add(client, 2, "a")  # the cancelled value may or may not have been added
     there[0].go_on.set()
     assert add(client, 2, "a", start=True) == 2
     assert [number for *_, number in there[0].told] == [1, HELD, 2]

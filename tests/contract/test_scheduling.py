@@ -170,7 +170,7 @@ def test_queue_timeout(crowd: Crowds) -> None:
     queued, computed, rows = refusal.value.spent or (0, 0, 0)
     assert queued >= 1_500_000_000
     assert (computed, rows) == (0, 0)
-    assert not busy.done()  # it was told at once, not when its turn came
+    assert not busy.done()  # reported at once, not when its turn came
     [after] = limited.client.statistics("held_reject")
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
     assert limited.metrics.now().value(name, **labels) - rejected == 1

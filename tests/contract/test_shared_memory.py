@@ -96,7 +96,7 @@ def test_register_status_unregister(control: MemoryClient, shared: SharedFile) -
     assert control.status() == [a, b]
     assert control.status("b") == [b]
     control.unregister("b")
-    control.unregister("b")  # what is not there need not be unregistered
+    control.unregister("b")  # unknown regions need not be unregistered
     assert control.status() == [a]
     control.unregister("a", kind="cuda")
     assert control.status() == [a]
@@ -109,7 +109,7 @@ def test_one_set_of_regions_for_both_protocols(
 ) -> None:
     http, grpc = HttpMemory(server.http), GrpcMemory(grpc_client)
     http.register("r", shared.key, 0, SIZE)
-    for _ in range(4):  # whichever front end answers
+    for _ in range(4):  # for any front end
         assert [region["name"] for region in grpc.status()] == ["r"]
     grpc.unregister("r")
     for _ in range(4):
@@ -179,7 +179,7 @@ def test_shared_memory_is_off_by_default(narrow: ServerProcess, shared: SharedFi
                     attempt()
                 assert str(raised.value) == OFF
             for outputs, inputs in (({}, {"INPUT0": Place("r")}), ({"OUTPUT0": Place("r")}, None)):
-                with pytest.raises(NotFound) as missing:  # a region that is not there
+                with pytest.raises(NotFound) as missing:  # an unknown region
                     off.infer("identity", inputs or ones(16), outputs)
                 assert str(missing.value) == f"Unable to find shared memory region: 'r'. {OFF}"
 
@@ -249,7 +249,7 @@ def test_tensors_in_and_outside_of_regions(memory: MemoryClient, file: SharedFil
 def test_invalid_places(
     memory: MemoryClient, file: SharedFile, place: Place, error: type[ServerError], part: str
 ) -> None:
-    kind = ServerError if isinstance(memory, StreamMemory) else error  # there it is a text
+    kind = ServerError if isinstance(memory, StreamMemory) else error  # a string there
     for inputs, outputs in (({"INPUT0": place}, None), (ones(16), {"OUTPUT0": place})):
         with pytest.raises(kind) as raised:
             memory.infer("identity_FP32", inputs, outputs)

@@ -167,7 +167,7 @@ def test_nothing_is_passed_on_after_a_cancellation() -> None:
     call.cancel()
     stage.kept[0](None)
     expected = ["stage", "cancelled", "cancelled", "stage cancelled", "stage over"]
-    assert log == expected  # first who has the call, then the work, then the stages
+    assert log == expected  # first the owner, then the work, then the stages
 
 
 def test_an_exception_leaves_all_stages() -> None:

@@ -41,8 +41,8 @@ def test_under_pressure_patience_is_short() -> None:
         ([(7, beats) for beats in range(5)], [0, 0, 0, 0, 0]),
         ([(7, beats) for beats in (5, 5, 5, 6, 6)], [0, 1, 2, 0, 1]),
         ([(pid, 5) for pid in (7, 7, 8, 8)], [0, 1, 0, 1]),  # the next process starts afresh
-        ([(7, 0)] * 3, [0, 1, 2]),  # it has never counted
-        ([None, None, 1, 1, None, 1, 1], [0, 0, 0, 1, 0, 0, 1]),  # nothing to look at
+        ([(7, 0)] * 3, [0, 1, 2]),  # it has never incremented
+        ([None, None, 1, 1, None, 1, 1], [0, 0, 0, 1, 0, 0, 1]),  # nothing to check
     ],
 )  # fmt: skip
 def test_silence_adds_up_until_the_next_sign(signs: list[object], silent: list[float]) -> None:

@@ -17,7 +17,7 @@ LONG = st.builds(
 @given(LONG)
 def test_a_text_is_bounded(text: str) -> None:
     found = bounded(text)
-    raw = found.encode()  # which fails for what is no Unicode
+    raw = found.encode()  # which fails for other text than Unicode
     assert len(raw) <= MAX_ERROR + len("…".encode())
     assert bounded(found) == found
     if len(text.encode(errors="replace")) <= MAX_ERROR:

@@ -49,7 +49,7 @@ def test_the_curl_commands_give_the_documented_output(server: ServerProcess) -> 
     for (kind, command), (form, said) in found:
         name = re.search(r"/models/(\w+)/", command)
         if kind != "sh" or name is None or not (ROOT / "model_repository" / name[1]).is_dir():
-            continue  # it is no question, or for a model of the page itself
+            continue  # no request, or one for a model of the page itself
         asked += 1
         command = command.replace("localhost:8000", server.http)
         ran = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
@@ -90,7 +90,11 @@ def test_links_lead_to_files() -> None:
 
 
 def test_the_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    others = ("benchmarks.md", "from-others.md", "CONTRIBUTING.md")  # have those of other programs
+    others = (
+        "benchmarks.md",
+        "from-others.md",
+        "CONTRIBUTING.md",
+    )  # these have options of other programs
     pages = [page for page in PAGES if page.name not in others]
     named = set(re.findall(r"`(--[a-z-]+)[`=]", "".join(p.read_text("utf-8") for p in pages)))
     known = {f"--{name}" for option in OPTIONS for name in (option.name, *option.aliases)}

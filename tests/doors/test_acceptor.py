@@ -62,7 +62,7 @@ def test_waiting_connections_are_accepted_at_close() -> None:
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
         acceptor = Acceptor(listener, Greeting, list)
         acceptor.start()
-        acceptor.close()  # before the loop has had a turn
+        acceptor.close()  # before an iteration of the loop
         acceptor.close()
         for client in clients:
             assert await received(client) == b"hello"

@@ -48,7 +48,7 @@ def test_a_single_request_may_be_of_any_size() -> None:
     admission.enter(150)
     admission.leave(150)
     admission.enter(10)
-    admission.grow(140)  # the same, where its size is found out as it is read
+    admission.grow(140)  # the same, with a size only known after reading
     with pytest.raises(Overloaded):
         admission.enter(1)
     admission.leave(150)
@@ -74,7 +74,7 @@ def test_nothing_is_admitted_after_closing() -> None:
     assert told == ["first"]
     with pytest.raises(ServerExiting):
         admission.enter(1)
-    admission.grow(3)  # what has entered may go on
+    admission.grow(3)  # admitted requests continue
     admission.leave(8)
     assert admission.bytes == 0
 

@@ -142,7 +142,7 @@ def test_the_first_failure_ends_it_and_cancels_the_others() -> None:
     assert [str(error) for error in call.errors] == ["poisoned"]
     assert first.cancelled
     assert all(part.cancelled for part in others)
-    first.answer()  # they may still come
+    first.answer()  # they may still arrive
     others[0].request.fail(ExecutionFailed("late"))
     assert call.calls == 1
     assert model.expected == 0

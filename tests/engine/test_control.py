@@ -187,7 +187,7 @@ async def test_shutdown_ends_the_wait_for_a_load(world: World) -> None:
     asked = asyncio.ensure_future(world.control.load("m"))
     await until(lambda: world.backend.begun == ["1"])
     world.engine.stop_loading()
-    for late in (asked, world.control.load("m")):  # neither waits for what is being loaded
+    for late in (asked, world.control.load("m")):  # neither waits for the running load
         with pytest.raises(Unavailable, match="the server is shutting down"):
             await asyncio.wait_for(late, 10)
     world.backend.load_now.set()

@@ -289,7 +289,7 @@ async def test_an_unloaded_model_finishes_accepted_requests(tmp_path: Path) -> N
         with pytest.raises(NotFound):
             world.engine.find_version("m")
         again = world.engine.unload("m")
-        assert await world.replace("2") == ""  # beside what is still under way
+        assert await world.replace("2") == ""  # beside running requests
         [later] = await world.asked()
         assert len(world.engine.unloading()) == 1
         world.backend.run_now.set()
@@ -398,7 +398,7 @@ async def test_a_load_that_takes_too_long_is_abandoned(tmp_path: Path) -> None:
         assert world.index() == [("1", "READY", f"a change could not be loaded: {problem}")]
         assert world.engine.loading
         assert await world.ask() == 1
-        again = await world.replace("3")  # the only thread is not held by what hangs
+        again = await world.replace("3")  # the only thread is not held by the hanging load
         assert again == problem
         assert world.backend.begun == ["1", "2", "3"]
         world.backend.load_now.set()
@@ -423,7 +423,7 @@ async def test_unchanged_versions_are_not_loaded_again(world: World) -> None:
     (world.folder / "1").rename(world.folder / ".away")
     assert "no version directory" in await world.reload()
     (world.folder / ".away").rename(world.folder / "1")
-    assert await world.replace("1") == ""  # written anew, it is another file
+    assert await world.replace("1") == ""  # rewritten, it is another file
 
 
 async def test_a_version_policy_without_matching_versions(world: World) -> None:

@@ -380,7 +380,7 @@ def test_an_explicit_default_may_differ_from_an_absent_field(model: Path) -> Non
         ("a", "abc", "", "bc"),
         ("abc", "a", "bc", ""),
         ("abc", "b", "ac", ""),
-        ("a", "b", "", ""),  # one is as good as another
+        ("a", "b", "", ""),  # no difference
         ("ab", "bcd", "", "d"),
         ("abc", "de", "c", ""),
         ("ab", "ba", "", ""),

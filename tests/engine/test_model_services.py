@@ -15,7 +15,7 @@ class Server:
 
     def __init__(self) -> None:
         self.told: list[object] = []
-        self.waits: list[bool] = []  # whether anything waits for it
+        self.waits: list[bool] = []  # true while a call waits for it
 
     def submit(self, call: Call, inside: bool) -> None:
         """Two responses and the end; model 'none' does not exist, and 'never' does not answer."""

@@ -11,7 +11,7 @@ from headrace.core.limits import ResidencyOptions
 from tests.engine import worlds
 from tests.engine.worlds import until
 
-_LATE = 3  # turns of the loop, after which a change must have been told
+_LATE = 3  # turns of the loop until a change must be announced
 
 
 class World(worlds.World):
@@ -57,9 +57,9 @@ async def test_loads_failures_changes_and_unloads(tmp_path: Path) -> None:
         backend.load_now.set()
         await loading
         await until(lambda: world.changes == [False, True])
-        assert await engine.load(world.write("a", "no number"))  # the old one goes on
+        assert await engine.load(world.write("a", "no number"))  # the old one continues
         assert await engine.load(world.write("a", "2")) == ""
-        await engine.load(world.write("b", "bad"), added=True)  # nobody counts on it
+        await engine.load(world.write("b", "bad"), added=True)  # not part of the server's readiness
         assert world.changes == [False, True]
         await engine.load(world.write("c", "bad"))
         await until(lambda: world.changes == [False, True, False])

@@ -149,7 +149,7 @@ def test_files_that_are_not_shared_memory(
 def test_sizes_beyond_the_file(shared: SharedFile, offset: int, byte_size: int) -> None:
     with pytest.raises(InvalidRequest, match="failed to register shared memory region 'r': inval"):
         register(regions_of(), "r", shared.key, offset, byte_size)
-    assert open_files(shared.path) == 1  # which is our own
+    assert open_files(shared.path) == 1  # our own
 
 
 def test_names(shared: SharedFile) -> None:
@@ -231,8 +231,8 @@ def test_unregister(shared: SharedFile) -> None:
     for name in "abc":
         register(regions, name, shared.key)
     regions.unregister("a", cuda=False)
-    regions.unregister("a", cuda=False)  # which is not there any more
-    regions.unregister("b", cuda=True)  # which is not of that kind
+    regions.unregister("a", cuda=False)  # unregistered
+    regions.unregister("b", cuda=True)  # of another kind
     assert set(regions.system_status().regions) == {"b", "c"}
     regions.unregister("", cuda=True)
     assert set(regions.system_status().regions) == {"b", "c"}

@@ -135,7 +135,7 @@ def names(trace: Trace) -> list[str]:
 def test_untraced_models_have_no_stage() -> None:
     for settings in (TraceSettings(), TraceSettings(True, rate=0), TraceSettings(True, count=0)):
         assert not World(settings).traced()
-    world, call = World(), Inner()  # what no client asks for
+    world, call = World(), Inner()  # a call of no client
     world.stage(call)
     assert world.version.got == [call]
     assert call.stages is None
@@ -304,7 +304,7 @@ async def test_a_version_has_a_stage_while_its_model_is_traced(tmp_path: Path) -
     assert engine.find("m") is version
     assert [version.direct] == [None]
     call = Door()
-    version.submit(call)  # which is the one that is traced
+    version.submit(call)  # the traced one
     assert version.direct is not None
     assert call.stages is not None
     await engine.unload_all()

@@ -51,7 +51,7 @@ _MODEL = """
             word, _, rest = command.decode().partition(" ")
             if word == "exit":
                 os._exit(int(rest))
-            elif word == "quit":  # while a thread of its goes on
+            elif word == "quit":  # while one of its threads continues
                 threading.Thread(target=time.sleep, args=(600,)).start()
                 sys.exit(1)
             elif word == "segfault":

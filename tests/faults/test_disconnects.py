@@ -21,7 +21,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.transports import over_both_transports
 from tests.support.watching import admitted, failures, incoming, metrics, pending, statistics, until
 
-MODEL = "held_alone"  # one request an execution: what ran can be counted
+MODEL = "held_alone"  # one request per execution, to count the executed ones
 
 
 async def run_count(server: ServerProcess) -> int:
@@ -70,7 +70,7 @@ async def test_http_client_disconnects_while_its_request_runs(busy: Busy) -> Non
 async def test_grpc_client_disconnects_while_queued(busy: Busy, ending: str) -> None:
     server = busy.server
     runs, dropped = await run_count(server), await cancelled(server)
-    timeout = 0.8 if ending == "deadline" else None  # it leaves time for the call to come
+    timeout = 0.8 if ending == "deadline" else None  # time for the call to arrive
     async with holding(busy, MODEL):
         channel = open_channel(server.grpc)
         await channel.channel_ready()
@@ -136,7 +136,7 @@ async def test_http_client_disconnects_in_its_body(busy: Busy, length: str, endi
     connection = await HttpConnection.open(server.http)
     await connection.send(head + b"\r\n\r\n" + body[:20])
     await until(lambda: incoming(server), lambda found: found == 1)
-    assert (await admitted(server))[0] == 0  # what is not there as a whole takes no place
+    assert (await admitted(server))[0] == 0  # an incomplete request takes no place
     if ending == "reset":
         connection.reset()
     else:

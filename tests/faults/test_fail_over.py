@@ -24,7 +24,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.watching import metrics, until
 
 pytestmark = pytest.mark.slow
-_SOON_SECS = 10  # much less than until the next look after some that found nothing
+_SOON_SECS = 10  # much less than the interval after failed checks
 
 
 class Servers:

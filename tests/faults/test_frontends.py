@@ -206,7 +206,7 @@ async def test_nothing_in_flight_is_lost(own: Busy, number: int) -> None:
         connections = await connect(stack, server)
         channel = await stack.enter_async_context(open_channel(server.grpc))
         stream = open_stream(channel)
-        with closed_gate(own.gates) as gate:  # the first is still running when all others are there
+        with closed_gate(own.gates) as gate:  # the first still runs when all others have arrived
             for value in (gate, 1, 2):
                 await stream.write(busy_message(MODEL, value))
             await until(lambda: admitted(server), lambda found: found[0] == 3)

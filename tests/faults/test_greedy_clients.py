@@ -35,13 +35,13 @@ from tests.support.raw_clients import (
 from tests.support.server_process import ServerProcess
 from tests.support.watching import admitted, incoming, metrics, until
 
-pytestmark = pytest.mark.slow  # they wait for clients that let them wait
+pytestmark = pytest.mark.slow  # while they wait for clients
 
 INFER = "/v2/models/echo/infer"
 SMALL = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
-MANY = 4 << 20  # bytes of an answer that a socket does not take
-PLACES = 20  # requests at once that the server takes
-_FEW_BYTES = 4096  # that a client's socket takes before it reads
+MANY = 4 << 20  # bytes of an answer too large for a socket
+PLACES = 20  # concurrent requests of the server
+_FEW_BYTES = 4096  # bytes that a client's socket buffers
 
 
 def write_echo(repository: Path) -> None:
@@ -269,7 +269,7 @@ async def test_connections_beyond_the_descriptors(echo: Path, door: str, front_e
         async def scrape() -> dict[str, float]:
             try:
                 return await metrics(server)
-            except ConnectionError:  # there is no descriptor for this one either yet
+            except ConnectionError:  # still no descriptor for this one
                 return {}
 
         found = await until(

@@ -70,7 +70,7 @@ async def test_floods(busy: Busy, attack: Callable[[Http2Caller], Iterator[bytes
                     break
             assert sent < 1_000_000
         assert await infer_grpc(channel, "busy", 5) == 5
-        assert await ended in (CALM, None)  # the reset of the socket may swallow it
+        assert await ended in (CALM, None)  # the reset of the socket may discard it
     assert Resources.of(busy.server.pid).resident - before < _GROWTH
 
 

@@ -120,11 +120,11 @@ def test_a_repository_with_every_kind_of_change(
             for name in NAMES:
                 labels = {"model": name, "outcome": "failure"}
                 assert metrics.now().value("headrace_model_loads_total", **labels) >= 1
-        for name in NAMES:  # the version that is broken goes, and the one before is another one
+        for name in NAMES:  # the broken version is removed, and the previous one changed
             shutil.rmtree(repository.file(name, 2).parent)
             repository.write(name, content(name, 4))
         expect(4)
-        for name in NAMES:  # more instances, without loading those that are there
+        for name in NAMES:  # more instances, without a load of existing ones
             config = f'instance_group {{ name: "{name}" count: 3 }}'
             (repository.root / name / "config.pbtxt").write_text(config)
         for name in NAMES:
@@ -188,7 +188,7 @@ def swap(
             future.result()
     assert asking.failures == []
     assert asking.answers > callers
-    with GrpcClient(server.grpc) as client:  # also of what was swapped after they had gone
+    with GrpcClient(server.grpc) as client:  # also from swaps after their end
         assert {name: ask(client, name) for name in times} == repository.serving
 
 
@@ -202,7 +202,7 @@ def swap_one(
             number = serving[name] + 1
             repository.write(name, content(name, number))
             client.load(name)
-            serving[name] = number  # from here on, nobody may be answered by the one before
+            serving[name] = number  # from here on, no answer may come from the previous one
             if turn * failures // swaps != (turn + 1) * failures // swaps:
                 broken, told = BROKEN[name.rstrip("0123456789")]
                 repository.write(name, broken)

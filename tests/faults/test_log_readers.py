@@ -15,7 +15,7 @@ from tests.support.server_process import ServerProcess, onnx_examples
 pytestmark = pytest.mark.slow
 
 _LONG = "x" * 4000
-_REQUESTS = 2_500  # whose lines do not all fit into the queue
+_REQUESTS = 2_500  # more lines than the queue holds
 
 
 class Unread:

@@ -61,7 +61,7 @@ def serving(
 
 def left_behind(folder: Path) -> list[str]:
     own = {path.name for path in (folder / "tmp").glob("headrace-triton-*")}
-    name = (folder / "name").read_text()  # which that of their shared memory begins with
+    name = (folder / "name").read_text()  # the prefix of their shared memory's names
     return sorted(own) + [n for n in os.listdir("/dev/shm") if n.startswith(name)]
 
 

@@ -32,7 +32,7 @@ class Served:
         """Replace a file atomically."""
         other = self.files[name].with_suffix(".tmp")
         other.write_bytes(data)
-        os.utime(other, (1_000_000, 1_000_000))  # so that it is no question that it is complete
+        os.utime(other, (1_000_000, 1_000_000))  # so that it is certainly complete
         other.replace(self.files[name])
 
     def await_number(self, name: str, number: int) -> None:
@@ -91,7 +91,7 @@ def test_no_request_is_lost_or_mixes_versions(served: Served) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_swaps_leave_nothing_behind(served: Served) -> None:
-    swap_under_load(served, 3)  # until everything is there that comes with the first requests
+    swap_under_load(served, 3)  # until the first requests have allocated everything
     before, memory = Held.of(served.server.pid), resident(served.server.pid)
     swap_under_load(served, 40)
     assert resident(served.server.pid) - memory < _GROWTH

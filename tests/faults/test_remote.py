@@ -24,9 +24,9 @@ from tests.support.triton_server import Triton, real_program
 from tests.support.watching import metrics, until
 
 IN_FLIGHT = 4  # calls at a time, of 8 rows each
-CALLERS = IN_FLIGHT * 8 + 16  # more than a server can hold up that has stopped
+CALLERS = IN_FLIGHT * 8 + 16  # more than a stopped server can delay
 LOST = "was lost during the request"
-_SOON_SECS = 10  # much less than until the next look after some that found nothing
+_SOON_SECS = 10  # much less than the interval after failed checks
 
 pytestmark = pytest.mark.slow
 Server = ServerProcess | Triton
@@ -267,4 +267,4 @@ async def test_a_cancelled_request_is_cancelled_on_the_upstream(servers: Servers
         asking.cancel()
         await until(under_way, lambda count: count == 0)
         for server in (servers.first, servers.second):
-            server.stop(signal.SIGKILL)  # one of them goes on computing for good
+            server.stop(signal.SIGKILL)  # one of them computes for ever

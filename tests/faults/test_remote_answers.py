@@ -25,7 +25,7 @@ from tests.support.server_process import ServerProcess
 pytestmark = pytest.mark.slow
 
 _LIMIT = 1 << 20
-_GROWTH = 48 << 20  # bytes that the server may grow by, whatever comes
+_GROWTH = 48 << 20  # bytes of permitted growth
 _METADATA = {
     "name": "m", "versions": ["1"], "platform": "x",
     "inputs": [{"name": "X", "datatype": "INT32", "shape": [-1]}],

@@ -118,7 +118,7 @@ def test_a_model_cannot_read_its_servers_secrets(prefix: Sequence[str]) -> None:
         resident = metrics.value("headrace_worker_resident_bytes", model="prying")
         assert resident > 1 << 20
         share = metrics.value("headrace_model_memory_bytes", model="prying")
-        assert 1 << 20 < share != resident  # each page's share, which few may know
+        assert 1 << 20 < share != resident  # per-page shares, which need a privilege
         assert metrics.value("process_resident_memory_bytes") > 1 << 20
         assert metrics.value("process_open_fds") > 1
 

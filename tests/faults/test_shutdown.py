@@ -73,7 +73,7 @@ async def test_nothing_in_flight_is_lost(
     with serving(repository, f"--grpc-transport={transport}") as server:
         async with open_channel(server.grpc) as channel:
             stream = open_stream(channel)
-            with closed_gate(gates) as gate:  # the first is still running when all others are there
+            with closed_gate(gates) as gate:  # the first still runs when all others have arrived
                 for value in (gate, 1, 2):
                     await stream.write(busy_message("held_alone", value))
                 await until(lambda: admitted(server), lambda found: found[0] == 3)

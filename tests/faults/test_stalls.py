@@ -173,7 +173,7 @@ def test_a_terminated_worker_without_clients_is_no_crash(server: ServerProcess) 
 def test_successive_batches_without_clients_are_no_hang(server: ServerProcess) -> None:
     with client_of(server, "http") as client:
         pid = told(client, "napping", "pid")
-        for number in range(1, 9):  # for longer than one of them may go on
+        for number in range(1, 9):  # longer than the limit of one of them
             impatient = nap(server, "napping")
             eventually(lambda n=number: server.log.count("naps") >= n)  # type: ignore[misc]
             impatient.go()

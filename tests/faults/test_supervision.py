@@ -58,7 +58,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
         left = found.workers()
         assert server.stop() == 0
         assert not any(process.is_running() for process in left)
-        assert "RuntimeError: at the end" in server.log  # of finalize, and it kept nothing up
+        assert "RuntimeError: at the end" in server.log  # of finalize, without delaying anything
         assert "bug " not in server.log, server.log
 
 
@@ -71,7 +71,7 @@ def test_a_stopped_worker_and_a_stuck_one(chaos: Chaos, tmp_path: Path) -> None:
             pool.submit(chaos.ask, "stuck", f"stick {begun}"),
         ]
         eventually(begun.exists)
-        behind = pool.submit(chaos.answer, "stuck", "behind")  # not begun: it goes on
+        behind = pool.submit(chaos.answer, "stuck", "behind")  # not begun: it is executed
         assert chaos.others_are_served()
         for future, model in zip(asked, ("stopped", "stuck"), strict=True):
             response = future.result()
@@ -106,7 +106,9 @@ def test_an_infinite_loop(chaos: Chaos) -> None:
 def test_a_long_computation_is_no_hang(chaos: Chaos) -> None:
     before = chaos.pid("stopped")
     ended = chaos.counted("headrace_worker_ends_total", "stopped", reason="hang")
-    assert chaos.answer("stopped", "compute 5") == "compute 5"  # of 2 that may pass without a sign
+    assert (
+        chaos.answer("stopped", "compute 5") == "compute 5"
+    )  # of 2 permitted without a sign of life
     assert chaos.pid("stopped") == before
     assert chaos.counted("headrace_worker_ends_total", "stopped", reason="hang") == ended
 

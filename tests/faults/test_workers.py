@@ -144,7 +144,7 @@ def test_a_worker_that_dies_repeatedly(own: Chaos) -> None:
         assert own.ask("one", f"exit {status}").status_code == 500
     eventually(lambda: not own.ready("one"))
     assert "its worker processes end again and again" in own.reason("one")
-    assert own.ready()  # whatever becomes of a model, the others are served
+    assert own.ready()  # other models are served in any case
     with GrpcClient(own.server.grpc) as client:
         assert client.ready()
         assert not client.model_ready("one")
@@ -312,7 +312,7 @@ def test_many_kills_lose_only_begun_requests(own: Chaos) -> None:
 
     def load(number: int) -> tuple[int, int]:
         good = bad = 0
-        while not done:  # with ever new inputs: one that was there at two deaths is refused
+        while not done:  # with new inputs each time: one present at two deaths is refused
             command = f"number {number} {good + bad}"
             response = own.ask("two", command)
             if response.status_code == 200:

@@ -75,7 +75,7 @@ def test_every_public_method(family: str, server: ServerProcess) -> None:
         _plugins(client)
         _infer(client)
         _other_ways_to_infer(client)
-        client.called.add("close")  # which leaving the client calls
+        client.called.add("close")  # called on leaving the client
         assert client.public - client.called == set()
 
 
@@ -118,7 +118,7 @@ def _control(client: Client) -> None:
     files = {"file:1/model.onnx": (EXAMPLES / "simple_string" / "1" / "model.onnx").read_bytes()}
     _fails("files have to come", lambda: client.call("load_model", "simple_string", files=files))
     client.call("load_model", "simple_string", config='{"max_batch_size": 2}', files=files)
-    client.call("load_model", "simple_string")  # which undoes the overrides
+    client.call("load_model", "simple_string")  # to undo the overrides
     config = client.call("get_model_config", "simple_string", **_json(client))
     assert int(config.get("config", config)["max_batch_size"]) != 3
     _fails("failed to poll", lambda: client.call("load_model", "nobody"))

@@ -137,7 +137,7 @@ def test_bytes(through: GrpcClient) -> None:
 
 
 def test_an_exception_of_the_handler(through: GrpcClient) -> None:
-    for _ in range(8):  # which says nothing against the server
+    for _ in range(8):  # no fault of the server
         with pytest.raises(ExecutionFailed, match="Prediction failed"):
             through.infer("numbers", {"x": np.array([-1], np.int32)})
     test_one_input_of_numbers(through, "numbers")

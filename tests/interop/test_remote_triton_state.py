@@ -170,7 +170,7 @@ def test_invalid_sequence_requests_have_tritons_text(
 def test_an_unended_sequence_makes_room_in_time(pair: tuple[Client, Client]) -> None:
     """With more sequences than Triton has room for, the rest waits, and none is mixed up."""
     through = pair[1]
-    ids = range(100, 104)  # all that there is room for
+    ids = range(100, 104)  # fills every place
     for id in ids:
         assert add(through, "oldest", id, id, "s") == id
     for id in ids:

@@ -280,7 +280,7 @@ def test_refusals_are_of_the_same_kind(
 ) -> None:
     direct, through = pair
     told, there = outcome(through, REFUSALS[case]), outcome(direct, REFUSALS[case])
-    if there[0] is ExecutionFailed:  # 500, which Triton has for what is malformed over HTTP
+    if there[0] is ExecutionFailed:  # Triton's status of malformed HTTP requests
         assert case in MALFORMED
         assert told[0] is InvalidRequest
     else:

@@ -468,7 +468,7 @@ ODD = (
         stream = ask_another(
             "many", {"do": "until cancelled", "thread": True, "file": path}).exec(decoupled=True)
         next(stream)
-        return os.getpid()  # and ends without having read the rest
+        return os.getpid()  # and ends with the rest unread
 
 
     def squares(n):

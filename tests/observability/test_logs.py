@@ -88,7 +88,7 @@ def test_a_text_line_with_a_request_id() -> None:
     ):
         line = TextFormatter(iso=True).format(record(request_id=id))
         assert line.endswith(f" headrace.engine:{shown} hello you")
-        assert line.splitlines() == [line]  # nobody can forge one
+        assert line.splitlines() == [line]  # clients cannot forge a line
 
 
 @pytest.mark.parametrize(("text", "written"), [
@@ -118,7 +118,7 @@ def test_a_traceback_follows_the_text_line() -> None:
     assert rest[0] == "Traceback (most recent call last):"
     assert rest[-1] == "ValueError: what went wrong"
     lines = TextFormatter(iso=True).format(failed("one\ntwo \x1b[1A")).splitlines()
-    assert lines[-2:] == ["ValueError: one", "two \\x1b[1A"]  # and can forge no more than these
+    assert lines[-2:] == ["ValueError: one", "two \\x1b[1A"]  # and can forge nothing else
 
 
 # Configuring changes the loggers of the whole process, so it is done in one of its own.

@@ -139,8 +139,8 @@ def test_real_processes() -> None:
 
 @pytest.mark.parametrize(("files", "growth", "expected"), [
     (100 * MIB, 140 * MIB, 140 * MIB),
-    (100 * MIB, 20 * MIB, 100 * MIB + LEAST),  # in memory that was there already
-    (100 * MIB, 999 * MIB, 364 * MIB),  # requests that came meanwhile
+    (100 * MIB, 20 * MIB, 100 * MIB + LEAST),  # in memory already in use
+    (100 * MIB, 999 * MIB, 364 * MIB),  # concurrent requests
     (100 * MIB, None, 150 * MIB + LEAST), (0, 30 * MIB, 30 * MIB), (0, -MIB, 0), (0, None, 0),
 ])  # fmt: skip
 def test_growth_is_compared_with_file_sizes(files: int, growth: int | None, expected: int) -> None:

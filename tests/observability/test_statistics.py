@@ -21,7 +21,9 @@ def test_a_batch_counts_for_each_request_and_once_by_its_size() -> None:
     assert counted.execution_count == 2
     assert counted.queue_ns == 100 + 50 + 0
     assert counted.success_ns == 165 + 115 + 6
-    assert counted.compute_input_ns == 2 * 10 + 1  # the whole batch's, for each of its requests
+    assert (
+        counted.compute_input_ns == 2 * 10 + 1
+    )  # the whole batch's time, for each of its requests
     assert counted.compute_infer_ns == 2 * 50 + 2
     assert counted.compute_output_ns == 2 * 5 + 3
     (batch,) = counted.batches.values()

@@ -105,7 +105,7 @@ def test_contexts_of_other_implementations() -> None:
         context = read_traceparent(f"00-{TRACE}-{SPAN}-{flags}")
         assert context is not None
         assert not context.sampled
-    for state in ("a\r\nb: c", "ü", "x" * 513):  # which are none, and left out
+    for state in ("a\r\nb: c", "ü", "x" * 513):  # invalid ones, left out
         context = read_traceparent(GOOD, state)
         assert context is not None
         assert context.state == ""

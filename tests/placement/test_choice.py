@@ -36,7 +36,7 @@ def test_the_warm_up_makes_the_first_choice(measured: float, kind: InstanceKind)
         (100, [1_100], INLINE),
         (100, [10**9] * 2, INLINE),  # two page faults are not a trend
         (100, [10**9] * 3, THREAD),
-        (100, [10**9, 900, 900, 900, 900] * 50, INLINE),  # now and then the machine is busy
+        (100, [10**9, 900, 900, 900, 900] * 50, INLINE),  # occasional load of the machine
         (100, [10**9, 900] * 5, THREAD),  # every other run is heavy
         (2_000, [900] * 2_000, THREAD),  # between the two thresholds it stays
         (2_000, [400] * 1_000, INLINE),

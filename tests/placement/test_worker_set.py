@@ -43,7 +43,7 @@ def test_new_requests_are_refused_before_queued_ones_fail() -> None:
     host: Any = None
     loop = asyncio.new_event_loop()
     version = Surroundings(signature(), scheduler, host, loop, lambda: told.append("refused"))
-    WorkerSet(version).changed()  # without any worker that could come back
+    WorkerSet(version).changed()  # without any worker that could restart
     loop.close()
     assert told[0] == "refused"
     assert "its worker processes end again and again" in told[1]

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_STACK = 1 << 46  # bytes that no machine has
+_STACK = 1 << 46  # bytes beyond any machine
 
 
 @contextmanager

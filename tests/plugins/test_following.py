@@ -265,7 +265,7 @@ def test_models_are_added_and_removed(world: Repositories) -> None:
     write(world.second / "n/1/model.py")
     assert world.settle() == ["n"]
     shutil.rmtree(world.second / "n")
-    assert world.look() == []  # it may be on its way to be another one
+    assert world.look() == []  # it may be changing
     assert world.look(PART) == []
     assert world.look(PART) == [Gone("n")]
     assert world.settle() == []

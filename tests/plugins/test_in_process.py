@@ -245,7 +245,7 @@ def test_each_request_has_its_own_error(tmp_path: Path) -> None:
     assert isinstance(first, InvalidRequest)
     assert str(first) == "as asked"
     assert isinstance(second, Part)
-    assert list(second.arrays) == ["Y"]  # nobody has asked for Z
+    assert list(second.arrays) == ["Y"]  # Z is not requested
     assert isinstance(third, ServerError)
     assert "response parameter 'n'" in str(third)
 

@@ -120,7 +120,7 @@ async def test_the_least_recently_requested_model_is_unloaded(tmp_path: Path) ->
         assert world.in_memory == {"b", "c"}
         assert world.on_request.evictions == 1
         world.write("d", "4")
-        assert await world.engine.load(world.source("d")) == ""  # there is room made for it
+        assert await world.engine.load(world.source("d")) == ""  # room is made for it
         assert world.in_memory == {"c", "d"}
 
 

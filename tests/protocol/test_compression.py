@@ -42,7 +42,7 @@ def test_large_bodies_round_trip(encoding: str, size: int) -> None:
     (b"hello", ""), (b"hello", "identity"), (gzip.compress(b"hello", mtime=0), "gzip"),
     (gzip.compress(b"hello", mtime=0), " GZip "), (zlib.compress(b"hello"), "deflate"),
     (zlib.compress(b"hello", 0), "deflate"),
-    (gzip.compress(b"hello", mtime=0), "deflate"),  # clients mix the two up
+    (gzip.compress(b"hello", mtime=0), "deflate"),  # clients confuse the two
     (zlib.compress(b"hello"), "gzip"),
 ])  # fmt: skip
 def test_content_encodings(body: bytes, encoding: str) -> None:

@@ -38,7 +38,7 @@ MODULES = {
     "grpc_service.proto": grpc_service_pb2,
     "health.proto": health_pb2,
 }
-OURS_ALONE = {  # what we have and the table has not
+OURS_ALONE = {  # ours that are not in the table
     "model_config.proto": set[str](),
     "grpc_service.proto": {"message ModelMetadataResponse: 6 properties map<string,string>"},
     "health.proto": {"service Health: Watch HealthCheckRequest -> stream HealthCheckResponse"},

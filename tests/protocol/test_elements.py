@@ -80,7 +80,7 @@ def test_elements_that_do_not_fit(datatype: str, element: Any, parts: list[str])
 
 @pytest.mark.parametrize(("shape", "data", "values"), [
     ([], [7], [7]), ([2, 2], [1, 2, 3, 4], [1, 2, 3, 4]), ([2, 2], [[1, 2], [3, 4]], [1, 2, 3, 4]),
-    ([4], [[1, 2], [3, 4]], [1, 2, 3, 4]),  # nesting is not held against the shape
+    ([4], [[1, 2], [3, 4]], [1, 2, 3, 4]),  # nesting is not compared with the shape
     ([2, 2], [[1], [2, 3, 4]], [1, 2, 3, 4]), ([0], [], []), ([2, 0], [[], []], []),
     ([3, 0, 5], [], []), ([1], json.loads("[" * 99 + "7" + "]" * 99), [7]),
 ])  # fmt: skip

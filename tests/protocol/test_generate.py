@@ -128,7 +128,7 @@ def test_server_members_and_model_inputs() -> None:
     ((-1, 2), 8, [1, 2, 3, 4], (1, 2, 2)), ((2, 2), 8, [1, 2, 3, 4, 5, 6, 7, 8], (2, 2, 2)),
     ((-1,), 8, [], (1, 0)), ((4,), 0, [1, 2, 3, 4], (4,)), ((2, 2), 0, [1, 2, 3, 4], (2, 2)),
     ((-1,), 0, 7, (1,)), ((), 0, 7, ()), ((), 8, [7, 8], (2,)),
-    ((-1,), 8, [[1], [2]], (1, 2)),  # nesting is not looked at, as in infer requests
+    ((-1,), 8, [[1], [2]], (1, 2)),  # nesting is ignored, as in infer requests
 ])  # fmt: skip
 def test_shapes(dims: tuple[int, ...], batch: int, value: object, shape: tuple[int, ...]) -> None:
     request = decode({"x": value}, shaped(dims, batch))
@@ -243,7 +243,7 @@ members = st.dictionaries(
 def test_any_document_is_a_request_or_is_refused(document: dict[str, Any]) -> None:
     try:
         body = orjson.dumps(document)
-    except TypeError:  # integers and texts that are no JSON
+    except TypeError:  # integers and texts that are not JSON
         return
     expect_a_request_or_refusal(body)
 

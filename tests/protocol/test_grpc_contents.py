@@ -105,7 +105,7 @@ def read(datatype: Datatype, shape: list[int], data: bytes, charge: Any = unchar
 @pytest.mark.parametrize(("datatype", "field", "packed", "values"), [
     ("INT64", 3, b"\x01" * 3, [1, 1, 1]), ("INT64", 3, b"\xff" * 9 + b"\x01", [-1]),
     ("INT32", 2, b"\xff" * 9 + b"\x01\x00", [-1, 0]),
-    ("INT32", 2, b"\x80\x80\x80\x80\x10\x05", [0, 5]),  # of 64 bits, of which 32 count
+    ("INT32", 2, b"\x80\x80\x80\x80\x10\x05", [0, 5]),  # of 64 bits, truncated to 32
     ("UINT64", 5, b"\xff" * 9 + b"\x01", [2**64 - 1]),
     ("BOOL", 1, b"\x00\x01\x02\x80\x01", [False, True, True, True]),
     ("UINT8", 4, b"\xff\x01\x00", [255, 0]),

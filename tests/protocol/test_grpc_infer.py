@@ -94,7 +94,7 @@ def test_a_request_with_every_field() -> None:
         id="42",
         outputs=[Output(name="y"), Output(name="z")],
     )
-    given.outputs[1].parameters["binary_data"].bool_param = True  # means nothing here
+    given.outputs[1].parameters["binary_data"].bool_param = True  # no effect here
     given.outputs[1].parameters["classification"].int64_param = 5
     given.parameters["sequence_id"].string_param = "a sequence"
     given.parameters["sequence_start"].bool_param = True

@@ -222,7 +222,7 @@ def test_messages_known_by_their_layout(datatype: Datatype) -> None:
         assert (call.model_name, call.outputs, call.id, call.nbytes) == ("m", ("o",), id, 7)
         assert call.inputs["x"].array.shape == (1, 2)
         assert raw_bytes(call.inputs["y"].array) == byte * pair.nbytes
-    assert len(kinds) == 1  # they ask alike
+    assert len(kinds) == 1  # equal requests
     assert None not in kinds
 
 

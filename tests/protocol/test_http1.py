@@ -87,7 +87,7 @@ def test_end_of_a_response(answer: bytes) -> None:
         (response,) = feed(ResponseReader(), [answer + b"HTTP/1.1 200"])
     except InvalidRequest:
         return
-    assert not response.reusable  # what follows belongs to no answer
+    assert not response.reusable  # further bytes belong to no response
 
 
 def test_a_large_body_is_not_copied() -> None:

@@ -242,7 +242,7 @@ def test_classification() -> None:
         b'{"a":' * 100_000, b"[" * 100_000 + b"NaN" + b"]" * 100_000, b'{"inputs": [NaN}',
         b'{"inputs": [xInf]}', b'{"inputs": [], "NaN": -}', b'{"id": "NaN\xff", "inputs": []}',
         b'\xef\xbb\xbf{"inputs": [NaN',
-        b'{"inputs": NaN "' + b'\\"' * 100_000,  # a string that never ends, full of quotes
+        b'{"inputs": NaN "' + b'\\"' * 100_000,  # an unterminated string, full of quotes
         b'{"inputs": NaN, "a": ' + b"9" * 5000 + b"}",
     ],
     ids=lambda body: body[:20],
@@ -391,7 +391,7 @@ def test_raw(signature: Signature, body: bytes, shape: tuple[int, ...]) -> None:
     assert tensor.datatype is signature.inputs[0].datatype
     assert tensor.array.shape == shape
     if tensor.datatype is Datatype.BYTES:
-        assert tensor.array.ravel().tolist() == [body]  # gets its length from the server
+        assert tensor.array.ravel().tolist() == [body]  # its length is added by the server
     else:
         assert tensor.array.tobytes() == body
     assert form == ResponseForm(binary=True)
@@ -672,7 +672,7 @@ def test_a_shape_is_validated_before_it_is_multiplied(shape: Any, place: str) ->
         given = None if parameters else data
         request = document(an_input(shape=shape, data=given, parameters=parameters))
         if long:
-            request["parameters"] = {"flag": True}  # the quick look is for texts without booleans
+            request["parameters"] = {"flag": True}  # the quick check is for texts without booleans
         tail = bytes(4 * len(data)) if place == "binary" else b"" if place == "raw" else None
         with memory_within(16 << 20), pytest.raises(InvalidRequest) as caught:
             decode(request, tail)

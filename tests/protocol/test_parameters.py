@@ -32,7 +32,7 @@ def test_reserved_parameters() -> None:
         assert split_parameters({name: value}, TRANSPORT) == ({name: value}, {})
     given = {"binary_data_output": True, "triton_of_this_transport": True, "mine": 1, "priority": 2}
     assert split_parameters(given, TRANSPORT) == ({"priority": 2}, {"mine": 1})
-    for name in ("headrace_trace", "headrace_header:x-user"):  # the server alone says these
+    for name in ("headrace_trace", "headrace_header:x-user"):  # set by the server alone
         assert split_parameters({name: "7", "mine": 1}, TRANSPORT) == ({}, {"mine": 1})
     with refused("parameter keys starting with 'triton_' are reserved"):
         split_parameters({"triton_x": 1}, TRANSPORT)
@@ -166,8 +166,8 @@ GRPC, ENVOY = b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms"
     ("headers", "microseconds"),
     [
         ({}, 0), ({GRPC: "50m"}, 50_000), ({GRPC: " 50m "}, 50_000),
-        ({GRPC: "1n"}, 1), ({GRPC: "0S"}, 1),  # over, but not without a limit
-        ({ENVOY: "15000"}, 15_000_000), ({ENVOY: "0"}, 0),  # Envoy never gives up
+        ({GRPC: "1n"}, 1), ({GRPC: "0S"}, 1),  # expired, but not unlimited
+        ({ENVOY: "15000"}, 15_000_000), ({ENVOY: "0"}, 0),  # no timeout in Envoy
         ({GRPC: "50m", ENVOY: "0"}, 50_000), ({GRPC: "50m", ENVOY: "20"}, 20_000),
         ({GRPC: "50m", ENVOY: "80"}, 50_000),
     ],

@@ -147,7 +147,7 @@ def test_a_bare_model_with_variable_rows_batches() -> None:
         input { name: "x" data_type: TYPE_FP32 dims: 3 }
         output { name: "y" data_type: TYPE_INT64 dims: 1 reshape { } }
     """)  # fmt: skip
-    config = completed('backend: "triton"', [X], [Y])  # which tells what its clients see
+    config = completed('backend: "triton"', [X], [Y])  # which has the clients' shape
     assert (config.max_batch_size, list(config.output[0].dims)) == (4, [])
     assert not config.output[0].HasField("reshape")
 

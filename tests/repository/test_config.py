@@ -98,7 +98,7 @@ def test_errors_name_file_line_and_the_nearest_name(text: str, line: int, says: 
 
 @pytest.mark.parametrize(("path", "line"), [
     ("max_batch_size", 2), ("input[0].dims", 4), ("input[1]", 5), ("input[1].dims", 7),
-    ("input[1].data_type", 5),  # not there: where it would belong
+    ("input[1].data_type", 5),  # absent: the line where it would be
     ("dynamic_batching.preferred_batch_size[1]", 13), ("dynamic_batching.priority_levels", 10),
     ("parameters['execution']", 16), ("output", None), ("instance_group[0].count", None),
 ])  # fmt: skip
@@ -129,7 +129,7 @@ def lines_of(text: str) -> dict[str, int]:
     ('name: "m"', "name", 1), ('# name: "no"\n\nname: "m" # name', "name", 3),
     ("input {\n  dims: -1\n}", "input[0].dims[0]", 2), ("input {\n  dims: -1\n}", "input.dims", 2),
     ("input { } input {\n dims: 3 }", "input[1].dims", 2),
-    ("input { } input {\n dims: 3 }", "input.dims", 2),  # the first that there is
+    ("input { } input {\n dims: 3 }", "input.dims", 2),  # the first existing one
     ("input [ { },\n { dims: [ 1,\n2 ] } ]", "input[1].dims[1]", 3),
     ("input: [\n{name:'a'},\n{name:'b'}\n]", "input[1].name", 3),
     ("input { dims: [] }\nname: 'm'", "name", 2), ("input [ ]\nname: 'm'", "name", 2),

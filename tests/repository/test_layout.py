@@ -62,7 +62,7 @@ def test_choice_of_the_configuration_file(tmp_path: Path) -> None:
 
 def test_scanning_lists_directories_by_name(tmp_path: Path) -> None:
     directories(tmp_path, "b/1", "a/2", ".git/1", "empty", "lost+found")
-    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")  # a name that is no text
+    os.makedirs(os.fsencode(tmp_path) + b"/n\xff/1")  # a name that is not UTF-8
     (tmp_path / "README.md").write_text("")
     assert scan([tmp_path]) == [
         ModelSource("a", tmp_path / "a", None, (2,)),

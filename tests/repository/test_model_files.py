@@ -43,7 +43,7 @@ def test_requirements_are_not_read_for_a_single_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "others"), [
     ("", []), ("import one", ["one.py"]), ("import one as uno, os, numpy", ["numpy.py", "one.py"]),
     ("from one import thing", ["one.py"]), ("def f():\n    import one", ["one.py"]),
-    ("import two", ["one.py", "two.py"]), ("import nowhere", ["nowhere.py"]),  # it may still come
+    ("import two", ["one.py", "two.py"]), ("import nowhere", ["nowhere.py"]),  # it may still appear
     ("import nowhere.more, os.path", ["nowhere.py"]), ("from . import one", ["one.py"]),
     ("import model", []),
     ("import package.inner", ["package/init.py", "package/inner.py", "package/side.py"]),
@@ -217,7 +217,7 @@ def test_contents_of_a_manifest(sealed: Path) -> None:
     assert write_manifest(sealed) == read_manifest(sealed) == document["files"]
     assert Digests().verified(sealed, [1, 2]) == document["files"]
     assert Digests().problems(sealed) == []
-    assert Digests().verified(sealed / "1", [1, 7]) == {}  # where there is none
+    assert Digests().verified(sealed / "1", [1, 7]) == {}  # without a manifest
 
 
 def test_incomplete_models_are_refused(sealed: Path) -> None:

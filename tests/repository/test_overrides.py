@@ -57,7 +57,7 @@ def test_scheduling_settings_may_be_overridden() -> None:
     assert file.sets("instance_group")
     assert (config.backend, config.max_batch_size) == ("python", 0)
     assert config.instance_group[0].count == 3
-    assert not config.input  # as in Triton, what is not said is not there ...
+    assert not config.input  # as in Triton, absent fields are dropped ...
     # ... except for fields that a request cannot set.
     assert {n: p.string_value for n, p in config.parameters.items()} == {
         "EXECUTION_ENV_PATH": "/opt/env",
@@ -224,7 +224,7 @@ def test_failed_writes_leave_nothing_behind(temporary: Path) -> None:
         uploads.write({("a" * 300,): b"abc"})
     (root,) = temporary.iterdir()
     until(lambda: not list(root.iterdir()))
-    uploads.write({("a",): b"0123456789"})  # what was counted is not any more
+    uploads.write({("a",): b"0123456789"})  # the counted version no longer exists
     uploads.close()
 
 

@@ -200,7 +200,7 @@ def test_zeros_and_random_data_of_every_datatype(tmp_path: Path, datatype: Datat
         array = np.asarray(first.inputs["x"].array)
         assert array.dtype == NUMPY[datatype]
         again = sample.requests("m", "1")[0].inputs["x"].array
-        assert again.tolist() == array.tolist()  # whatever a load does, the next does, too
+        assert again.tolist() == array.tolist()  # every load gives the same
         if data == "zero_data: true":
             assert not array.any()
         elif datatype is not Datatype.BOOL:

@@ -23,7 +23,7 @@ Model = Callable[[Mapping[str, Array], Sequence[str]], Sequence[Array]]
 
 C = TypeVar("C", bound=Call)
 
-GATHER_NS = 3  # what gathering costs, of the time that an instance holds its batch
+GATHER_NS = 3  # cost of gathering within the time of a batch
 POISON = -1  # a value that makes `double` raise
 
 

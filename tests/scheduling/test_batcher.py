@@ -132,7 +132,7 @@ def test_a_delayed_batch_runs_when_due_or_full() -> None:
     assert instance.running == ["a", "b"]
     instance.finish()
     bench.clock.settle()
-    assert instance.running == ["c"]  # it has ripened meanwhile
+    assert instance.running == ["c"]  # its delay has passed
     bench.finish_all()
     bench.send("d", 1, 2)
     bench.send("e", 1, 2)
@@ -280,7 +280,7 @@ def test_a_single_request_is_counted_one_tick_after_its_answer() -> None:
     bench = Bench()
     bench.send("a", 1)
     bench.instances[0].finish()
-    assert bench.statistics.success_count == 0  # what the turn has written leaves first
+    assert bench.statistics.success_count == 0  # the tick's writes come first
     bench.clock.settle()
     assert bench.statistics.success_count == 1
 

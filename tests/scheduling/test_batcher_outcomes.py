@@ -207,7 +207,7 @@ def test_a_wrong_number_of_rows_never_reaches_another_caller() -> None:
     (error,) = wide.errors
     assert isinstance(error, ExecutionFailed)
     assert "axis 0 must be the number of rows" in str(error)
-    assert [count for count, _ in bench.reports] == [1]  # its operator learns of it
+    assert [count for count, _ in bench.reports] == [1]  # reported to the operator
 
 
 @pytest.mark.parametrize("client", [False, True])

@@ -168,7 +168,7 @@ class Scheduling(RuleBasedStateMachine):
     def each_level_is_served_in_order(self) -> None:
         """Order holds within one shape; other shapes may be passed over."""
         if self.delays:
-            return  # what timed out goes behind the others
+            return  # timed out requests go behind the others
         for line in {(asked.level, asked.width) for asked in self.asked}:
             names = {asked.name for asked in self.asked if (asked.level, asked.width) == line}
             served = [int(name) for name in self.started() if name in names]
@@ -192,7 +192,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         drained: list[bool] = []
         self.bench.batcher.when_drained(lambda: drained.append(True))
-        for _ in range(3):  # what waits for company or times out needs time to pass
+        for _ in range(3):  # delays and timeouts need time
             self.bench.finish_all()
             self.bench.clock.advance(20_000)
         assert drained == [True]

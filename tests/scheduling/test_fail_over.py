@@ -42,7 +42,7 @@ LATER = Standing(able=True, trusted_from=5.0)
         ([GONE, GONE], None),
         ([ABLE, ABLE], 0),
         ([GONE, ABLE, ABLE], 1),
-        ([LATER, ABLE], 1),  # it has to be there for a while first
+        ([LATER, ABLE], 1),  # it has to stay for a while first
         ([LATER, GONE], 0),  # something is better than nothing
         ([LATER, LATER], 0),
     ],

@@ -60,9 +60,9 @@ def test_without_delay_a_batch_is_the_queued_requests(rows: list[int], taken: in
     ("rows", "now", "answer"),
     [
         ([], 500, (0, None)),
-        ([1], 0, (0, 100)),  # still hoping for company
+        ([1], 0, (0, 100)),  # waiting for more requests
         ([1], 99, (0, 100)),
-        ([1], 100, (1, None)),  # ripe
+        ([1], 100, (1, None)),  # due
         ([1, 1], 99, (0, 100)),  # the oldest counts
         ([1, 1], 100, (2, None)),
         ([1, 3], 1, (2, None)),  # exactly full
@@ -82,7 +82,7 @@ def test_with_delay_a_batch_waits_for_more_requests(
         ([1], 0, (0, 100)),
         ([1, 1], 1, (2, None)),  # reaches 2
         ([2, 1], 1, (1, None)),  # 2 is remembered, the third row waits
-        ([2, 1], 100, (2, None)),  # ripe: everything goes
+        ([2, 1], 100, (2, None)),  # due: everything runs
         ([2, 1, 1], 2, (3, None)),  # the largest reached wins
         ([3], 0, (0, 100)),  # between two preferred sizes
         ([3, 2], 1, (2, None)),  # beyond the largest preferred size it need not grow
@@ -108,10 +108,10 @@ def test_preferred_sizes_without_delay(rows: list[int], taken: int) -> None:
     ("keys", "rows", "positions", "reason"),
     [
         ("aaba", [1, 1, 1, 1], [0, 1, 3], Closed.SHAPE),
-        ("ab", [1, 1], [0], Closed.SHAPE),  # nobody waits for company behind another shape
+        ("ab", [1, 1], [0], Closed.SHAPE),  # no wait for more requests behind another shape
         ("abab", [2, 2, 2, 2], [0, 2], Closed.FULL),
         ("abcabca", [1, 4, 4, 2, 4, 4, 2], [0, 3], Closed.FULL),  # the last does not fit
-        ("abaa", [3, 1, 2, 1], [0], Closed.FULL),  # and nobody of its shape overtakes it
+        ("abaa", [3, 1, 2, 1], [0], Closed.FULL),  # and no request of its shape overtakes it
         ("ba", [4, 1], [0], Closed.FULL),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_delay_ends_before_a_request_times_out() -> None:
     assert policy.take(queue, 49) == (range(0), Closed.IDLE, 50)
     assert policy.take(queue, 50) == (range(3), Closed.DEADLINE, None)
     assert policy.take(queue[:1], 50) == (range(0), Closed.IDLE, 110)
-    queue_policy = BatchPolicy(4, 100)  # of Triton's rules: they time out
+    queue_policy = BatchPolicy(4, 100)  # Triton's rule: they time out
     assert queue_policy.take(queue, 50) == (range(0), Closed.IDLE, 110)
 
 

@@ -123,7 +123,7 @@ def test_after_an_hour_suspects_are_forgotten_and_refused_inputs_are_suspects() 
     assert verdict(found, A, HOUR) == "clear"
     assert verdict(found, B, HOUR + 4) == "refused"
     assert verdict(found, B, HOUR + 5) == "suspects"
-    assert verdict(found, later, HOUR + 6) == "clear"  # though what is older is still known
+    assert verdict(found, later, HOUR + 6) == "clear"  # though older ones are kept
     ended(found, death(), B, now=HOUR + 6)
     assert verdict(found, B, HOUR + 7) == "refused"
 
@@ -136,7 +136,7 @@ def test_quarantine_is_bounded() -> None:
     assert len(found.cases) == 1024
     assert verdict(found, request("", 1)) == "clear"
     assert verdict(found, request("", 1_999)) == "suspects"
-    assert verdict(found, request("", 0)) == "refused"  # what was seen last goes last
+    assert verdict(found, request("", 0)) == "refused"  # the most recent are dropped last
 
 
 @pytest.mark.parametrize(("deaths", "times", "expected"), [(0, 9, "clear"), (3, 2, "suspects")])
@@ -147,7 +147,7 @@ def test_number_of_deaths_until_refusal(deaths: int, times: int, expected: str) 
 def test_a_suspect_among_other_suspects_is_not_proven() -> None:
     found = died(A, B)
     c = request("c", 9)
-    last = death()  # of a worker with several requests at a time: told of one after the other
+    last = death()  # of a worker with several requests: reported one by one
     found.learn_answer(call(A), last, True, 1)
     ended(found, last, B, c)
     assert [verdict(found, one) for one in (A, B, c)] == ["suspects"] * 3

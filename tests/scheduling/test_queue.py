@@ -112,7 +112,7 @@ def test_the_limit_applies_to_one_level() -> None:
     queue = RequestQueue(policy_of(size=1, timeout=1, action=DELAY))
     put(queue, "a")
     assert queue.expire(1_000) == []
-    with pytest.raises(QueueFull):  # what is delayed counts
+    with pytest.raises(QueueFull):  # delayed requests count
         put(queue, "b")
 
 
@@ -164,7 +164,7 @@ def test_cancelled_requests_release_tensors_and_are_skipped() -> None:
 
 def test_cancelling_all_empties_the_queue() -> None:
     queue = RequestQueue(policy_of(size=2))
-    for _ in range(200):  # often enough that what has ended is swept out
+    for _ in range(200):  # often enough for a sweep
         first, second = put(queue, "a"), put(queue, "b")
         end(queue, second)
         end(queue, first)
@@ -190,7 +190,7 @@ def test_order_limits_and_deadlines_survive_a_sweep() -> None:
 def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
     """Neither until their deadline nor until they reach the head."""
     queue = RequestQueue(policy_of(timeout=10, levels=2))
-    put(queue, "head", 2 if started else 1)  # in front of the others, also to time out
+    put(queue, "head", 2 if started else 1)  # before the others, also in timing out
     calls = []
     for n in range(1_000):
         call = put(queue, str(n), 1, arrived=n)

@@ -70,7 +70,7 @@ class World:
         self.table = SequenceTable(IDLE, self.clock.now)
         self.scheduler = Scheduler(self.table)
         self.log: list[str] = []
-        self.failed: list[tuple[str, int]] = []  # the reasons, and how long they have waited
+        self.failed: list[tuple[str, int]] = []  # reasons and waiting times
         self.queue = SequenceQueue(
             "m", self.table, SequenceRules(IDLE, **rules), most_starts,
             self.scheduler.expect, lambda reason, waited: self.failed.append((reason, waited)),
@@ -129,7 +129,7 @@ def test_a_sequence_begins_with_a_start() -> None:
         world.send("a", 5)
     assert len(world.table) == 0
     world.send("b", 5, "s")
-    _, follows = world.send("c", 5)  # as it looks, this may well be right
+    _, follows = world.send("c", 5)  # a valid continuation as far as the queue knows
     world.scheduler.fail()
     assert [type(error) for error in follows.errors] == [InvalidRequest]
     assert world.log == ["b", "c"]

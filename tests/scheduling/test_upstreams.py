@@ -48,10 +48,16 @@ TIMES = st.floats(0, 100)
         ([Condition()], None),
         ([Condition(), WELL], 1),
         ([replace(WELL, outstanding=2), replace(WELL, outstanding=1)], 1),
-        ([replace(WELL, taken=9), replace(WELL, taken=8)], 1),  # of equals, whoever had less
+        (
+            [replace(WELL, taken=9), replace(WELL, taken=8)],
+            1,
+        ),  # of equals, the one with fewer calls so far
         ([replace(WELL, ejected_until=5.0), replace(WELL, outstanding=9)], 1),
         ([replace(WELL, ejected_until=5.0), Condition()], 0),  # better than nothing
-        ([replace(WELL, ejected_until=0.5), replace(WELL, outstanding=1)], 0),  # that is over
+        (
+            [replace(WELL, ejected_until=0.5), replace(WELL, outstanding=1)],
+            0,
+        ),  # the ejection has ended
     ],
 )
 def test_choose(conditions: list[Condition], chosen: int | None) -> None:

@@ -129,7 +129,7 @@ def test_single_answers() -> None:
     call = bench.send("a")
     bench.instances[0].report(parts=[InvalidRequest("no")])
     assert call.errors
-    assert bench.statistics.execution_count == 1  # all errors are no execution
+    assert bench.statistics.execution_count == 1  # no execution if all fail
 
 
 def test_the_instance_with_the_least_load_is_taken() -> None:

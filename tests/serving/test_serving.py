@@ -181,7 +181,7 @@ def prints(lines: int) -> int:
 
 
 def test_a_long_log_loses_its_beginning(serve_model: Any) -> None:
-    server = serve_model(prints, {"more": prints})  # each within what a worker may print a second
+    server = serve_model(prints, {"more": prints})  # each within a worker's output limit
     assert server.log.startswith("headrace ")
     for name in ("prints", "more"):
         server.client.model(name)(lines=60)

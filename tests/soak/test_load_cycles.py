@@ -31,9 +31,9 @@ from tests.models.python_models import IDENTITY, tensors, write_python_model
 
 SECONDS = float(os.environ.get("HEADRACE_CYCLES_SECS", "10"))
 MOST = 10_000
-WARM_UP_SECS = 3  # until allocators and caches have what they keep
-MEMORY = 16 << 20  # bytes by which the process may grow: allocators' waste, whatever the cycles
-LARGE = 40_000  # elements: their bytes go through a file without a name
+WARM_UP_SECS = 3  # until allocators and caches are full
+MEMORY = 16 << 20  # bytes of permitted growth: fragmentation, for any number of cycles
+LARGE = 40_000  # elements: enough for an unnamed file
 _CONFIG = "max_batch_size: 0\n"
 
 
@@ -75,7 +75,7 @@ async def cycle(source: ModelSource) -> None:
     await engine.load_all([source])
     for size in (3, LARGE):
         for file in (source.path / "1").iterdir():
-            file.touch()  # or there would be nothing to load
+            file.touch()  # so that there is something to load
         assert await engine.load(source) == ""
         x = np.arange(size, dtype=np.float32)
         request = FutureCall(Call("m", "", "", {"INPUT0": Tensor("INPUT0", Datatype.FP32, x)}))

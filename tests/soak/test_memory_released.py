@@ -17,7 +17,7 @@ MIB = 1 << 20
 SIZE = 16 * MIB
 REQUESTS, AT_ONCE = 32, 8
 KEPT = 128 * MIB  # of each process, as docs/operations.md says
-STRAY = 48 * MIB  # what a process may grow by beside that, in pages that are used in part
+STRAY = 48 * MIB  # bytes of further growth, in partly used pages
 _PYTHON = """
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:

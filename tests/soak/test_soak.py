@@ -22,10 +22,10 @@ from tests.support.watching import Resources, admitted, failures, statistics, un
 REQUESTS = int(os.environ.get("HEADRACE_SOAK_REQUESTS", "40000"))
 CALLERS = 64
 PROTOCOLS = ("http", "grpc")
-SHARE = 0.01  # of malformed requests, and of clients that leave
+SHARE = 0.01  # of malformed requests, and of clients that disconnect
 _ROOT = Path(__file__).parents[2]
 _GROWTH_MB = 48
-_TIME_SECS = 900  # for a machine far slower than any that this is meant for
+_TIME_SECS = 900  # for a very slow machine
 
 
 def drive(server: ServerProcess, first: int, count: int) -> dict[str, Report]:

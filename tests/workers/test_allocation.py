@@ -45,7 +45,7 @@ after = resident()
 few = [np.ones(1 << 20, np.uint8) for _ in range(60)]
 print(json.dumps([before - held, given, before - after, heap.give_back()]))
 """
-_PAGES = 10 * 3 * (4 << 20) // 4096  # that are written to, all of them new or none
+_PAGES = 10 * 3 * (4 << 20) // 4096  # pages that are written, all of them new or none
 
 
 def told(**environment: str) -> tuple[bool, int]:

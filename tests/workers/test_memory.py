@@ -45,7 +45,7 @@ def test_a_file_is_reused() -> None:
 
 def test_many_pieces() -> None:
     out, file = OutFile(), InFile()
-    for first in (0, 3, 7):  # to new memory, and twice to what has been written before
+    for first in (0, 3, 7):  # to new memory, then twice to used memory
         pieces = [b"%d," % n for n in range(first, 5000)]
         assert sent(out, file, *pieces[:4000], memoryview(b"".join(pieces[4000:]))) == (not first)
         assert content(file, sum(map(len, pieces))) == b"".join(pieces)
@@ -223,7 +223,7 @@ def test_an_unsent_file_is_not_reused() -> None:
     last = os.dup(0)
     os.close(last)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))  # for the file, and not for two
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))  # for one descriptor, not two
     try:
         with pytest.raises(OSError, match="open files"):
             pair.here.put([b"lost"], 4)

@@ -95,7 +95,7 @@ async def test_a_thousand_streams_share_one_check_per_change() -> None:
         stream.closed()
     assert told[2 * _STREAMS :] == [False] * _STREAMS
     assert timers.count == 0
-    readiness.may_have_changed()  # for nobody
+    readiness.may_have_changed()  # no watcher
 
 
 def test_a_stream_without_requests_ends_with_the_server() -> None:
@@ -108,7 +108,7 @@ def test_a_stream_without_requests_ends_with_the_server() -> None:
             ends.append(error)
 
     stream = watch(cast(Any, Silent([])))
-    stream.sent()  # there is room, of which nothing follows
+    stream.sent()  # room without effect
     assert ends == []
     admission.close()
     assert [type(error) for error in ends] == [ServerExiting]

@@ -32,7 +32,7 @@ async def test_deadline_of_a_call(waits: float | None, least: float, most: float
     head = RpcHead(fields, context, GrpcConnection(context))
     head.timeout = waits
     call = Rpc(head, 1)
-    call.finished = True  # which its timer is to see
+    call.finished = True  # for its timer
     assert least <= call.remaining() <= most
 
 

@@ -131,7 +131,7 @@ def test_responses_of_several_requests_interleave(stream: Stream) -> None:
     assert stream.got == ["b:1", "a:2", "b:3", "a:4"]
     third = stream.ask("many", "c")
     third.answer("5", final=True)
-    stream.close()  # the client goes away
+    stream.close()  # the client disconnects
     assert (first.cancelled, second.cancelled, third.cancelled) == (True, True, False)
 
 
@@ -414,7 +414,7 @@ async def test_requests_behind_a_long_one_wait_for_it(stream: Stream) -> None:
     work = stream.engine.plain.work
     assert [w.request.id for w in work] == ["long", "short", "last"]
     assert set(work[0].request.inputs["x"].array.ravel().tolist()) == {5}
-    assert stream.engine.admission.bytes >= 800_000  # what they have become is counted
+    assert stream.engine.admission.bytes >= 800_000  # their decoded size is charged
     for one in work:
         one.answer("a", True)
     assert [s.infer_response.id for s in stream.peer.sent] == ["long", "short", "wrong", "last"]

@@ -33,7 +33,7 @@ class AskedCall:
         """`body` None means that none is received."""
         self.engine = engine
         self.sent: list[Message] = []
-        self.reads = asyncio.Event()  # whether the client takes what is sent
+        self.reads = asyncio.Event()  # true while the client reads
         self.reads.set()
         self._gone = asyncio.Event()
         self._body: list[Message] = []
@@ -253,7 +253,7 @@ async def test_a_model_pauses_while_its_client_does_not_read(call: AskedCall) ->
     work.answer("b")
     for _ in range(5):
         await asyncio.sleep(0)
-    assert not work.held  # what is on its way does not count
+    assert not work.held  # bytes in transit do not count
     work.answer(PAUSE_BYTES)
     assert work.holds == 1
     work.answer("under way when it was asked")
@@ -362,7 +362,7 @@ async def test_responses_before_the_request_is_attached() -> None:
     engine = FakeEngine()
     exchange = exchange_of(engine)
     exchange.respond(long(PAUSE_BYTES), False)
-    assert exchange.held  # for the model that takes it next
+    assert exchange.held  # for the next model
     work = Work(engine.many, exchange)
     work.held = True
     [text] = await exchange.news()

@@ -57,7 +57,7 @@ async def test_a_received_request_is_answered_at_shutdown() -> None:
     client, server = socket.socketpair()
     with client:
         protocol = await connected(client, server)
-        client.sendall(_REQUEST)  # which nobody has read when the next line runs
+        client.sendall(_REQUEST)  # unread when the next line runs
         protocol.shutdown()
         loop = asyncio.get_running_loop()
         found = await loop.sock_recv(client, 1 << 16)

@@ -346,7 +346,7 @@ def test_a_scrape_of_many_versions_yields_to_the_event_loop() -> None:
 
     found = asyncio.run(main())
     assert turns >= len(found.splitlines()) // 1_000
-    assert len(set(looked)) > 40  # nor is everything looked up at once
+    assert len(set(looked)) > 40  # nor is everything read at once
     assert found.count("\nheadrace_model_loads_total{") == 4_000
     heads = [line for line in found.splitlines() if line.startswith("# TYPE ")]
     assert len(heads) == len(set(heads))

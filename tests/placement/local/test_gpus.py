@@ -43,7 +43,7 @@ def test_libraries_that_cannot_be_opened(tmp_path: Path) -> None:
         cuda.open(0, handle(0, b"a"), 8)
     with pytest.raises(CudaError, match="57 bytes are more than there are"):
         cuda.open(0, handle(8), 57)
-    with pytest.raises(CudaError):  # it was let go of
+    with pytest.raises(CudaError):  # it was released
         cuda.close(0, 0)
 
 
@@ -66,7 +66,7 @@ def test_two_gpus(tmp_path: Path) -> None:
     nvml = NvmlOfTwo()
     gpus = Gpus(1 << 20, partial(CudaDriver, cuda_library(tmp_path, devices=2)), lambda: nvml)
     before = gpus.pool
-    assert before is None  # nobody has looked
+    assert before is None  # not queried
     assert gpus.count == 2
     assert gpus.problem == ""
     assert [gpus.uuid(0), gpus.uuid(1), gpus.uuid(2)] == [WHOLE, PART, ""]

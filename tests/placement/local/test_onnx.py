@@ -295,7 +295,7 @@ def resident():
 
 model = OnnxModel(ort.InferenceSession(sys.argv[1]))
 small = {"INPUT0": np.ones((1, 2), np.float32)}
-model.infer(small, ["OUTPUT0"])  # what the first run takes is kept for good
+model.infer(small, ["OUTPUT0"])  # memory of the first run is kept
 large = {"INPUT0": np.ones((16 << 20, 2), np.float32)}
 before = resident()
 model.infer(large, ["OUTPUT0"])

@@ -108,7 +108,7 @@ class World:
 
     @asynccontextmanager
     async def pool(self, model: RemoteModel) -> AsyncIterator[UpstreamPool]:
-        asked: Any = None  # of whoever may be asked by models: nobody
+        asked: Any = None  # no services for models
         loop = asyncio.get_running_loop()
         version = Surroundings(
             signature(), cast(Any, self.scheduler), asked, loop, self.note, self.counts
@@ -150,7 +150,7 @@ async def test_credentials_are_read_again(
         world.token.write_text("Bearer two\n")
         await pool.look_again()
         await world.until(lambda: pool.healthy)
-        world.token.write_text("Bearer\0two")  # somebody is not done with it
+        world.token.write_text("Bearer\0two")  # it is still in use
         await pool.look_again()
         world.token.unlink()
         await pool.look_again()

@@ -249,7 +249,7 @@ def test_a_begun_request_is_not_sent_again(failure: Failure | None) -> None:
         stream.end(failure)
         assert str(world.error) == str(failure.error)
     assert world.told[0] == 1
-    assert not isinstance(world.error, Unavailable)  # or another backend would run it again
+    assert not isinstance(world.error, Unavailable)  # otherwise another backend would run it again
     assert not world.second.streams
 
 

@@ -120,7 +120,7 @@ def test_recently_used_and_foreign_files_stay(tmp_path: Path) -> None:
     cache.acquire(KEY, "m", Builder(), 1)
     os.utime(tmp_path / KEY / DOCUMENT, (1000, 1000))
     assert cache.prune(1000) == ([], [])
-    cache.acquire(KEY, "m", Builder(), 1)  # and this is a use
+    cache.acquire(KEY, "m", Builder(), 1)  # this counts as a use
     assert cache.prune(2000) == ([], [])
     (tmp_path / "photographs").mkdir()
     (tmp_path / key_of("left by a crash")).mkdir()
@@ -145,7 +145,7 @@ def test_a_build_beyond_the_limit_removes_the_least_recently_used(tmp_path: Path
         os.utime(tmp_path / key / DOCUMENT, (seconds, seconds))
     assert [entry.nbytes for entry in cache.entries()] == [1000] * 3
     first = cache.acquire(keys[0], "m", build, 1)
-    os.utime(tmp_path / keys[0] / DOCUMENT, (0, 0))  # used least lately, but in use
+    os.utime(tmp_path / keys[0] / DOCUMENT, (0, 0))  # least recently used, but in use
     assert kept() == [0, 1, 2]
     last = EnvironmentCache(tmp_path).acquire(keys[3], "m", build, 1)  # has no limit
     assert kept() == [0, 1, 2, 3]

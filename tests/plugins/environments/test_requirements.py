@@ -175,7 +175,7 @@ def test_a_whole_block_or_an_empty_one() -> None:
     [
         "",
         "import numpy\n",
-        "# /// script\n# dependencies = ['a']\nimport a\n# ///\n",  # without an end
+        "# /// script\n# dependencies = ['a']\nimport a\n# ///\n",  # unterminated
         "# /// script\n#dependencies = ['a']\n# ///\n",  # a line that is not of the form
         " # /// script\n # ///\n",
         "# /// other\n# dependencies = ['a']\n# ///\n",

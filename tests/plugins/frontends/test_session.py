@@ -161,7 +161,7 @@ async def test_cancellation(front_end: FrontEnd) -> None:
     front_end.infer(1)
     front_end.infer(2)
     front_end.channel.send(Kind.CANCEL, 1)
-    front_end.channel.send(Kind.CANCEL, 99)  # was answered on the way
+    front_end.channel.send(Kind.CANCEL, 99)  # was answered meanwhile
     await until(lambda: len(work) == 2 and work[0].cancelled)
     assert (admission.requests, work[1].cancelled) == (1, False)
 

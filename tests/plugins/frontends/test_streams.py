@@ -163,7 +163,7 @@ async def test_a_late_hold_is_ignored(link: Link) -> None:
     await until(lambda: bool(call.got))
     call.hold(True)
     plain = link.submit("plain")
-    plain.hold(True)  # of no use for what answers once
+    plain.hold(True)  # no effect for a single answer
     await link.work("plain")
     assert (work.holds, link.engine.plain.last.holds) == (0, 0)
 
@@ -230,7 +230,7 @@ async def test_usage_of_other_front_ends_counts(link: Link) -> None:
     server.max_bytes = 6400
     here = Admission(0, 6400)
     link.front_end.watch(here)
-    for nbytes in (6000, 50):  # of which the latter is not worth telling
+    for nbytes in (6000, 50):  # the latter too small to report
         server.count(nbytes)
         link.host.tell_elsewhere()
     await until(lambda: here.most_bytes == 400)
@@ -296,7 +296,7 @@ async def fill(work: Work, most: int) -> int:
     while not work.held:
         work.answer(_BIG)
         nbytes += _BIG
-        await asyncio.sleep(0)  # what is sent within a turn is written at its end
+        await asyncio.sleep(0)  # frames of an iteration are written at its end
         assert nbytes < most
     return nbytes
 

@@ -326,7 +326,7 @@ def test_exceptions_of_a_function() -> None:
     ready = started(positive)
     refused = ready.execute([Request(x=row(-1))])
     assert values(refused[0]) == {"error": (INVALID, "x is negative")}
-    with pytest.raises(InvalidInput):  # of several, it is found out which is to blame
+    with pytest.raises(InvalidInput):  # of several, the invalid one is found
         ready.execute([Request(x=row(-1)), Request(x=row(1))])
     with pytest.raises(RuntimeError, match="too much"):
         ready.execute([Request(x=row(10))])

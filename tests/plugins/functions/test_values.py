@@ -92,7 +92,7 @@ def test_bfloat16() -> None:
     bits = sent(values, BF16)
     assert bits.dtype == np.dtype("<u2")
     assert bits.tolist()[:3] == [0x3F80, 0xC020, 0x4049]
-    assert bits.tolist()[6] == 0x3F80  # half way: to the even one
+    assert bits.tolist()[6] == 0x3F80  # half way: rounds to even
     back = received(bits, BF16, "x")
     assert back.dtype == np.float32
     np.testing.assert_allclose(back[:3], values[:3], rtol=2**-8)

@@ -96,7 +96,7 @@ def test_a_text_that_is_no_text(tmp_path: Path, sk: Any) -> None:
     served = Served("sklearn", saved(tmp_path, model))
     answer = served.ask({"input-0": texts(b"\xff")})
     assert answer == {"error": "input 'input-0' holds bytes that are not UTF-8", "code": 3}
-    with pytest.raises(ValueError, match="not UTF-8"):  # then the server looks for the guilty one
+    with pytest.raises(ValueError, match="not UTF-8"):  # then the server retries in halves
         served.ask_all([{"input-0": texts("good")}, {"input-0": texts(b"\xff")}])
 
 

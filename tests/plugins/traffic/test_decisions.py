@@ -187,13 +187,13 @@ SLOWER = RollbackRule(max_latency_ratio=2, min_requests=20)
 @pytest.mark.parametrize(
     ("rule", "candidate", "baseline", "why"),
     [
-        (ERRORS, counts(100, 5), counts(0), ""),  # as many as may be
+        (ERRORS, counts(100, 5), counts(0), ""),  # the maximum
         (ERRORS, counts(100, 6), counts(0), "6 of 100 requests failed, more than max_error_rate"),
-        (ERRORS, counts(19, 19), counts(0), ""),  # too few to tell
+        (ERRORS, counts(19, 19), counts(0), ""),  # too few for a verdict
         (ERRORS, counts(20, 20), counts(0), "20 of 20 requests failed"),
         (MORE_ERRORS, counts(100, 20), counts(100, 16), ""),
         (MORE_ERRORS, counts(100, 22), counts(100, 16), "16 of 100 of the baseline"),
-        (MORE_ERRORS, counts(100, 50), counts(19, 0), ""),  # nothing to hold it against
+        (MORE_ERRORS, counts(100, 50), counts(19, 0), ""),  # no baseline
         (SLOW, counts(100, ms=90), counts(0), ""),
         (SLOW, counts(100, ms=140), counts(0), "0.95 quantile of its latency is"),
         (SLOW, counts(100, ms=60_000), counts(0), "is above 10000 ms"),

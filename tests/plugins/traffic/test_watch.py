@@ -63,7 +63,7 @@ async def test_a_bad_version_is_reported() -> None:
     del now[1]
     now[3] = counts(200, 90)
     watch.look()
-    assert len(told) == 1  # there is nothing better than what is there
+    assert len(told) == 1  # no better version exists
     assert watch.recent(1) == NOTHING
     watch.stop()
 

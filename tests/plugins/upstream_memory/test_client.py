@@ -182,7 +182,7 @@ async def test_successive_calls_reuse_regions(echo: Echo, endpoint: str) -> None
         for value in range(30):
             await ask(connection, float(value))
         assert all(echo.shared[-1])
-        assert len(echo.regions) <= 4  # an answer may live on for a moment
+        assert len(echo.regions) <= 4  # an answer may be freed a moment later
         names = list(echo.regions)
         assert all(exists(name) for name in names)
     assert not echo.regions

@@ -183,7 +183,7 @@ def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
         pool.gone(piece)
     assert taken(pool, 2 * SMALLEST).region.size == 2 * SMALLEST
     assert pool.take(8 * SMALLEST, 0.0) is None
-    assert not pool.wanted  # there is never room for that
+    assert not pool.wanted  # this never fits
 
 
 def test_a_refusing_server_is_asked_again_after_a_new_connection(

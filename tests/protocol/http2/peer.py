@@ -74,10 +74,10 @@ class Kept(Stream):
         self.echo = echo
         self.data = b""
         self.pieces = 0
-        self.filled = 0  # bytes that were put into place
+        self.filled = 0  # bytes received in place
         self.ended = False
         self.gone: ErrorCode | None = None
-        self.room = 0  # how often it was told of some
+        self.room = 0  # number of notifications
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
         self.data += bytes(view[start:stop])

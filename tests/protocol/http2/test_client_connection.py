@@ -186,7 +186,7 @@ def test_a_message_that_cannot_be_decompressed(
 ) -> None:
     head = [*GOOD, ("grpc-encoding", encoding)]
     client.feed(client.headers(1, head), build(DATA, 0, 1, message_of(b"nonsense", 1)))
-    if encoding == "identity":  # it says that it is as it is
+    if encoding == "identity":  # it declares no compression
         assert call.messages == [b"nonsense"]
     else:
         assert call.end.reason is Reason.BROKEN
@@ -275,7 +275,7 @@ def test_misplaced_headers(client: Client, call: KeptCall) -> None:
     assert "before any head" in call.end.text
     client = Client()
     call = client.call()
-    client.feed(client.headers(1, GOOD), client.headers(1, GOOD))  # which ends nothing
+    client.feed(client.headers(1, GOOD), client.headers(1, GOOD))  # which has no effect
     assert call.end.reason is Reason.LOST
 
 
@@ -360,7 +360,7 @@ def test_max_concurrent_streams(client: Client) -> None:
     client.feed(client.response(1, b""))
     assert client.connection.streams.room == 1
     client = Client()
-    client.connection.streams.last = MAX_WINDOW - 4  # their numbers run out
+    client.connection.streams.last = MAX_WINDOW - 4  # stream numbers are exhausted
     client.call()
     assert client.connection.streams.room == 0
     client.feed(client.response(MAX_WINDOW - 2, b""))
@@ -433,7 +433,7 @@ def test_a_smaller_table_is_emptied_first(client: Client) -> None:
 def test_a_retried_call_is_sent_on_its_new_connection_alone() -> None:
     left, taken = Client(), Client()
     other, moved = left.call(b"small"), left.call(b"x" * 30_000)
-    left.feed(goaway(1))  # while the socket takes nothing
+    left.feed(goaway(1))  # while the socket is full
     assert moved.end.reason is Reason.UNSENT
     moved.renew()
     moved.begin(taken.connection)

@@ -68,7 +68,7 @@ def test_the_server_sends_settings_first() -> None:
     first, second = server.sent()
     assert (first.kind, first.flags, first.stream) == (SETTINGS, 0, 0)
     assert (second.kind, second.stream) == (WINDOW_UPDATE, 0)
-    server.feed(b"P")  # of which more may come
+    server.feed(b"P")  # of which more may follow
     assert server.sent() == []
     assert not server.connection.closing
 
@@ -218,7 +218,7 @@ def test_a_stream_that_the_peer_has_reset() -> None:
     server.feed(rst(1), window_update(1, 5), build(PRIORITY, 0, 1, bytes(5)))
     assert server.sent() == []
     server = started()
-    server.feed(rst(1, 0xDEAD))  # which nobody knows
+    server.feed(rst(1, 0xDEAD))  # unknown
     assert server.streams[1].gone is ErrorCode.CANCEL
 
 

@@ -81,7 +81,7 @@ def test_frames_received_together_are_read_together() -> None:
     server.feed(*[build(DATA, 0, 1, bytes([n]) * 1000) for n in (1, 2)])
     stream = server.streams[1]
     assert (stream.filled, stream.pieces) == (2000, 0)
-    server.feed(build(DATA, END_STREAM, 1, b"x" * 600))  # the place ends within it
+    server.feed(build(DATA, END_STREAM, 1, b"x" * 600))  # the buffer ends within it
     assert (stream.filled, stream.pieces) == (2000, 1)
     assert len(stream.data) == 2600
     assert stream.ended
@@ -100,7 +100,7 @@ def test_many_frames_of_one_size_are_read_as_one() -> None:
 
 def test_a_stream_that_sends_more_than_its_window() -> None:
     server = open_streams(10_000)
-    server.streams[1].keeps_window = True  # what it takes is not given back
+    server.streams[1].keeps_window = True  # its bytes are not returned to the window
     server.feed(*[build(DATA, 0, 1, bytes(900)) for _ in range(5)])
     assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
 
@@ -122,7 +122,7 @@ def test_a_large_buffer_is_sent_in_small_frames_without_a_copy() -> None:
     server.connection.pump(1 << 30)
     buffers = sender.take()
     views = [buffer for buffer in buffers if isinstance(buffer, memoryview)]
-    assert len(views) == 5  # what is small is joined with its neighbours
+    assert len(views) == 5  # small pieces are joined
     assert all(view.obj is data for view in views)
     sender.data(server.streams[1], [b"head", memoryview(data)], len(data) + 4)
     frames = server.sent()

@@ -76,7 +76,7 @@ def test_a_stream_that_sends_more_than_its_window() -> None:
     server.feed(build(DATA, 0, 1, bytes(900)), build(DATA, 0, 1, bytes(101)))
     assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
     server = opened(SMALL)
-    server.feed(build(DATA, 0, 1, bytes(1001))[:50])  # part of a frame counts as a whole
+    server.feed(build(DATA, 0, 1, bytes(1001))[:50])  # a partial frame counts as a whole
     assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
 
 

@@ -15,7 +15,7 @@ SIZES = (
     0, 1, 4, 5, 6, 8, 9, 16_383, 16_384, 16_385, 16_386, BUFFER - 9, BUFFER, 6 * BUFFER, LARGEST,
     LARGEST + 1, (1 << 24) - 1,
 )  # fmt: skip
-KINDS = range(CONTINUATION + 4)  # and some that nobody knows
+KINDS = range(CONTINUATION + 4)  # and unknown ones
 
 
 def receive(connection: Connection, data: bytes) -> None:

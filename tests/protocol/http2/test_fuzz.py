@@ -36,7 +36,7 @@ LIMITS = Limits(
     streams=20, stream_window=20_000, connection_window=80_000, frame=16_384, header_block=2_000,
     header_list=4_000,
 )  # fmt: skip
-_HELD = 200_000  # bytes that a connection may hold, with everything that it points at
+_HELD = 200_000  # bytes of a connection with all referenced objects
 _PIECE_SECS = 1.0
 
 
