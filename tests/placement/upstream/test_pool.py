@@ -193,7 +193,7 @@ async def test_names_are_resolved_in_the_background(
         try:
             async with asyncio.timeout(10):
                 await pool.look_again()
-                model.look = refused  # type: ignore[method-assign]
+                model.clients.renewed = refused  # type: ignore[method-assign]
                 await pool.look_again()
         finally:
             other.set()

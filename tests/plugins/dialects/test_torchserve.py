@@ -19,7 +19,7 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
-from headrace.placement.upstream.connection import CallFailed, Declared, RemoteRequest
+from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.http_client import HttpAsk
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.plugins.dialects.torchserve import TorchServeRest
@@ -33,7 +33,7 @@ T = TypeVar("T")
 def rest(*outputs: TensorSpec, **parameters: str) -> TorchServeRest:
     given = {"endpoints": "http://127.0.0.1", "protocol": "torchserve", **parameters}
     options = RemoteOptions.of(given, "m", 0, Path("/"))
-    return TorchServeRest(options, "m", Declared(Signature("m", 0, (), outputs)))
+    return TorchServeRest(options, "m", Signature("m", 0, (), outputs))
 
 
 def result(

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.call import Parameter
 from headrace.core.errors import RemoteBroken, ServerError
-from headrace.core.signature import Signature, TensorSpec
 from headrace.observability.traces import TraceContext
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -64,26 +63,6 @@ class RemoteDescription:
 
     metadata: pb.ModelMetadataResponse
     config: ModelConfig | None
-
-
-@dataclass(slots=True)
-class Declared:
-    """The signature of the local configuration, set once that is complete.
-
-    For protocols whose responses lack it; set before inference.
-    """
-
-    signature: Signature | None = None
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The declared outputs."""
-        return () if self.signature is None else self.signature.outputs
-
-    @property
-    def batches(self) -> bool:
-        """True if axis 0 of every tensor counts rows."""
-        return self.signature is not None and self.signature.batches
 
 
 class CallFailed(Exception):

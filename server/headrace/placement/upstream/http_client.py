@@ -28,10 +28,10 @@ from headrace.connections.http_pool import (
     seconds_left,
 )
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError, Unsupported
+from headrace.core.signature import Signature
 from headrace.placement.upstream.connection import (
     Call,
     CallFailed,
-    Declared,
     Receiver,
     RemoteDescription,
     RemoteRequest,
@@ -94,11 +94,11 @@ HttpAsk: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 class Rest(ABC):
     """A protocol over HTTP, for one model on one upstream. Methods raise `CallFailed`."""
 
-    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        """`model` is the local name of the model, for errors."""
+    def __init__(self, options: RemoteOptions, model: str, signature: Signature) -> None:
+        """`model` is the local name of the model, for errors; `signature` the configured one."""
         self.options = options
         self.model = model
-        self.declared = declared
+        self.signature = signature
         self.learned = False
 
     @abstractmethod
@@ -359,8 +359,8 @@ _NOT_OFFERED = frozenset({400, 404, 405, 501})
 class V2Rest(Rest):
     """The V2 protocol, with the extensions for configurations, binary tensors and repositories."""
 
-    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        super().__init__(options, model, declared)
+    def __init__(self, options: RemoteOptions, model: str, signature: Signature) -> None:
+        super().__init__(options, model, signature)
         version = f"/versions/{options.version}" if options.version else ""
         name = quote(options.model, safe="")
         self._path = f"/v2/models/{name}{version}"
@@ -383,7 +383,7 @@ class V2Rest(Rest):
         if not self.options.tensors:
             response = await ask(HttpRequest("GET", "/v2"))
             self._binary = response.status == 200 and _BINARY in _extensions(response)
-        self._only_binary = [s.name for s in self.declared.outputs if s.datatype in NOT_IN_JSON]
+        self._only_binary = [s.name for s in self.signature.outputs if s.datatype in NOT_IN_JSON]
         self.learned = True
 
     def request(self, request: RemoteRequest) -> HttpRequest:

@@ -123,15 +123,6 @@ class RemoteModel(LoadedModel):
         """The current options."""
         return self.clients.options
 
-    def look(self) -> tuple[list[Endpoint], ProtocolClients | None]:
-        """The current addresses of the endpoints, and clients with new credentials if these have
-        changed. May block; raises `LoadFailed` or `InvalidOption`.
-        """
-        found, renewed = self.options.resolve(), self.options.renewed()
-        if renewed is None:
-            return found, None
-        return found, ProtocolClients(renewed, self.clients.model, self.clients.declared)
-
     @property
     def max_batch_size(self) -> int | None:
         """The maximum number of rows of a request; None if unknown."""
@@ -244,7 +235,7 @@ class RemoteModel(LoadedModel):
             raise Contradiction(problems)
         self._batches = batches
         self._managed = is_managed({n: p.string_value for n, p in config.parameters.items()})
-        self.clients.declared.signature = signature
+        self.clients.signature = signature
         self._decoupled = config.model_transaction_policy.decoupled
         self.sequences = sequence_rules(config)
         self.reconciler.expect(config)

@@ -169,7 +169,7 @@ class UpstreamPool(Placement):
         counts = self._version.endpoints.setdefault(endpoint.name, EndpointCounts())
         model = self._model
         return Upstream(
-            endpoint, model.clients.connect(endpoint, self._version.signature), model.options,
+            endpoint, model.clients.connect(endpoint), model.options,
             self._label, self._loop, self._on_upstream, reachable, model.reconciler, counts,
         )  # fmt: skip
 
@@ -220,10 +220,12 @@ class UpstreamPool(Placement):
 
     async def look_again(self) -> None:
         """Update addresses and credentials."""
-        name = self._label
+        name, known = self._label, self._model.clients
         try:
             # Resolution may take long: neither other names nor other work must wait for one.
-            found, clients = await run_in_daemon_thread(self._model.look, f"look up {self.name}")
+            found, clients = await run_in_daemon_thread(
+                lambda: (known.options.resolve(), known.renewed()), f"look up {self.name}"
+            )
         except (LoadFailed, InvalidOption, OSError) as error:
             # The known upstreams may work all the same.
             log.warning("model %s: %s", name, error, extra={"model": name})

@@ -11,7 +11,7 @@ from headrace.core import plugins
 from headrace.core.errors import InvalidOption
 from headrace.core.plugins import resolve
 from headrace.core.signature import Signature
-from headrace.placement.upstream.connection import Declared, ProtocolClient
+from headrace.placement.upstream.connection import ProtocolClient
 from headrace.placement.upstream.options import Credentials, RemoteOptions
 
 if TYPE_CHECKING:
@@ -24,18 +24,19 @@ _GRPC = ("grpc", "grpcs")
 class ProtocolClients:
     """Creates the clients of one model's endpoints.
 
-    `model` is the local name of the model, for errors. `declared` is for protocols that need it.
+    `model` is the local name of the model, for errors. `signature` is the configured one, which is
+    set before inference, for protocols whose responses lack it.
     """
 
     def __init__(
-        self, options: RemoteOptions, model: str, declared: Declared | None = None
+        self, options: RemoteOptions, model: str, signature: Signature | None = None
     ) -> None:
         """May block: reads files, and imports modules, whose memory servers without such models
         need not spend. Raises `InvalidOption`.
         """
         self.model = model
         self.options = options
-        self.declared = declared or Declared()
+        self.signature = signature or Signature(model, 0, (), ())
         self._contexts: dict[str, ssl.SSLContext] = {}
         for scheme in {url.scheme for url in options.urls}:
             if scheme in _GRPC:
@@ -49,17 +50,21 @@ class ProtocolClients:
         if options.shared_memory:
             self._sharing = plugins.part("upstream_memory")()
 
-    def connect(self, endpoint: Endpoint, signature: Signature | None = None) -> ProtocolClient:
+    def renewed(self) -> "ProtocolClients | None":
+        """Clients with new credentials if these have changed. Blocks; raises `InvalidOption`."""
+        options = self.options.renewed()
+        return None if options is None else ProtocolClients(options, self.model, self.signature)
+
+    def connect(self, endpoint: Endpoint) -> ProtocolClient:
         """A client for the event loop, on which all of them share messages and a receive buffer.
 
-        With a `signature` it shares memory with the upstream, if configured.
+        It shares memory with the upstream, if configured.
         """
-        if signature is None or self._sharing is None:
+        if self._sharing is None:
             return self._client(endpoint, shared=True)
         messages, buffer = self._shared
-        return self._sharing(
-            endpoint, messages, self._contexts.get(endpoint.scheme), buffer, signature
-        )
+        context = self._contexts.get(endpoint.scheme)
+        return self._sharing(endpoint, messages, context, buffer, self.signature)
 
     def visit(self, endpoint: Endpoint, ask: Callable[[ProtocolClient], Awaitable[T]]) -> T:
         """The result of `ask`, with a client on a temporary event loop; for threads without one."""
@@ -82,7 +87,7 @@ class ProtocolClients:
             return GrpcClient(endpoint, messages, context, buffer)
         from headrace.placement.upstream.http_client import HttpClient
 
-        rest = resolve(self.options.protocol.rest)(self.options, self.model, self.declared)
+        rest = resolve(self.options.protocol.rest)(self.options, self.model, self.signature)
         return HttpClient(endpoint, rest, context)
 
     def _grpc_parts(self) -> "tuple[GrpcMessages, memoryview]":

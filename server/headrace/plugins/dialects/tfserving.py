@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest
+from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer, Tensor, TensorArray, element_count, raw_bytes
 from headrace.placement.upstream.connection import (
-    Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
@@ -198,7 +198,7 @@ class TfServingGrpc(GrpcMessages):
     def __init__(self, options: RemoteOptions, model: str) -> None:
         """Raises `InvalidOption` for an invalid certificate or key."""
         super().__init__(options, model)
-        self._signature = options.own.get("signature_name", SIGNATURE)
+        self._signature_name = options.own.get("signature_name", SIGNATURE)
 
     async def describe(self, ask: Ask) -> RemoteDescription:
         """Query the model's signature."""
@@ -211,7 +211,7 @@ class TfServingGrpc(GrpcMessages):
             signatures = signatures_of(self.parsed(tf.GetModelMetadataResponse, said).metadata)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
-        return _described(signatures, self._signature)
+        return _described(signatures, self._signature_name)
 
     def readiness(self) -> Question:
         """The request for the states of the model's versions."""
@@ -224,7 +224,7 @@ class TfServingGrpc(GrpcMessages):
 
     def message(self, request: RemoteRequest) -> list[Buffer]:
         """A PredictRequest; it has no id and no parameters."""
-        return predict_request(self._spec(self._signature), request.inputs, request.outputs)
+        return predict_request(self._spec(self._signature_name), request.inputs, request.outputs)
 
     def answer(self, data: Buffer) -> RemoteAnswer:
         """The outputs in a PredictResponse; raises `CallFailed`."""
@@ -242,23 +242,23 @@ class TfServingGrpc(GrpcMessages):
 class TfServingRest(Rest):
     """TensorFlow Serving over HTTP: all inputs and outputs as columnar JSON."""
 
-    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        super().__init__(options, model, declared)
+    def __init__(self, options: RemoteOptions, model: str, signature: Signature) -> None:
+        super().__init__(options, model, signature)
         which, label = "", options.own.get("remote_label")
         if options.version:
             which = f"/versions/{options.version}"
         elif label:
             which = f"/labels/{quote(label, safe='')}"
         self._path = f"/v1/models/{quote(options.model, safe='')}{which}"
-        self._signature = options.own.get("signature_name", SIGNATURE)
-        self._head = b'{"signature_name":' + orjson.dumps(self._signature) + b',"inputs":{'
+        self._signature_name = options.own.get("signature_name", SIGNATURE)
+        self._head = b'{"signature_name":' + orjson.dumps(self._signature_name) + b',"inputs":{'
 
     async def describe(self, ask: HttpAsk) -> RemoteDescription:
         """Query the model's signature, from its metadata."""
         response = await ask(HttpRequest("GET", f"{self._path}/metadata"))
         metadata = self._object(response).get("metadata")
         found = metadata.get(SIGNATURE_FIELD) if isinstance(metadata, dict) else None
-        return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature)
+        return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature_name)
 
     async def ready(self, ask: HttpAsk) -> bool:
         """True if a version is available."""
@@ -281,7 +281,7 @@ class TfServingRest(Rest):
     def answer(self, response: HttpResponse) -> RemoteAnswer:
         """The outputs; a single output has no name in the response."""
         found = self._object(response).get("outputs")
-        specs = self.declared.outputs
+        specs = self.signature.outputs
         if not isinstance(found, dict) or found.keys() == {"b64"}:
             if len(specs) != 1:
                 raise nonsense(self.model, InvalidRequest("outputs without names"))

@@ -18,11 +18,10 @@ import orjson
 from headrace.core.bytes_array import bytes_array
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Unavailable
-from headrace.core.signature import TensorSpec
+from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Buffer, TensorArray, raw_bytes
 from headrace.placement.upstream.connection import (
     CallFailed,
-    Declared,
     RemoteDescription,
     RemoteRequest,
     nonsense,
@@ -43,8 +42,8 @@ _NO_WORKER, _RAISED = "ServiceUnavailableException", "InternalServerException"
 class TorchServeRest(Rest):
     """TorchServe over HTTP."""
 
-    def __init__(self, options: RemoteOptions, model: str, declared: Declared) -> None:
-        super().__init__(options, model, declared)
+    def __init__(self, options: RemoteOptions, model: str, signature: Signature) -> None:
+        super().__init__(options, model, signature)
         version = options.own.get("remote_label") or options.version
         which = f"/{quote(version, safe='')}" if version else ""
         self._path = f"/predictions/{quote(options.model, safe='')}{which}"
@@ -89,9 +88,9 @@ class TorchServeRest(Rest):
         """The declared outputs."""
         if response.status != 200:
             raise failure(self.model, response)
-        specs, body = self.declared.outputs, response.body
+        specs, body = self.signature.outputs, response.body
         if len(specs) == 1 and specs[0].datatype is Datatype.BYTES:
-            shape = [1] * (len(specs[0].dims) + self.declared.batches)
+            shape = [1] * (len(specs[0].dims) + self.signature.batches)
             return RemoteAnswer({specs[0].name: bytes_array([bytes(body)], shape)}, {})
         try:
             document = parse_json(body)
@@ -107,7 +106,7 @@ class TorchServeRest(Rest):
 
     def _array(self, spec: TensorSpec, value: Any) -> TensorArray:
         array = array_of_nested(spec.name, spec.datatype, value)
-        rank = len(spec.dims) + self.declared.batches
+        rank = len(spec.dims) + self.signature.batches
         return array if array.ndim else array.reshape([1] * rank)
 
     def _post(self, kind: str, body: list[Buffer]) -> HttpRequest:
