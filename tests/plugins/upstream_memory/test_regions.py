@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -78,25 +77,25 @@ def test_only_leftovers_of_killed_processes_are_removed() -> None:
         region.dispose()
 
 
-@dataclass(eq=False)
-class Piece:
+class Piece(SharedRegion):
     """A region without memory."""
 
-    size: int
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 class User:
     """The user of a region."""
 
 
-def make(pool: RegionPool[Piece]) -> Piece:
+def make(pool: RegionPool) -> Piece:
     """Create the wanted region."""
     piece = Piece(pool.wanted.popleft())
     pool.made(piece.size, piece, pool.epoch, 0.0)
     return piece
 
 
-def taken(pool: RegionPool[Piece], nbytes: int = SMALLEST, now: float = 0.0) -> Lease[Piece]:
+def taken(pool: RegionPool, nbytes: int = SMALLEST, now: float = 0.0) -> Lease:
     """A region, created if needed."""
     lease = pool.take(nbytes, now)
     if lease is None:
@@ -107,7 +106,7 @@ def taken(pool: RegionPool[Piece], nbytes: int = SMALLEST, now: float = 0.0) -> 
 
 
 @pytest.fixture
-def pool() -> RegionPool[Piece]:
+def pool() -> RegionPool:
     """A pool with room for four small regions."""
     return RegionPool(4 * SMALLEST)
 
@@ -119,7 +118,7 @@ def test_sizes(nbytes: int) -> None:
     assert size == SMALLEST or size < 2 * nbytes
 
 
-def test_one_region_is_wanted_at_a_time(pool: RegionPool[Piece]) -> None:
+def test_one_region_is_wanted_at_a_time(pool: RegionPool) -> None:
     assert pool.take(1, 0.0) is None
     assert pool.take(1, 0.0) is None
     assert list(pool.wanted) == [SMALLEST]
@@ -134,7 +133,7 @@ def test_one_region_is_wanted_at_a_time(pool: RegionPool[Piece]) -> None:
     assert again.region is piece
 
 
-def test_free_regions_are_reused(pool: RegionPool[Piece]) -> None:
+def test_free_regions_are_reused(pool: RegionPool) -> None:
     lease, user = taken(pool), User()
     pool.hold(lease, user)
     assert pool.take(1, 0.0) is None
@@ -145,7 +144,7 @@ def test_free_regions_are_reused(pool: RegionPool[Piece]) -> None:
 
 
 def test_retired_regions_count_until_due(
-    pool: RegionPool[Piece],
+    pool: RegionPool,
 ) -> None:
     leases = [taken(pool) for _ in range(4)]
     for lease in leases:
@@ -160,7 +159,7 @@ def test_retired_regions_count_until_due(
     assert list(pool.wanted) == [SMALLEST]
 
 
-def test_after_a_lost_connection_no_region_is_reused(pool: RegionPool[Piece]) -> None:
+def test_after_a_lost_connection_no_region_is_reused(pool: RegionPool) -> None:
     idle, lent, held = (taken(pool) for _ in range(3))
     user = User()
     pool.hold(held, user)
@@ -173,7 +172,7 @@ def test_after_a_lost_connection_no_region_is_reused(pool: RegionPool[Piece]) ->
     assert found == [idle.region, lent.region, held.region, None]
 
 
-def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
+def test_room_is_made_for_another_size(pool: RegionPool) -> None:
     leases = [taken(pool) for _ in range(4)]
     assert pool.take(2 * SMALLEST, 0.0) is None  # all are in use
     for lease in leases:
@@ -187,7 +186,7 @@ def test_room_is_made_for_another_size(pool: RegionPool[Piece]) -> None:
 
 
 def test_a_refusing_server_is_asked_again_after_a_new_connection(
-    pool: RegionPool[Piece],
+    pool: RegionPool,
 ) -> None:
     pool.grows = False
     assert pool.take(1, 0.0) is None
@@ -201,14 +200,14 @@ def test_a_refusing_server_is_asked_again_after_a_new_connection(
     assert pool.due(1.0) is piece
 
 
-def test_failed_regions_do_not_count(pool: RegionPool[Piece]) -> None:
+def test_failed_regions_do_not_count(pool: RegionPool) -> None:
     for _ in range(9):
         assert pool.take(1, 0.0) is None
         pool.made(pool.wanted.popleft(), None, 0, 0.0)
     assert taken(pool).region.size == SMALLEST
 
 
-def test_unsent_unregistrations_are_due_later(pool: RegionPool[Piece]) -> None:
+def test_unsent_unregistrations_are_due_later(pool: RegionPool) -> None:
     pool.give_back(taken(pool), 0.0)
     pool.renew(1.0)
     pool.postpone(6.0)
@@ -216,7 +215,7 @@ def test_unsent_unregistrations_are_due_later(pool: RegionPool[Piece]) -> None:
     assert pool.due(6.0) is not None
 
 
-def test_at_the_end_regions_are_unregistered(pool: RegionPool[Piece]) -> None:
+def test_at_the_end_regions_are_unregistered(pool: RegionPool) -> None:
     idle, lent, held, retired = (taken(pool) for _ in range(4))
     user = User()
     pool.give_back(idle, 0.0)

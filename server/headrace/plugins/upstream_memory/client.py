@@ -31,7 +31,7 @@ from headrace.placement.upstream.connection import Call, Receiver, RemoteRequest
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages
 from headrace.plugins.upstream_memory.regions import (
     THRESHOLD,
-    SharedLease,
+    Lease,
     SharedRegions,
     remove_left_behind,
 )
@@ -123,8 +123,8 @@ class SharedCall(UnaryCall):
     """An inference call with tensors in shared memory; implements `connection.Call`."""
 
     messages: GrpcMessages
-    inputs: SharedLease | None
-    outputs: SharedLease | None
+    inputs: Lease | None
+    outputs: Lease | None
     owner: "SharedMemoryClient"
     receiver: Receiver
     request: RemoteRequest
@@ -246,8 +246,8 @@ class SharedMemoryClient(GrpcClient):
         seconds: float,
         given: Mapping[str, int],
         wanted: Mapping[str, int],
-        inputs: SharedLease | None,
-        outputs: SharedLease | None,
+        inputs: Lease | None,
+        outputs: Lease | None,
     ) -> SharedCall:
         """A call with these large tensors in these regions."""
         places = laid_out(given, inputs.region.name) if inputs else {}

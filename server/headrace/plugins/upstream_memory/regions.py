@@ -34,7 +34,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -134,35 +134,24 @@ SMALLEST = 256 << 10  # bytes
 GRACE_SECS = 60.0
 
 
-class Sized(Protocol):
-    """A region, as far as the pool needs to know."""
-
-    @property
-    def size(self) -> int:
-        """The size in bytes."""
-
-
-R = TypeVar("R", bound=Sized)
-
-
-class Lease(Generic[R]):
+class Lease:
     """A region in use; `epoch` is that of its registration."""
 
     __slots__ = ("epoch", "region")
 
-    def __init__(self, region: R, epoch: int) -> None:
+    def __init__(self, region: SharedRegion, epoch: int) -> None:
         self.region = region
         self.epoch = epoch
 
 
-class Due(NamedTuple, Generic[R]):
+class Due(NamedTuple):
     """A retired region, and the time of its unregistration."""
 
-    region: R
+    region: SharedRegion
     when: float
 
 
-class RegionPool(Generic[R]):
+class RegionPool:
     """The states of one connection's regions. The caller creates, registers and removes them.
 
     `wanted` are sizes of regions to be created, while it `grows`; `epoch` counts lost
@@ -173,15 +162,15 @@ class RegionPool(Generic[R]):
         self.epoch = 0
         self.grows = True
         self.wanted: deque[int] = deque()
-        self.retired: list[Due[R]] = []
+        self.retired: list[Due] = []
         self._most_bytes = most_bytes
         self._bytes = 0  # bytes of all regions, existing or being created
         self._making: set[int] = set()
-        self._idle: dict[int, list[R]] = {}  # by size
-        self._held: dict[Lease[R], weakref.ref[Any]] = {}
-        self._let_go: deque[Lease[R]] = deque()
+        self._idle: dict[int, list[SharedRegion]] = {}  # by size
+        self._held: dict[Lease, weakref.ref[Any]] = {}
+        self._let_go: deque[Lease] = deque()
 
-    def take(self, nbytes: int, now: float) -> Lease[R] | None:
+    def take(self, nbytes: int, now: float) -> Lease | None:
         """A region for `nbytes`; if there is none, one may become wanted."""
         while self._let_go:
             lease = self._let_go.popleft()
@@ -194,18 +183,18 @@ class RegionPool(Generic[R]):
         self._want(size, now)
         return None
 
-    def give_back(self, lease: Lease[R], now: float) -> None:
+    def give_back(self, lease: Lease, now: float) -> None:
         """Return a region that is no longer accessed."""
         if lease.epoch == self.epoch:
             self._idle.setdefault(lease.region.size, []).append(lease.region)
         else:
             self.retired.append(Due(lease.region, now))
 
-    def hold(self, lease: Lease[R], user: object) -> None:
+    def hold(self, lease: Lease, user: object) -> None:
         """Return a region once `user` is collected; it is no longer written to."""
         self._held[lease] = weakref.ref(user, lambda _: self._let_go.append(lease))
 
-    def retire(self, lease: Lease[R], now: float) -> None:
+    def retire(self, lease: Lease, now: float) -> None:
         """Retire a region that the server may still access."""
         self.retired.append(Due(lease.region, now + GRACE_SECS))
 
@@ -216,7 +205,7 @@ class RegionPool(Generic[R]):
         for size in list(self._idle):
             self._retire_idle(size, now)
 
-    def made(self, size: int, region: R | None, epoch: int, now: float) -> None:
+    def made(self, size: int, region: SharedRegion | None, epoch: int, now: float) -> None:
         """Add a wanted region, registered since `epoch`; None if it cannot be created."""
         self._making.discard(size)
         if region is None:
@@ -224,7 +213,7 @@ class RegionPool(Generic[R]):
         else:
             self.give_back(Lease(region, epoch), now)
 
-    def due(self, now: float) -> R | None:
+    def due(self, now: float) -> SharedRegion | None:
         """The next region to be unregistered; it counts until it is `gone`."""
         for index, (region, when) in enumerate(self.retired):
             if when <= now:
@@ -236,11 +225,11 @@ class RegionPool(Generic[R]):
         """Postpone the unregistration of all retired regions until `when`."""
         self.retired = [Due(region, max(due, when)) for region, due in self.retired]
 
-    def gone(self, region: R) -> None:
+    def gone(self, region: SharedRegion) -> None:
         """Remove a region that was due and is unregistered."""
         self._bytes -= region.size
 
-    def empty(self) -> list[R]:
+    def empty(self) -> list[SharedRegion]:
         """Remove the regions that the server no longer needs: idle and held ones."""
         found = [region for idle in self._idle.values() for region in idle]
         found += [lease.region for lease in self._held if lease.epoch == self.epoch]
@@ -272,8 +261,6 @@ def size_class(nbytes: int) -> int:
 
 Ask: TypeAlias = Callable[[bytes, bytes, float], Awaitable[tuple[Buffer | None, End | None]]]
 
-SharedLease: TypeAlias = Lease[SharedRegion]
-
 _SERVICE = b"/inference.GRPCInferenceService/SystemSharedMemory"
 REGISTER = _SERVICE + b"Register"
 UNREGISTER = _SERVICE + b"Unregister"
@@ -293,7 +280,7 @@ class SharedRegions:
         self._model = model
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._pool: RegionPool[SharedRegion] = RegionPool()
+        self._pool = RegionPool()
         self._all: set[SharedRegion] = set()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -301,21 +288,21 @@ class SharedRegions:
         self._told = False
         self._closed = False
 
-    def take(self, nbytes: int) -> SharedLease | None:
+    def take(self, nbytes: int) -> Lease | None:
         """A region for `nbytes`, if any; pass it to one of the next three methods."""
         lease = self._pool.take(nbytes, self._loop.time())
         self._go_on()
         return lease
 
-    def give_back(self, lease: SharedLease) -> None:
+    def give_back(self, lease: Lease) -> None:
         """Return a region: neither the server nor this process needs it."""
         self._pool.give_back(lease, self._loop.time())
 
-    def hold(self, lease: SharedLease, user: object) -> None:
+    def hold(self, lease: Lease, user: object) -> None:
         """Return a region once `user` is collected: the server is done with it."""
         self._pool.hold(lease, user)
 
-    def retire(self, lease: SharedLease) -> None:
+    def retire(self, lease: Lease) -> None:
         """Retire a region that the server may still access."""
         self._pool.retire(lease, self._loop.time())
         self._go_on()
