@@ -3,10 +3,11 @@
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from headrace.connections.endpoint import Endpoint
@@ -16,15 +17,6 @@ from headrace.core.texts import whole_number
 from headrace.protocol.compression import ENCODINGS
 
 V2 = "v2"
-_PARAMETERS = frozenset(
-    {
-        "endpoints", "remote_model", "remote_version", "forward", "max_in_flight", "timeout_secs",
-        "wait_secs", "health_interval_secs", "health_timeout_secs", "tls_root_cert", "tls_cert",
-        "tls_key", "authorization_file", "forward_headers", "forward_priority",
-        "host", "http_tensors", "compression", "hedge_after", "hedge_percent",
-        "shared_memory", "max_response_bytes", "protocol",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +156,79 @@ class Credentials:
     metadata: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+def _host(parameters: Mapping[str, str], name: str) -> str:
+    host = parameters.get(name, "")
+    try:
+        named = urlsplit(f"//{host}")
+        good = not host or (named.netloc == host and named.hostname and "@" not in host)
+        good = good and (named.port is None or named.port > 0) and host.isascii()
+    except ValueError:
+        good = False
+    if not good or (host and not _HOST.fullmatch(named.hostname or "")):
+        raise _wrong(name, f"expected the name of a host, got {host!r}")
+    return host
+
+
+def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> str:
+    """A parameter with fixed values; the first is the default, returned as ""."""
+    value = parameters.get(name) or values[0]
+    if value not in values:
+        raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
+    return "" if value == values[0] else value
+
+
+def _whole(
+    parameters: Mapping[str, str], name: str, most: int, default: int = 0,
+    expected: str = "a whole number from 1 on",
+) -> int:  # fmt: skip
+    text = parameters.get(name)
+    number = default if text is None else whole_number(text, 1, most)
+    if number is None:
+        raise _wrong(name, f"expected {expected}, got {text!r}")
+    return number
+
+
+def _seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise _wrong(name, f"expected seconds, at most a day, got {text!r}")
+    return seconds
+
+
+def _positive_seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
+    return _seconds(parameters, name, default) or default
+
+
+def _header_names(parameters: Mapping[str, str], name: str) -> tuple[str, ...]:
+    given = parameters.get(name, "").lower().split(",")
+    headers = tuple(dict.fromkeys(header.strip() for header in given if header.strip()))
+    for header in headers:
+        if not _HEADER_NAME.fullmatch(header):
+            raise _wrong(name, f"{header!r} is not the name of a header")
+        if header in _OF_CONNECTIONS or header.startswith("grpc-") or header.endswith("-bin"):
+            raise _wrong(name, f"'{header}' is about a connection or a body, and stays here")
+    return headers
+
+
+def _flag(parameters: Mapping[str, str], name: str) -> bool:
+    text = parameters.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise _wrong(name, f"expected true or false, got {text!r}")
+    return text == "true"
+
+
+def _parameter(name: str, parse: Callable[..., Any], *details: Any) -> Any:
+    """A field that is parsed from the parameter `name`; `details` are for `parse`."""
+    return field(metadata={"parameter": (name, parse, details)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
     """Options for reaching a model's upstreams; times are in seconds.
 
@@ -186,22 +250,25 @@ class RemoteOptions:
     urls: Sequence[Url]
     model: str
     version: str
-    max_in_flight: int
-    timeout: float
-    wait: float
-    health_interval: float
-    health_timeout: float
     credentials: Credentials
-    forward_headers: Sequence[str] = ()
-    forward_priority: bool = False
-    host: str = ""
-    tensors: str = ""
-    compression: str = ""
-    read_credentials: Callable[[], Credentials] | None = field(default=None, compare=False)
-    protocol: UpstreamProtocol = field(default_factory=v2_protocol)
-    own: Mapping[str, str] = field(default_factory=dict)
-    shared_memory: bool = False
-    largest_response: int = LARGEST_RESPONSE
+    read_credentials: Callable[[], Credentials] | None = field(compare=False)
+    protocol: UpstreamProtocol
+    own: Mapping[str, str]
+    max_in_flight: int = _parameter("max_in_flight", _whole, MOST_IN_FLIGHT, 0, _CALLS)
+    timeout: float = _parameter("timeout_secs", _seconds, 60.0)
+    wait: float = _parameter("wait_secs", _seconds, 2.0)
+    health_interval: float = _parameter("health_interval_secs", _positive_seconds, 1.0)
+    health_timeout: float = _parameter("health_timeout_secs", _positive_seconds, 2.0)
+    forward_headers: Sequence[str] = _parameter("forward_headers", _header_names)
+    forward_priority: bool = _parameter("forward_priority", _flag)
+    host: str = _parameter("host", _host)
+    tensors: str = _parameter("http_tensors", _one_of, ("auto", "binary", "json"))
+    compression: str = _parameter("compression", _one_of, ("none", *ENCODINGS))
+    shared_memory: bool = _parameter("shared_memory", _flag)
+    largest_response: int = _parameter(
+        "max_response_bytes", _whole, _LARGEST_MESSAGE, LARGEST_RESPONSE,
+        "a number of bytes from 1 on",
+    )  # fmt: skip
 
     @classmethod
     def of(
@@ -224,34 +291,26 @@ class RemoteOptions:
         if named:
             _whole(parameters, "remote_version", _LARGEST_VERSION)
         urls = tuple(_urls(parameters.get("endpoints", ""), protocol))
-        if shared := _flag(parameters, "shared_memory"):
+        parsed = {}
+        for one in fields(cls):
+            if "parameter" in one.metadata:
+                name, parse, details = one.metadata["parameter"]
+                parsed[one.name] = parse(parameters, name, *details)
+        if parsed["shared_memory"]:
             _check_sharing(urls, protocol.name)
         return cls(
-            urls,
-            parameters.get("remote_model") or model,
-            named or (str(version) if version else ""),
-            _whole(parameters, "max_in_flight", MOST_IN_FLIGHT, expected=_CALLS),
-            _seconds(parameters, "timeout_secs", 60.0),
-            _seconds(parameters, "wait_secs", 2.0),
-            _seconds(parameters, "health_interval_secs", 1.0) or 1.0,
-            _seconds(parameters, "health_timeout_secs", 2.0) or 2.0,
-            _credentials(parameters, root),
-            _header_names(parameters),
-            _flag(parameters, "forward_priority"),
-            _host(parameters),
-            _one_of(parameters, "http_tensors", ("auto", "binary", "json")),
-            _one_of(parameters, "compression", ("none", *ENCODINGS)),
-            partial(_credentials, dict(parameters), root) if _OF_FILES & set(parameters) else None,
-            protocol,
-            {n: parameters[n] for n in protocol.parameters if parameters.get(n)},
-            shared,
-            _whole(
-                parameters,
-                "max_response_bytes",
-                _LARGEST_MESSAGE,
-                LARGEST_RESPONSE,
-                "a number of bytes from 1 on",
+            urls=urls,
+            model=parameters.get("remote_model") or model,
+            version=named or (str(version) if version else ""),
+            credentials=_credentials(parameters, root),
+            read_credentials=(
+                partial(_credentials, dict(parameters), root)
+                if _OF_FILES & set(parameters)
+                else None
             ),
+            protocol=protocol,
+            own={n: parameters[n] for n in protocol.parameters if parameters.get(n)},
+            **parsed,
         )
 
     def renewed(self) -> "RemoteOptions | None":
@@ -288,6 +347,15 @@ class RemoteOptions:
                 "no address is known for its endpoints",
             )
         return list(found)
+
+
+_PARAMETERS = frozenset(
+    {
+        "endpoints", "remote_model", "remote_version", "forward", "protocol", "hedge_after",
+        "hedge_percent", *_OF_FILES,
+        *(one.metadata["parameter"][0] for one in fields(RemoteOptions) if one.metadata),
+    }
+)  # fmt: skip
 
 
 def version_without_directory(parameters: Mapping[str, str]) -> int:
@@ -333,71 +401,6 @@ def _urls(text: str, protocol: UpstreamProtocol) -> Iterator[Url]:
             raise _wrong("endpoints", f"{part!r} has a host that is none")
         path = quote(path, safe="/%~:@!$&'()*+,;=")
         yield Url(split.scheme, host, port or ports[split.scheme], path)
-
-
-def _host(parameters: Mapping[str, str]) -> str:
-    host = parameters.get("host", "")
-    try:
-        named = urlsplit(f"//{host}")
-        good = not host or (named.netloc == host and named.hostname and "@" not in host)
-        good = good and (named.port is None or named.port > 0) and host.isascii()
-    except ValueError:
-        good = False
-    if not good or (host and not _HOST.fullmatch(named.hostname or "")):
-        raise _wrong("host", f"expected the name of a host, got {host!r}")
-    return host
-
-
-def _one_of(parameters: Mapping[str, str], name: str, values: Sequence[str]) -> str:
-    """A parameter with fixed values; the first is the default, returned as ""."""
-    value = parameters.get(name) or values[0]
-    if value not in values:
-        raise _wrong(name, f"expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}")
-    return "" if value == values[0] else value
-
-
-def _whole(
-    parameters: Mapping[str, str], name: str, most: int, default: int = 0,
-    expected: str = "a whole number from 1 on",
-) -> int:  # fmt: skip
-    text = parameters.get(name)
-    number = default if text is None else whole_number(text, 1, most)
-    if number is None:
-        raise _wrong(name, f"expected {expected}, got {text!r}")
-    return number
-
-
-def _seconds(parameters: Mapping[str, str], name: str, default: float) -> float:
-    text = parameters.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86_400:
-        raise _wrong(name, f"expected seconds, at most a day, got {text!r}")
-    return seconds
-
-
-def _header_names(parameters: Mapping[str, str]) -> tuple[str, ...]:
-    given = parameters.get("forward_headers", "").lower().split(",")
-    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
-    for name in names:
-        if not _HEADER_NAME.fullmatch(name):
-            raise _wrong("forward_headers", f"{name!r} is not the name of a header")
-        if name in _OF_CONNECTIONS or name.startswith("grpc-") or name.endswith("-bin"):
-            raise _wrong(
-                "forward_headers", f"'{name}' is about a connection or a body, and stays here"
-            )
-    return names
-
-
-def _flag(parameters: Mapping[str, str], name: str) -> bool:
-    text = parameters.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise _wrong(name, f"expected true or false, got {text!r}")
-    return text == "true"
 
 
 def _credentials(parameters: Mapping[str, str], root: Path) -> Credentials:
