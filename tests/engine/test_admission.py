@@ -24,13 +24,17 @@ def test_counts_go_up_and_down_to_the_limit_of_requests() -> None:
     admission.leave(50)
     assert (admission.requests, admission.bytes) == (0, 0)
     admission = Admission(2, 0)
-    admission.enter(1)
-    admission.enter(1)
-    with pytest.raises(Overloaded, match="limit of 2 requests"):
-        admission.enter(1)
-    assert (admission.requests, admission.bytes, admission.refused) == (2, 2, 1)
-    admission.leave(1)
-    admission.enter(1)
+    for account in (admission, connect(admission)):  # a connection charges the server inline
+        admission.refused = 0
+        account.enter(1)
+        account.enter(1)
+        with pytest.raises(Overloaded, match="limit of 2 requests"):
+            account.enter(1)
+        assert (admission.requests, admission.bytes, admission.refused) == (2, 2, 1)
+        account.leave(1)
+        account.enter(1)
+        account.leave(1)
+        account.leave(1)
 
 
 @pytest.mark.parametrize("how", ["enter", "grow"])
@@ -98,6 +102,17 @@ def test_emptiness_is_reported() -> None:
     # At once if it is empty already.
     admission.when_empty(lambda: told.append(-2))
     assert told == [0, -1, -2]
+    connection = connect(admission)
+    connection.enter(1)
+    admission.when_empty(lambda: told.append(-3))
+    assert told == [0, -1, -2]
+    connection.leave(1)
+    assert told == [0, -1, -2, -3]
+    changes: list[int] = []
+    admission.when_changed(lambda: changes.append(admission.requests))
+    connection.enter(1)
+    connection.leave(1)
+    assert changes == [1, 0]
 
 
 def test_a_message_being_received_counts_bytes_but_no_request() -> None:
@@ -213,6 +228,11 @@ def test_an_address_has_a_share_if_configured() -> None:
         account.close()
     again = connect(admission, "http", "192.0.2.1")
     again.enter(1)
+    address = again.above
+    connect(admission, "http", "192.0.2.1").close()
+    assert admission.address("192.0.2.1") is address
+    again.close()  # the last connection of the address
+    assert admission.address("192.0.2.1") is not address
 
 
 def test_connections_are_counted_and_capped() -> None:
