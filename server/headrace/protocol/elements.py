@@ -97,17 +97,11 @@ def json_name(value_type: type) -> str:
     return _JSON_NAMES.get(value_type, value_type.__name__)
 
 
-def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type]]:
-    """Return the elements of a flat or nested list in order, and the types among them.
+def flatten(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
+    """Return the elements of a flat or nested list in order, their types, and the nesting depth.
 
     Raises `InvalidRequest` for lists mixed with elements, and for lists nested too deeply.
     """
-    values, types, _ = _flattened(name, data)
-    return values, types
-
-
-def _flattened(name: str, data: list[Any]) -> tuple[list[Any], set[type], int]:
-    """`flatten`, with the nesting depth."""
     types = set(map(type, data))
     depth = 1
     while list in types:
@@ -137,7 +131,7 @@ def tensor_from_json(name: str, datatype: Datatype, shape: list[int], data: list
     the datatype's range, and if their number does not match `shape`.
     """
     _check_form(name, datatype)
-    values, types = flatten(name, data)
+    values, types, _ = flatten(name, data)
     _check_types(name, datatype, types)
     if len(values) != (count := element_count(name, shape)):
         raise _wrong_number(name, shape, count, len(values), "")
@@ -161,7 +155,7 @@ def tensor_from_long(
     joined: list[bytes] = []
     filled = empty_depth = depth = 0
     for piece in data.pieces():
-        values, types, its_depth = _flattened(name, piece)
+        values, types, its_depth = flatten(name, piece)
         _check_types(name, datatype, types)
         if values:
             depth, before = its_depth, depth or its_depth
@@ -347,7 +341,7 @@ def array_of_json(name: str, datatype: Datatype, shape: list[int], data: list[An
 
     More lenient than for clients: null is accepted for non-finite numbers.
     """
-    values, types = flatten(name, data)
+    values, types, _ = flatten(name, data)
     if datatype not in _FLOATS:
         return tensor_from_json(name, datatype, shape, values).array
     if type(None) in types:
