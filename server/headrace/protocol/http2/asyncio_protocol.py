@@ -106,12 +106,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Write the collected frames."""
         sender = self.sender
         sender.awake = False
+        if self._lost:
+            sender.out = []
+            return
         if sender.queued and not self._paused:
             self.http2.pump(_PUMP)
         if sender.out:
-            if self._lost:  # uvloop would raise, and other callbacks of this turn be lost
-                sender.out = []
-                return
             if sender.large:
                 self._writelines(sender.take())
             else:

@@ -8,7 +8,6 @@ connection's account as they arrive.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import inf
 from random import uniform
 from time import perf_counter
@@ -99,7 +98,7 @@ class RpcHead(CallHead):
 
 
 class ServerContext:
-    """State shared by the connections of a server, and the flushes due at the end of this turn.
+    """State shared by the connections of a server.
 
     `procedures` maps each path to its kind of call and handler.
     """
@@ -134,26 +133,12 @@ class ServerContext:
         self.draining = False  # no more calls are accepted
         # Called when the last connection has closed.
         self.on_empty: Callable[[], object] | None = None
-        self._dirty: list[Callable[[], None]] = []
 
     def lost(self, connection: "GrpcConnection") -> None:
-        """Remove a closed connection; its pending writes are dropped."""
+        """Remove a closed connection."""
         self.connections.discard(connection)
-        with suppress(ValueError):
-            self._dirty.remove(connection.flush)
         if not self.connections and self.on_empty is not None:
             self.on_empty()
-
-    def flush_soon(self, flush: Callable[[], None]) -> None:
-        """Call `flush` at the end of this turn of the loop."""
-        self._dirty.append(flush)
-        if len(self._dirty) == 1:
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for flush in dirty:
-            flush()
 
 
 class Rpc(MessageStream):
@@ -534,7 +519,7 @@ class GrpcConnection(Http2Protocol):
     def __init__(self, context: ServerContext) -> None:
         http2 = ServerConnection(
             lambda headers: RpcHead(headers, context, self), RESPONSE_HEAD,
-            lambda: context.flush_soon(self.flush), context.limits, context.keep_alive,
+            lambda: context.loop.call_soon(self.flush), context.limits, context.keep_alive,
         )  # fmt: skip
         super().__init__(http2, context.loop, context.buffer)
         self.context = context
