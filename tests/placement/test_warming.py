@@ -1,6 +1,7 @@
 """Warm-up runs, in process and in workers with all kinds of answers."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 
@@ -11,7 +12,7 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, LoadFailed
 from headrace.core.signature import Signature, TensorSpec
-from headrace.placement.warming import Sample, SampleInput, Synthetic, warm_up
+from headrace.placement.warming import Sample, given, random, warm_up
 from headrace.placement.worker.loaded_worker import LoadedWorker
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -25,8 +26,8 @@ SIGNATURE = Signature("m", 4, (X,), (TensorSpec("Y", Datatype.FP32, (2,)),))
 
 def sample(name: str = "s", batch_size: int = 1, count: int = 1, fill: float = 0) -> Sample:
     """Samples for `SIGNATURE`."""
-    content = (np.full((1, 2), fill, np.float32),)
-    return Sample(name, batch_size, count, {"X": SampleInput(Datatype.FP32, (1, 2), content)})
+    make = partial(given, "X", Datatype.FP32, (np.full((1, 2), fill, np.float32),))
+    return Sample(name, batch_size, count, {"X": make})
 
 
 class Model:
@@ -73,7 +74,7 @@ def test_a_sample_that_fails_is_named(fill: float, told: str, public: str) -> No
 
 
 def test_a_sample_that_does_not_fit_into_memory() -> None:
-    huge = SampleInput(Datatype.FP32, (1 << 40, 1 << 10), Synthetic.RANDOM)
+    huge = partial(random, "X", Datatype.FP32, (1 << 40, 1 << 10))
     with pytest.raises(LoadFailed, match="'s': there is no memory for its inputs"):
         warm_up(Model().run, SIGNATURE, "1", [Sample("s", 1, 1, {"X": huge})])
 
@@ -132,7 +133,7 @@ def test_a_worker_runs_samples_and_so_does_its_successor(
 def test_large_tensors(tmp_path: Path) -> None:
     wide = TensorSpec("X", Datatype.FP32, (1 << 20,))
     signature = Signature("m", 4, (wide,), (TensorSpec("Y", Datatype.FP32, (1 << 20,)),))
-    told = SampleInput(Datatype.FP32, (1, 1 << 20), Synthetic.RANDOM)
+    told = partial(random, "X", Datatype.FP32, (1, 1 << 20))
     model = worker(tmp_path, PLAIN)
     model.warm_up(signature, 1, [Sample("s", 2, 3, {"X": told})])
     model.close()

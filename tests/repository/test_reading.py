@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.call import Call
 from headrace.core.datatypes import BY_CONFIG_NUMBER, CONFIG_NUMBERS, NUMPY, Datatype
 from headrace.core.errors import InvalidConfig
 from headrace.core.signature import Signature, TensorSpec
@@ -168,9 +169,17 @@ def write(root: Path, name: str, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def requests(sample: Sample) -> list[Call]:
+    """The requests of one batch."""
+    return [
+        Call("m", "1", "", {name: make(index) for name, make in sample.inputs.items()})
+        for index in range(sample.batch_size)
+    ]
+
+
 def arrays(sample: Sample, name: str = "x") -> list[list[object]]:
     """Input arrays of each request."""
-    return [request.inputs[name].array.tolist() for request in sample.requests("m", "1")]
+    return [request.inputs[name].array.tolist() for request in requests(sample)]
 
 
 def test_no_samples(tmp_path: Path) -> None:
@@ -194,12 +203,12 @@ def test_zeros_and_random_data_of_every_datatype(tmp_path: Path, datatype: Datat
         told = value(data, kind, "dims: [ 3, 2 ]")
         [sample] = read(tmp_path, f"model_warmup {{ batch_size: 2 count: 5 {told} }}", spec)
         assert sample.count == 5
-        first, second = sample.requests("m", "1")
+        first, second = requests(sample)
         signature = Signature("m", 4, (spec,), ())
         assert signature.check(first) == signature.check(second) == 1
         array = np.asarray(first.inputs["x"].array)
         assert array.dtype == NUMPY[datatype]
-        again = sample.requests("m", "1")[0].inputs["x"].array
+        again = requests(sample)[0].inputs["x"].array
         assert again.tolist() == array.tolist()  # every load gives the same
         if data == "zero_data: true":
             assert not array.any()

@@ -8,7 +8,7 @@ loads the instance, on a temporary event loop.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -27,32 +27,8 @@ _DIGITS = 8  # characters of a random text
 _LARGEST = 128  # bound of random integers, valid for every datatype
 
 
-class Synthetic(Enum):
-    """Synthetic content of an input."""
-
-    ZEROS = "zeros, false, or empty text"
-    RANDOM = "from 0 to 1, whole numbers below 128, or digits; the same at every load"
-
-
-@dataclass(frozen=True, slots=True)
-class SampleInput:
-    """One input of a sample.
-
-    `shape` is that of one request, with 1 row if the model batches. `content` is synthetic, or the
-    arrays of the requests; a single array is for all of them.
-    """
-
-    datatype: Datatype
-    shape: tuple[int, ...]
-    content: Synthetic | tuple[Array, ...]
-
-    def array(self, index: int) -> Array:
-        """The input for the request with this index."""
-        if self.content is Synthetic.ZEROS:
-            return _zeros(self.datatype, self.shape)
-        if self.content is Synthetic.RANDOM:
-            return _random(self.datatype, self.shape, index)
-        return self.content[index % len(self.content)]
+# Makes an input of the request with an index.
+MakeInput = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +38,37 @@ class Sample:
     name: str
     batch_size: int
     count: int
-    inputs: Mapping[str, SampleInput]
-
-    def requests(self, model: str, version: str) -> list[Call]:
-        """Create the requests of one batch."""
-        return [
-            Call(
-                model,
-                version,
-                "",
-                {
-                    name: Tensor(name, told.datatype, told.array(index))
-                    for name, told in self.inputs.items()
-                },
-            )
-            for index in range(self.batch_size)
-        ]
+    inputs: Mapping[str, MakeInput]
 
 
-def _zeros(datatype: Datatype, shape: tuple[int, ...]) -> Array:
+def zeros(name: str, datatype: Datatype, shape: tuple[int, ...], index: int) -> Tensor:
+    """Zeros, false, or empty text."""
     if datatype is Datatype.BYTES:
         texts = np.empty(shape, object)
         texts.fill(b"")
-        return texts
-    return np.zeros(shape, NUMPY[datatype])
+        return Tensor(name, datatype, texts)
+    return Tensor(name, datatype, np.zeros(shape, NUMPY[datatype]))
 
 
-def _random(datatype: Datatype, shape: tuple[int, ...], seed: int) -> Array:
-    numbers = np.random.default_rng(seed)
+def random(name: str, datatype: Datatype, shape: tuple[int, ...], index: int) -> Tensor:
+    """Numbers from 0 to 1, whole numbers below 128, or digits; the same at every load."""
+    numbers = np.random.default_rng(index)
+    array: Array
     if datatype is Datatype.BYTES:
-        texts = np.empty(shape, object)
-        digits = numbers.integers(10 ** (_DIGITS - 1), 10**_DIGITS, texts.size)
-        texts[...] = np.array([b"%d" % n for n in digits.tolist()], object).reshape(shape)
-        return texts
-    kind = NUMPY[datatype]
-    if datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
-        return numbers.random(shape, np.float32).astype(kind)
-    return numbers.integers(0, 2 if datatype is Datatype.BOOL else _LARGEST, shape).astype(kind)
+        array = np.empty(shape, object)
+        digits = numbers.integers(10 ** (_DIGITS - 1), 10**_DIGITS, array.size)
+        array[...] = np.array([b"%d" % n for n in digits.tolist()], object).reshape(shape)
+    elif datatype in (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64):
+        array = numbers.random(shape, np.float32).astype(NUMPY[datatype])
+    else:
+        most = 2 if datatype is Datatype.BOOL else _LARGEST
+        array = numbers.integers(0, most, shape).astype(NUMPY[datatype])
+    return Tensor(name, datatype, array)
+
+
+def given(name: str, datatype: Datatype, arrays: Sequence[Array], index: int) -> Tensor:
+    """One of the arrays of the requests; a single array is for all of them."""
+    return Tensor(name, datatype, arrays[index % len(arrays)])
 
 
 class Here(Instance):
@@ -160,8 +130,11 @@ class Warming:
 
     async def _run(self, sample: Sample) -> None:
         calls = [
-            _SampleCall(asked) for asked in sample.requests(self._signature.model, self._version)
-        ]
+            _SampleCall(self._signature.model, self._version, "", {
+                name: make(index) for name, make in sample.inputs.items()
+            })
+            for index in range(sample.batch_size)
+        ]  # fmt: skip
         for call in calls:
             call.rows = self._signature.check(call)
             self.batcher.submit(call)
@@ -179,9 +152,8 @@ def _failed(sample: Sample, text: str, public: str = "") -> LoadFailed:
 class _SampleCall(Call):
     """A sample's request, which only needs to end successfully."""
 
-    def __init__(self, asked: Call) -> None:
-        super().__init__("", "", "", {})
-        self.take(asked)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def respond(self, response: InferResponse, final: bool) -> None:

@@ -8,6 +8,7 @@ neither may be elsewhere, even by symlinks.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,8 @@ from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, Tensor, brackets, element_count
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
-from headrace.placement.warming import Sample, SampleInput, Synthetic
+from headrace.placement import warming
+from headrace.placement.warming import MakeInput, Sample
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb import model_config_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelWarmup
@@ -265,7 +267,7 @@ def _sample(
     if setting.batch_size > most:
         text = f"must be at most {most}, as max_batch_size has it, got {setting.batch_size}"
         found.append(Problem(f"{at}.batch_size", text))
-    inputs: dict[str, SampleInput] = {}
+    inputs: dict[str, MakeInput] = {}
     for name, told in setting.inputs.items():
         path = f"{at}.inputs['{name}']"
         try:
@@ -285,7 +287,7 @@ def _sample(
 
 def _input(
     told: ModelWarmup.Input, spec: TensorSpec, batches: bool, root: Path, requests: int
-) -> SampleInput:
+) -> MakeInput:
     """An input of a sample for `requests` requests; raises `_Wrong`."""
     datatype = BY_CONFIG_NUMBER.get(told.data_type)
     if datatype is not spec.datatype:
@@ -299,17 +301,15 @@ def _input(
         note = ", without that of the batch" if batches else ""
         raise _Wrong(".dims", f"{brackets(dims)} do not fit: {expected}{note}")
     shape = (1, *dims) if batches else dims
-    content: Synthetic | tuple[Array, ...]
     match told.WhichOneof("input_data_type"):
         case "zero_data":
-            content = Synthetic.ZEROS
+            return partial(warming.zeros, spec.name, datatype, shape)
         case "random_data":
-            content = Synthetic.RANDOM
+            return partial(warming.random, spec.name, datatype, shape)
         case "input_data_file":
-            content = _file_data(root, told.input_data_file, datatype, shape, requests)
-        case _:
-            raise _Wrong("", "one of zero_data, random_data and input_data_file must be set")
-    return SampleInput(datatype, shape, content)
+            arrays = _file_data(root, told.input_data_file, datatype, shape, requests)
+            return partial(warming.given, spec.name, datatype, arrays)
+    raise _Wrong("", "one of zero_data, random_data and input_data_file must be set")
 
 
 def _file_data(
