@@ -114,3 +114,11 @@ def test_the_tests_that_pages_name_exist() -> None:
         file = ROOT / "tests" / path
         assert file.exists(), path
         assert not test or re.search(rf"def {test}\(", file.read_text("utf-8")), f"{path}::{test}"
+
+
+def test_the_sources_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
+    assert len(named) > 40
+    folders = ROOT / "server" / "headrace", ROOT / "tests"
+    assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
