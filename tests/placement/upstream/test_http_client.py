@@ -371,7 +371,7 @@ class KeptConnection(HttpConnection):
         self.tell: Callable[[HttpResponse | Exception], None] = lambda _: None
         self.aborted = 0
 
-    def send(self, pieces: object, seconds: float, done: Done, call: object = None) -> None:
+    def send(self, pieces: object, seconds: float, done: Done, sink: object = None) -> None:
         self.tell = done
         self.sent.set()
 
