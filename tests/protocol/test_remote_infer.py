@@ -17,7 +17,6 @@ from headrace.protocol.parameters import read_region_slice
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.v2_protobuf import (
     AnswerReader,
-    Place,
     RemoteInput,
     RemoteMessages,
     decode_infer,
@@ -190,7 +189,7 @@ def test_a_request_without_regions_is_unchanged() -> None:
 
 
 def test_tensors_in_regions_are_not_in_the_message() -> None:
-    places, rooms = {"A": Place("in", 64, 32)}, {"Y": Place("out", 0, 16)}
+    places, rooms = {"A": RegionSlice("in", 64, 32)}, {"Y": RegionSlice("out", 0, 16)}
     pieces = shared_request("m", "", INPUTS, ["Y", "Z"], {}, "", places, rooms)
     message = pb.ModelInferRequest.FromString(b"".join(pieces))
     first, *others = message.inputs

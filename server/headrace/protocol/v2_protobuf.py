@@ -782,23 +782,15 @@ class RemoteAnswer(NamedTuple):
     version: str = ""
 
 
-class _Head(NamedTuple):
-    """Fixed bytes of a request: up to the first input's data, and before the other inputs' data.
-
-    Nothing precedes the data of inputs whose size does not follow from their shape.
-    """
-
-    start: bytes
-    prefixes: Sequence[bytes]
-
-
 class RemoteMessages:
     """Encodes requests for one model version of an upstream."""
 
     def __init__(self, model: str, version: str) -> None:
         self._model = model
         self._version = version
-        self._heads: _Memory[object, _Head] = _Memory()
+        # The bytes up to the first input's data, and before the other inputs' data: nothing if its
+        # size does not follow from the shape.
+        self._heads: _Memory[object, tuple[bytes, Sequence[bytes]]] = _Memory()
 
     def request(
         self,
@@ -813,15 +805,14 @@ class RemoteMessages:
         For outputs in `classes`, only the highest classes are requested.
         """
         key = (tuple(outputs), *classes.items(), *[(i.name, i.datatype, i.shape) for i in inputs])
-        head = self._heads.get(key)
-        if head is None:
-            head = self._remember(key, inputs, outputs, classes)
-        pieces: list[Buffer] = [head.start]
+        known = self._heads.get(key)
+        start, prefixes = known or self._remember(key, inputs, outputs, classes)
+        pieces: list[Buffer] = [start]
         if id or parameters:
             own = pb.ModelInferRequest(id=id)
             write_parameters(own, parameters)
             pieces.append(own.SerializeToString())
-        for item, prefix in zip(inputs, head.prefixes, strict=True):
+        for item, prefix in zip(inputs, prefixes, strict=True):
             if prefix:
                 pieces.append(prefix)
                 pieces += [raw_bytes(part) for part in item.parts]
@@ -836,7 +827,7 @@ class RemoteMessages:
         inputs: Sequence[RemoteInput],
         outputs: Sequence[str],
         classes: Mapping[str, int],
-    ) -> _Head:
+    ) -> tuple[bytes, Sequence[bytes]]:
         message = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
         prefixes = []
         for item in inputs:
@@ -849,7 +840,7 @@ class RemoteMessages:
             wanted = message.outputs.add(name=name)
             if name in classes:
                 wanted.parameters["classification"].int64_param = classes[name]
-        return self._heads.keep(key, _Head(message.SerializeToString(), prefixes))
+        return self._heads.keep(key, (message.SerializeToString(), prefixes))
 
 
 def write_parameters(message: pb.ModelInferRequest, parameters: Mapping[str, Parameter]) -> None:
@@ -983,14 +974,6 @@ _Tensor: TypeAlias = (
 )
 
 
-class Place(NamedTuple):
-    """The place of a tensor in a shared memory region, in bytes."""
-
-    region: str
-    offset: int
-    size: int
-
-
 def shared_request(
     model: str,
     version: str,
@@ -998,8 +981,8 @@ def shared_request(
     outputs: Sequence[str],
     parameters: Mapping[str, Parameter],
     id: str,
-    places: Mapping[str, Place],
-    rooms: Mapping[str, Place],
+    places: Mapping[str, RegionSlice],
+    rooms: Mapping[str, RegionSlice],
 ) -> list[Buffer]:
     """A ModelInferRequest with inputs at `places` and outputs to be written to `rooms`.
 
@@ -1040,8 +1023,8 @@ def registered(data: Buffer) -> Mapping[str, str]:
     return {name: region.key for name, region in message.regions.items()}
 
 
-def _point(tensor: _Tensor, place: Place) -> None:
+def _point(tensor: _Tensor, place: RegionSlice) -> None:
     tensor.parameters[_REGION].string_param = place.region
-    tensor.parameters[_SIZE].int64_param = place.size
+    tensor.parameters[_SIZE].int64_param = place.byte_size
     if place.offset:
         tensor.parameters[_OFFSET].int64_param = place.offset

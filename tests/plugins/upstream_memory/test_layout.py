@@ -61,8 +61,8 @@ def test_places_do_not_overlap(sizes: list[int]) -> None:
     for name, place in laid_out(named, "r").items():
         assert place.offset >= end
         assert place.offset % 64 == 0
-        assert (place.region, place.size) == ("r", named[name])
-        end = place.offset + place.size
+        assert (place.region, place.byte_size) == ("r", named[name])
+        end = place.offset + place.byte_size
     assert end == needed(named)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import UnaryCall
+from headrace.core.call import RegionSlice
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
@@ -37,7 +38,7 @@ from headrace.plugins.upstream_memory.regions import (
 )
 from headrace.protocol.compression import DEFAULT_LEVEL, compress
 from headrace.protocol.grpc import End, Reason
-from headrace.protocol.v2_protobuf import Place, RemoteAnswer, RemoteInput, shared_request
+from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput, shared_request
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,12 @@ def large_inputs(request: RemoteRequest) -> dict[str, int]:
     return found
 
 
-def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, Place]:
+def laid_out(sizes: Mapping[str, int], region: str) -> dict[str, RegionSlice]:
     """The places of tensors laid out one after the other."""
-    places: dict[str, Place] = {}
+    places: dict[str, RegionSlice] = {}
     position = 0
     for name, size in sizes.items():
-        places[name] = Place(region, position, size)
+        places[name] = RegionSlice(region, position, size)
         position = _aligned(position + size)
     return places
 
@@ -98,7 +99,7 @@ def needed(sizes: Mapping[str, int]) -> int:
     return sum(map(_aligned, others)) + last
 
 
-def write(inputs: Sequence[RemoteInput], places: Mapping[str, Place], memory: Buffer) -> None:
+def write(inputs: Sequence[RemoteInput], places: Mapping[str, RegionSlice], memory: Buffer) -> None:
     """Copy inputs to their places."""
     for item in inputs:
         place = places.get(item.name)
@@ -128,7 +129,7 @@ class SharedCall(UnaryCall):
     owner: "SharedMemoryClient"
     receiver: Receiver
     request: RemoteRequest
-    rooms: Mapping[str, Place]
+    rooms: Mapping[str, RegionSlice]
 
     def done(self, data: Buffer | None, end: End | None) -> None:
         """Report the outcome to the receiver, or repeat the call without shared memory."""
@@ -164,7 +165,7 @@ class SharedCall(UnaryCall):
             whole.flags.writeable = False
             view = whole.data
             for name, place in self.rooms.items():
-                shared[name] = view[place.offset : place.offset + place.size]
+                shared[name] = view[place.offset : place.offset + place.byte_size]
         answer = self.messages.shared_answer(data, shared)
         self.inputs = self.outputs = None
         if inputs is not None:
