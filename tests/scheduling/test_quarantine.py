@@ -8,7 +8,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Quarantined, WorkerDied
 from headrace.core.tensors import Array, Tensor
 from headrace.scheduling.batch import Batch, Deferral, NotStarted, Outcome, Part
-from headrace.scheduling.quarantine import Quarantine, Screened
+from headrace.scheduling.quarantine import Quarantine
 from tests.scheduling.fakes import Bench, entered, request, signature
 
 HOUR = 3_600 * 10**9
@@ -48,8 +48,8 @@ def died(*asked: Call, deaths: int = 2, times: int = 1) -> Quarantine:
 
 
 def verdict(found: Quarantine, asked: Call, now: int = 1) -> str:
-    screened = found.screen([call(asked)], now)
-    [name] = [name for name in Screened._fields if getattr(screened, name)]
+    screened = zip(("clear", "suspects", "refused"), found.screen([call(asked)], now), strict=True)
+    [name] = [name for name, calls in screened if calls]
     return name
 
 

@@ -166,15 +166,13 @@ class Job(Owner, Generic[T]):
         charge: Charge,
     ) -> None:
         self._work: Callable[[Charge], T] | None = work
-        self._done = done
+        self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
         self._loop = asyncio.get_running_loop()
-        self._cancelled = False
 
     def cancel(self, call: Call | None = None) -> None:
         """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
-        self._cancelled = True
-        self._work = None  # releases its references
+        self._work = self._done = None  # releases their references
 
     def run(self) -> None:
         """Do the work, on a thread."""
@@ -204,7 +202,7 @@ class Job(Owner, Generic[T]):
 
     def _count_here(self, nbytes: int, counted: "Future[None]") -> None:
         try:
-            if self._cancelled:
+            if self._done is None:
                 raise Dropped
             self._charge(nbytes)
         except Exception as error:
@@ -213,9 +211,9 @@ class Job(Owner, Generic[T]):
             counted.set_result(None)
 
     def _finish(self, result: T | None, problem: Exception | None) -> None:
-        if not self._cancelled:
-            self._work = None
-            self._done(result, problem)
+        done, self._done, self._work = self._done, None, None
+        if done is not None:
+            done(result, problem)
 
 
 class _Lane:
@@ -256,14 +254,18 @@ class Workbench:
     ) -> Job[T]:
         """Do `work` on about `nbytes`, then call `done` with its result or exception."""
         job = Job(work, done, charge)
-        (self._long if nbytes > _LONG else self._short).add(job)
+        self.add(nbytes, job)
         return job
+
+    def add(self, nbytes: int, job: Job[Any]) -> None:
+        """Do a job on about `nbytes`."""
+        (self._long if nbytes > _LONG else self._short).add(job)
 
 
 log = logging.getLogger(__name__)
 
 
-class Deferred(Owner, Generic[T]):
+class Deferred(Job[T]):
     """A call being decoded on the workbench, and its owner until then."""
 
     def __init__(
@@ -280,21 +282,13 @@ class Deferred(Owner, Generic[T]):
 
         `after` is called last.
         """
+        super().__init__(decode, partial(self._decoded, call), charge)
         self._submit = submit
-        self._call: Call | None = call
         self._after = after
         call.owner = self
-        self._job = bench.do(nbytes, decode, self._decoded, charge)
+        bench.add(nbytes, self)
 
-    def cancel(self, call: Call) -> None:
-        """Implements `Owner.cancel`."""
-        self._call = None
-        self._job.cancel()
-
-    def _decoded(self, result: T | None, problem: Exception | None) -> None:
-        call, self._call = self._call, None
-        if call is None:
-            return
+    def _decoded(self, call: Call, result: T | None, problem: Exception | None) -> None:
         try:
             if problem is not None:
                 raise problem

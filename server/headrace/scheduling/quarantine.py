@@ -18,7 +18,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
 from weakref import ref
 
 from headrace.core.call import Call, Parameter
@@ -40,14 +39,6 @@ class _Case:
     deaths: int
     last: int
     sketch: int
-
-
-class Screened(NamedTuple):
-    """Requests by treatment: run together, run alone, or refuse."""
-
-    clear: list[Call]
-    suspects: list[Call]
-    refused: list[Call]
 
 
 class Quarantine:
@@ -85,20 +76,22 @@ class Quarantine:
         elif final:
             self._clear([call])
 
-    def screen(self, calls: Sequence[Call], now: int) -> Screened:
-        """Sort requests that are about to run; refused ones are counted."""
+    def screen(self, calls: Sequence[Call], now: int) -> tuple[list[Call], list[Call], list[Call]]:
+        """Sort requests by treatment: run together, run alone, or refuse, which is counted."""
         self._age(now)
-        screened = Screened([], [], [])
+        clear: list[Call] = []
+        suspects: list[Call] = []
+        refused: list[Call] = []
         for call in calls:
             deaths = self._known_deaths(call)
             if not deaths:
-                screened.clear.append(call)
+                clear.append(call)
             elif deaths < self._deaths:
-                screened.suspects.append(call)
+                suspects.append(call)
             else:
-                screened.refused.append(call)
-        self.refused += len(screened.refused)
-        return screened
+                refused.append(call)
+        self.refused += len(refused)
+        return clear, suspects, refused
 
     def error(self) -> Quarantined:
         """The error of a refused request."""
