@@ -28,6 +28,7 @@ from tests.support.managed import (
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 
+_PAUSE_SECS = 0.01  # of a client that keeps asking, so that the servers get to something else
 NUMBERS = count()
 ROW = np.array([[1, 2, 4]], np.float32)
 OPTIONS = ("--triton-processes=per-gpu", "--triton-gpus=4,5", "--model-control-mode=poll")
@@ -81,6 +82,7 @@ def callers(client: Client, name: str, many: int = 4) -> Iterator[list[float]]:
     def ask() -> None:
         while not ended.is_set():
             found.append(float(client.infer(name, {"INPUT0": ROW})["OUTPUT0"][0, 0]))
+            ended.wait(_PAUSE_SECS)
 
     with ThreadPoolExecutor(many) as threads:
         running = [threads.submit(ask) for _ in range(many)]

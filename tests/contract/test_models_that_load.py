@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ServerError
-from tests.contract.conftest import FRONT_ENDS
+from tests.contract.conftest import CLIENTS, FRONT_ENDS
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.scrape import until
@@ -60,6 +60,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_python_model(root, name, LOADER, CONFIG)
         write_steps(root, name, steps)
     return root
+
+
+@pytest.fixture(scope="module", params=["http", pytest.param("grpc", marks=pytest.mark.slow)])
+def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Client]:
+    """Over gRPC in slow tests alone: each load starts workers, and is the same operation."""
+    with CLIENTS[request.param](server) as client:
+        yield client
 
 
 def write_steps(root: Path, name: str, steps: Sequence[object]) -> None:
