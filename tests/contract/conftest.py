@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         params = item.callspec.params
         values = [value for value in params.values() if isinstance(value, str)]
-        if params.get("server") == "frontends" and item.path.stem not in WITH_FRONT_ENDS:
+        if "frontends" in values and item.path.stem not in WITH_FRONT_ENDS:
             item.add_marker(pytest.mark.slow)
         if reason := impossible(item.path.stem, item.originalname, values):
             item.add_marker(pytest.mark.skip(reason=reason))

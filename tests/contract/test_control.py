@@ -181,7 +181,7 @@ def test_invalid_bodies(
     explicit: tuple[Path, ServerProcess], action: str, body: bytes, text: str
 ) -> None:
     url = f"{explicit[1].url}/v2/repository/models/first/{action}"
-    response = httpx.post(url, content=body)
+    response = httpx.post(url, content=body, verify=False)
     assert response.status_code == 400
     assert response.headers["content-type"] == "application/json"
     assert text in json.loads(response.content)["error"]
@@ -192,7 +192,7 @@ def test_unknown_members_and_other_parameters_of_unload_are_ignored(
 ) -> None:
     url = f"{explicit[1].url}/v2/repository/models/nobody/unload"
     body = {"color": "red", "parameters": {"color": 1, "unload_dependents": True}}
-    assert httpx.post(url, json=body).status_code == 200
+    assert httpx.post(url, json=body, verify=False).status_code == 200
 
 
 def test_parameters_of_the_wrong_type_over_grpc(explicit: tuple[Path, ServerProcess]) -> None:
@@ -218,10 +218,12 @@ def test_explicit_mode_with_nothing_loaded_is_ready(tmp_path: Path) -> None:
     options = ("--model-control-mode=explicit", "--load-overrides=none")
     with ServerProcess(tmp_path, options=options) as server:
         assert "no model is loaded" in server.output
-        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 200
-        assert httpx.post(f"{server.url}/v2/repository/index").json() == [{"name": "first"}]
+        assert httpx.get(f"{server.url}/v2/health/ready", verify=False).status_code == 200
+        assert httpx.post(f"{server.url}/v2/repository/index", verify=False).json() == [
+            {"name": "first"}
+        ]
         url = f"{server.url}/v2/repository/models/first/load"
-        response = httpx.post(url, json={"parameters": {"config": "{}"}})
+        response = httpx.post(url, json={"parameters": {"config": "{}"}}, verify=False)
         assert response.status_code == 400
         assert "--load-overrides=config takes them" in response.json()["error"]
 

@@ -119,12 +119,15 @@ def test_raw_bodies_and_flat_json_load_models(server: ServerProcess, fresh: Iter
         f"{server.url}/v2/models/add_{number}/infer",
         content=np.array([1], "<f4").tobytes(),
         headers={"inference-header-content-length": "0"},
+        verify=False,
     )
     assert np.frombuffer(answer.content[-4:], "<f4").tolist() == [number + 1]
     other = next(fresh)
     for _ in range(2):
         given = {"INPUT0": 1, "headrace_timing": True}
-        answer = httpx.post(f"{server.url}/v2/models/add_{other}/generate", json=given)
+        answer = httpx.post(
+            f"{server.url}/v2/models/add_{other}/generate", json=given, verify=False
+        )
         assert answer.json()["OUTPUT0"] == other + 1
         assert answer.json()["batch_rows"] == 1
 

@@ -79,7 +79,9 @@ def test_the_backend_and_the_stage_serve(
 ) -> None:
     rows = np.array([[1, 2], [5, 6], [0.1, 0.7]], np.float32)
     content = {"name": "x", "shape": [3, 2], "datatype": "FP32", "data": rows.tolist()}
-    answer = httpx.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": [content]})
+    answer = httpx.post(
+        f"{server.url}/v2/models/{model}/infer", json={"inputs": [content]}, verify=False
+    )
     assert answer.status_code == 200, answer.text
     [output] = answer.json()["outputs"]
     expected = (rows @ WEIGHTS + BIAS).astype(np.float32)
@@ -96,14 +98,14 @@ def test_the_request_of_the_page(server: ServerProcess) -> None:
 
 
 def test_the_models_configuration_is_completed(server: ServerProcess) -> None:
-    config = httpx.get(f"{server.url}/v2/models/exact/config").json()
+    config = httpx.get(f"{server.url}/v2/models/exact/config", verify=False).json()
     assert (config["backend"], config["platform"]) == ("linear", "numpy_linear")
     assert config["max_batch_size"] == 64
     assert "decimals has no effect" not in server.log
 
 
 def test_a_refused_stage_parameter_names_its_line(server: ServerProcess) -> None:
-    index = httpx.post(f"{server.url}/v2/repository/index").json()
+    index = httpx.post(f"{server.url}/v2/repository/index", verify=False).json()
     [wrong] = (entry for entry in index if entry["name"] == "wrong")
     assert wrong["state"] == "UNAVAILABLE"
     assert "config.pbtxt:1: parameters['decimals']: expected a whole number" in wrong["reason"]

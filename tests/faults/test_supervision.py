@@ -43,7 +43,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     """One server for all tests; at the end it has the resources of its beginning."""
     root = tmp_path_factory.mktemp("chaos")
     write_models(root, _MODELS, rows=4)
-    with ServerProcess(root) as server, httpx.Client(timeout=60) as client:
+    with ServerProcess(root) as server, httpx.Client(timeout=60, verify=False) as client:
         found = Chaos(server, root, client)
         assert found.others_are_served()
         before = Resources.of(server.pid)
