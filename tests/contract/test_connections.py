@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,6 +236,7 @@ def test_an_old_http_connection_closes_after_an_answer(watchful: ServerProcess, 
             answers += 1
             if answer.headers["connection"] == "close":
                 break
+            time.sleep(0.01)  # of the second that the connection may grow old
         assert answers > 5
         assert client.at_end()
 
