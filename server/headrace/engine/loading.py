@@ -143,7 +143,7 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
     with opened.options_explained():
         config = model.completed(opened.config, options.auto_complete)
     inputs, outputs = model.inputs, model.outputs
-    if options.auto_complete and not model.told_by_code:
+    if options.auto_complete and not model.declared_by_code:
         rows = model.rows(options.default_max_batch_size)
         config = completion.complete_tensors(file, config, inputs, outputs, rows)
     config = completion.normalise(config)
@@ -151,8 +151,8 @@ def complete(opened: Opened, model: LoadedModel, options: LoadOptions) -> ModelC
         types = ", ".join(f"'{info.name}' is a {info.type_name}" for info in outputs)
         raise InvalidConfig(f"{file.name}: no output is a tensor of the protocol: {types}")
     refuse(file, validation.tensor_problems(config, inputs, outputs))
-    if not model.told_by_code:
-        refuse(file, validation.model_problems(config, *model.told(config)))
+    if not model.declared_by_code:
+        refuse(file, validation.model_problems(config, *model.reported(config)))
     return config
 
 

@@ -146,7 +146,7 @@ class LoadedInProcess(LoadedModel):
     batches, and no calls of `infer`.
     """
 
-    told_by_code = True
+    declared_by_code = True
     row_limit = CODE_ROWS
 
     def __init__(self, spec: LoadSpec, loader: str) -> None:

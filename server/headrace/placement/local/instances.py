@@ -86,9 +86,9 @@ class LoadedModel:
     """A loaded model; defaults are those of a model in this process.
 
     Base class of backends' models. Used by one thread at a time. `inputs` and `outputs` are its
-    declared tensors, unless its code declares them (`told_by_code`). `file_bytes` is the size of
-    the files loaded into this process, 0 if unknown, `pid` its own process. `reads_parameters` is
-    true if it may read request parameters, and `loops` if values of its inputs may determine the
+    declared tensors, unless its code declares them (`declared_by_code`). `file_bytes` is the size
+    of the files loaded into this process, 0 if unknown, `pid` its own process. `reads_parameters`
+    is true if it may read request parameters, and `loops` if values of its inputs may determine the
     duration of a run. `pins_inputs` is true if inputs are best in page-locked memory,
     `exact_shapes` if an empty shape means a scalar. `row_limit` names the limit of a batch's rows
     if the configuration sets none, "" for the model itself; `quarantine_deaths` is the number of
@@ -98,7 +98,7 @@ class LoadedModel:
 
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
-    told_by_code: bool = False
+    declared_by_code: bool = False
     file_bytes: int = 0
     pid: int = 0
     reads_parameters: bool = False
@@ -145,7 +145,7 @@ class LoadedModel:
         """The maximum number of rows of a batch if the configuration sets none."""
         return default
 
-    def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
+    def reported(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
         """The inputs and outputs that a complete configuration must match."""
         return self.inputs, self.outputs
 

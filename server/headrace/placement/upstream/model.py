@@ -201,7 +201,7 @@ class RemoteModel(LoadedModel):
         self.forwarding.traces = version.traces
         return self.make_pool(name, self, version)
 
-    def told(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
+    def reported(self, config: ModelConfig) -> tuple[Sequence[TensorInfo], Sequence[TensorInfo]]:
         """The inputs and outputs reported by the servers; without a report, the declared ones."""
         lead = (-1,) if config.max_batch_size > 0 else ()
         return (

@@ -204,7 +204,7 @@ class LoadedWorker(LoadedModel):
     batches, and no calls of `infer`.
     """
 
-    told_by_code = True
+    declared_by_code = True
 
     def __init__(
         self, spec: LoadSpec, loader: str, told: Mapping[str, object] | None = None
