@@ -15,11 +15,12 @@ import pytest
 
 from headrace.connections.grpc_channel import receive_buffer
 from headrace.core.datatypes import Datatype
+from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.grpc_client import GrpcMessages
 from headrace.placement.upstream.options import RemoteOptions
-from headrace.plugins.upstream_memory.client import FixedSizes, SharedMemoryClient
+from headrace.plugins.upstream_memory.client import SharedMemoryClient
 from headrace.plugins.upstream_memory.regions import THRESHOLD, exists
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.status import Fate
@@ -136,7 +137,11 @@ async def connected(endpoint: str) -> AsyncIterator[SharedMemoryClient]:
     options = RemoteOptions.of(parameters, "m", 0, Path())
     found, messages = options.resolve()[0], GrpcMessages(options, "m")
     connection = SharedMemoryClient(
-        found, messages, None, receive_buffer(), FixedSizes({"Y": THRESHOLD}, True)
+        found,
+        messages,
+        None,
+        receive_buffer(),
+        Signature("m", 4, (), (TensorSpec("Y", Datatype.FP32, (COUNT,)),)),
     )
     try:
         yield connection

@@ -17,7 +17,7 @@ Owned by the event-loop thread.
 import logging
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -214,12 +214,12 @@ class SharedMemoryClient(GrpcClient):
         messages: GrpcMessages,
         context: ssl.SSLContext | None,
         buffer: memoryview,
-        sizes: FixedSizes,
+        signature: Signature,
     ) -> None:
-        """`sizes` are those of the model's outputs; see `GrpcClient` for the others."""
+        """`signature` is the model's; see `GrpcClient` for the others."""
         super().__init__(endpoint, messages, context, buffer)
         self.regions = SharedRegions(self.ask, messages.model, endpoint.name)
-        self._sizes = sizes
+        self._sizes = FixedSizes.of(signature)
         self._name = endpoint.name
         self.when_lost = self.regions.renew
 
@@ -284,22 +284,8 @@ class SharedMemoryClient(GrpcClient):
         await self.regions.close()
 
 
-def sharing_clients() -> Callable[..., GrpcClient]:
-    """A maker of gRPC clients that share memory with an upstream on this machine.
-
-    Called as `GrpcClient`, with the model's signature as well. Regions that ended servers have left
-    are removed first.
-    """
+def sharing_clients() -> type[SharedMemoryClient]:
+    """The class of clients, once regions that ended servers have left are removed."""
     if count := remove_left_behind():
         log.info("removed shared memory that ended servers have left: %d regions", count)
-
-    def make(
-        endpoint: Endpoint,
-        messages: GrpcMessages,
-        context: ssl.SSLContext | None,
-        buffer: memoryview,
-        signature: Signature,
-    ) -> SharedMemoryClient:
-        return SharedMemoryClient(endpoint, messages, context, buffer, FixedSizes.of(signature))
-
-    return make
+    return SharedMemoryClient
