@@ -109,17 +109,16 @@ class Made:
         self.channel = Channel(endpoint, None, memoryview(bytearray(1 << 16)))
         self.loop = asyncio.get_running_loop()
 
-    def begin(self, message: Buffer = b"", seconds: float = 10.0, urgent: bool = False) -> Waiting:
+    def begin(self, message: Buffer = b"", seconds: float = 10.0) -> Waiting:
         """Start a call."""
         call = Waiting(self.channel, HEAD, [message], seconds)
         call.outcome = self.loop.create_future()
-        call.urgent = urgent
         self.channel.start(call)
         return call
 
-    async def echo(self, message: bytes, urgent: bool = False) -> None:
+    async def echo(self, message: bytes) -> None:
         """A successful echo."""
-        data, end = await self.begin(message, urgent=urgent).outcome
+        data, end = await self.begin(message).outcome
         assert end is None
         assert data == message
 
@@ -163,12 +162,10 @@ async def test_messages_of_any_size(service: Service, made: Made) -> None:
 async def test_a_restarted_server(service: Service, made: Made) -> None:
     await made.echo(b"a")
     await service.stop()
-    for _ in range(4):  # the pause before the next attempt grows
-        call = made.begin(urgent=True)
-        assert (await made.failure(call)).reason is Reason.UNSENT
+    for _ in range(4):
+        assert (await made.failure(made.begin())).reason is Reason.UNSENT
     await service.start()
-    assert (await made.failure(made.begin())).reason is Reason.UNSENT  # it was just tried
-    await made.echo(b"b", urgent=True)
+    await made.echo(b"b")
     await made.echo(b"c")
 
 

@@ -97,7 +97,6 @@ class GrpcTransport:
         call = _Stream(self._channel, head, self._message(request))
         responses: Responses[Buffer] = Responses(call.hold, seconds, late(self._address, seconds))
         call.responses, call.explain = responses, lambda end: self._explained(end, seconds)
-        call.urgent = True
         self._channel.start(call)
         try:
             async for data in responses:

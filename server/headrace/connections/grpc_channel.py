@@ -1,9 +1,9 @@
 """Connections to one gRPC server, and the calls that wait for one.
 
 A connection is opened when a call needs it, and another one when the server's limit of streams is
-reached on those that exist. If none can be made, the call fails at once, and so do calls for a
-while after that, without another attempt. Calls that were not sent when a connection ended, or that
-the server reports as not processed, start again on the next one, once.
+reached on those that exist; if that one cannot be made, no other is attempted for a while. If there
+is none at all, the call fails. Calls that were not sent when a connection ended, or that the server
+reports as not processed, start again on the next one, once.
 
 Owned by the event-loop thread.
 """
@@ -125,8 +125,9 @@ def _watch(sock: socket.socket) -> None:
 _AGENT = b"headrace"
 _AUTHORIZATION = "authorization"
 _CONNECT_SECS = 5.0  # for a connection, with TLS and the server's settings
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 0.5  # after a failed attempt
+_PAUSE_SECS = 0.5  # after a failed attempt to make a further connection
 _MOST_CONNECTIONS = 8
+_CLOSED = "the connection was closed"
 
 
 class RequestHeads:
@@ -171,11 +172,10 @@ class RequestHeads:
 class ChannelCall(ClientCall):
     """A call with one message, which may have to wait for a connection.
 
-    An `urgent` call triggers a connection attempt even soon after a failed one. `begun` is of the
-    loop's clock.
+    `begun` is of the loop's clock.
     """
 
-    __slots__ = ("begun", "channel", "head", "packed", "pieces", "size", "tries", "urgent")
+    __slots__ = ("begun", "channel", "head", "packed", "pieces", "size", "tries")
 
     def __init__(
         self,
@@ -199,7 +199,6 @@ class ChannelCall(ClientCall):
             raise PayloadTooLarge(f"{self.size} bytes do not fit into a message of gRPC")
         self.packed = packed
         self.tries = 0
-        self.urgent = False
 
     def launch(self, connection: ChannelConnection) -> None:
         """Send the whole request on a connection with a free stream."""
@@ -317,9 +316,7 @@ class Channel:
         self._current: ChannelConnection | None = None
         self._waiting: deque[ChannelCall] = deque()
         self._connecting: asyncio.Task[None] | None = None
-        self._pause = _FIRST_PAUSE_SECS
-        self._not_before = 0.0  # next attempt for calls that are not urgent
-        self._failure = ""  # reason of the last failure
+        self._not_before = 0.0  # next attempt to make a further connection
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._closed = False
@@ -343,13 +340,9 @@ class Channel:
         seconds: float,
         packed: bool = False,
     ) -> tuple[Buffer | None, End | None]:
-        """The answer to a message, or the failure of the call.
-
-        Cancelling the wait cancels the call. A connection is attempted in any case.
-        """
+        """The answer to a message, or the failure of the call; cancelling the wait cancels it."""
         call = AwaitedCall(self, head, message, seconds, packed)
         call.outcome = self._loop.create_future()
-        call.urgent = True
         self.start(call)
         try:
             return await call.outcome
@@ -365,7 +358,7 @@ class Channel:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
             self._connecting = None
-        self._fail_waiting("the connection was closed")
+        self._fail_waiting(_CLOSED)
         for connection in list(self._connections):
             connection.abort()
 
@@ -395,12 +388,10 @@ class Channel:
         usable = self._usable()
         if self._connecting is not None or usable >= _MOST_CONNECTIONS:
             return
-        early = self._loop.time() < self._not_before
-        if self._closed or (early and not any(call.urgent for call in self._waiting)):
-            if not usable:
-                self._loop.call_soon(self._fail_waiting, self._failure)
-            return
-        self._connecting = self._loop.create_task(self._attempt())
+        if self._closed:
+            self._loop.call_soon(self._fail_waiting, _CLOSED)
+        elif not usable or self.now() >= self._not_before:
+            self._connecting = self._loop.create_task(self._attempt())
 
     async def _attempt(self) -> None:
         connection = None
@@ -417,24 +408,18 @@ class Channel:
             if connection is not None:
                 connection.abort()
             late = isinstance(error, TimeoutError) and not str(error)
-            self._unreachable("it does not answer" if late else connect_error(error))
+            self._not_before = self.now() + _PAUSE_SECS
+            if not self._usable():
+                self._fail_waiting("it does not answer" if late else connect_error(error))
         except BaseException:
             if connection is not None:
                 connection.abort()
             raise
         else:
             self._connecting = None
-            self._pause, self._not_before = _FIRST_PAUSE_SECS, 0.0
             self._connections.append(connection)
             self._current = connection
             self._go_on()
-
-    def _unreachable(self, why: str) -> None:
-        self._failure = why
-        self._not_before = self._loop.time() + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECS)
-        if not self._usable():
-            self._fail_waiting(why)
 
     def _usable(self) -> int:
         return sum(not connection.streams.leaving for connection in self._connections)
