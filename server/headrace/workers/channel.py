@@ -174,11 +174,8 @@ class WorkerChannel:
                 return
             self._sending = True
             try:
-                if descriptor < 0:
-                    self._socket.sock.sendall(frame)
-                else:
-                    sent = self._socket.send(frame, [descriptor])
-                    self._socket.sock.sendall(frame[sent:])
+                sent = self._socket.send(frame, [descriptor]) if descriptor >= 0 else 0
+                self._socket.sock.sendall(frame[sent:])
             finally:
                 self._sending = False
         if self._later:

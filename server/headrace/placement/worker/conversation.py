@@ -416,11 +416,7 @@ class Conversation:
             raise BrokenFrame("an answer to no batch")
         if kind is BACK:  # the batch before it waits for another model
             outcome = Outcome((), NotStarted(), slot.sent, slot.sent, monotonic_ns())
-        elif (
-            len(under_way) > 1
-            and not self._concurrent
-            and slot is not next(iter(under_way.values()))
-        ):
+        elif not self._concurrent and number != next(iter(under_way)):
             raise BrokenFrame("an answer to a batch before that to an earlier one")
         elif kind is RESULT:
             outcome = self.frames.result(slot.sent, batch, meta, data, size)
