@@ -7,7 +7,7 @@ import pytest
 from headrace.core.call import Call
 from headrace.core.errors import QueueFull, QueueTimeout
 from headrace.observability.statistics import Closed
-from headrace.scheduling.batcher import DividingBatcher
+from headrace.scheduling.batcher import Batcher
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.scheduling.fakes import GATHER_NS, POISON, Bench
 
@@ -319,7 +319,7 @@ def tenant(request: Call) -> object:
 
 
 def dividing(instances: int) -> Bench:
-    kind = partial(DividingBatcher, alike=tenant)
+    kind = partial(Batcher, alike=tenant)
     return Bench(SchedulingPolicy(BatchPolicy(8)), instances, kind=kind)
 
 

@@ -36,7 +36,7 @@ from headrace.protocol.v2_protobuf import PlainWriter
 from headrace.repository.layout import ModelSource
 from headrace.repository.overrides import Upload
 from headrace.repository.reading import first_response_bounds
-from headrace.scheduling.batcher import Batcher, DividingBatcher, LoopClock
+from headrace.scheduling.batcher import Batcher, LoopClock
 from headrace.scheduling.fail_over import Tier
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.sequences import SequenceQueue
@@ -63,11 +63,10 @@ def make_batcher(
     alike = next((model.alike for model in models if model.alike is not None), None)
     deaths = next((m.quarantine_deaths for m in models if m.quarantine_deaths is not None), None)
     quarantine = None if deaths is None else Quarantine(loaded.signature.model, deaths)
-    given = (
+    return Batcher(
         loaded.signature, version, loaded.scheduling, LoopClock(loop), statistics, report,
-        quarantine, load,
+        quarantine, load, alike,
     )  # fmt: skip
-    return Batcher(*given) if alike is None else DividingBatcher(*given, alike=alike)
 
 
 class State(StrEnum):

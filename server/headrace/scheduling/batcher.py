@@ -172,12 +172,16 @@ class Batcher:
         report: Callable[[Sequence[Call], Exception], None],
         quarantine: Quarantine | None = None,
         load: ModelLoad | None = None,
+        alike: Callable[[Call], object] | None = None,
     ) -> None:
         """`report` receives failed requests, unless the error was reported already.
 
-        `load` counts the model's requests in flight, and may refuse more of them.
+        `load` counts the model's requests in flight, and may refuse more of them. Only requests
+        with equal, hashable `alike` share batches, for instances that depend on more of a request
+        than its tensors.
         """
         self._load = load or ModelLoad()
+        self._alike = alike
         self.quarantine = Quarantine(signature.model) if quarantine is None else quarantine
         self._signature = signature
         self._version = version
@@ -394,7 +398,22 @@ class Batcher:
                 calls = self._screened(calls, now)
             if calls:
                 self._together = len(calls)
+                if self._alike is not None and len(calls) > 1:
+                    calls = self._divided(calls, self._alike)
                 return Batch(self._signature, calls)
+
+    def _divided(self, calls: list[Call], alike: Callable[[Call], object]) -> list[Call]:
+        """The calls like the first one; the others run next, by kind.
+
+        Calls of one kind run together, in parallel with the others if there are instances for them:
+        so interleaved calls of two kinds do not keep each other from growing batches.
+        """
+        groups: dict[object, list[Call]] = {}
+        for call in calls:
+            groups.setdefault(alike(call), []).append(call)
+        first, *others = groups.values()
+        self._retries.extendleft(Batch(self._signature, group) for group in reversed(others))
+        return first
 
     def _screened(self, calls: list[Call], now: int) -> list[Call]:
         """The calls that may run now; suspects run alone next, refused calls end."""
@@ -602,31 +621,3 @@ def _give(call: Call, response: InferResponse) -> None:
         call.pass_response(response, False)
     except Exception:
         log.exception("bug while answering a request")
-
-
-class DividingBatcher(Batcher):
-    """`Batcher` whose batches only contain requests with equal `alike`.
-
-    For instances that depend on more of a request than its tensors. A batch is formed as for any
-    model, and then divided: requests that are alike run together, in parallel with the others if
-    there are instances for them. So interleaved requests of two kinds do not keep each other from
-    growing batches.
-    """
-
-    def __init__(self, *given: Any, alike: Callable[[Call], object], **named: Any) -> None:
-        """`alike` returns a hashable key; other arguments are passed to `Batcher`."""
-        super().__init__(*given, **named)
-        self._alike = alike
-
-    def _next_batch(self, now: int) -> Batch | None:
-        batch = super()._next_batch(now)
-        if batch is None or len(batch.calls) == 1:
-            return batch
-        groups: dict[object, list[Call]] = {}
-        for call in batch.calls:
-            groups.setdefault(self._alike(call), []).append(call)
-        if len(groups) == 1:
-            return batch
-        first, *others = (Batch(self._signature, calls) for calls in groups.values())
-        self._retries.extendleft(reversed(others))  # they run next
-        return first
