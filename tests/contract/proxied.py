@@ -45,7 +45,7 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
         "what a configuration leaves out is offered by a function alone"
     ),
     "test_python_models::test_properties_of_a_request": (
-        "it sees what is left of a time-out, not the whole"
+        "it sees the remaining timeout, not the original one"
     ),
     "test_python_models::test_a_traceback_is_in_the_log": _LOG,
     "test_odd_models::test_long_texts": _LOG,
@@ -55,14 +55,14 @@ NOT_THROUGH_A_PROXY: dict[str, str] = {
 # Further exceptions for a real Triton.
 NOT_TRITON: dict[str, str] = {
     "test_python_models::test_arguments_of_initialize": (
-        "it starts its models with the path of the server's own place for them"
+        "the path that its models are started with is its own"
     ),
     "test_python_models::test_parameters_of_a_response": "Triton 2.51 has no such parameters",
     "test_python_models::test_parameters_that_json_has_no_numbers_for": (
         "Triton 2.51 has no such parameters"
     ),
     "test_python_models::test_invalid_responses_of_a_model": (
-        "it answers with whatever a model gives, and never if that is None"
+        "it returns any answer of a model, and hangs if it is None"
     ),
     "test_python_models::test_other_requests_of_a_failed_batch_succeed": (
         "it fails all requests of a batch whose model raises"

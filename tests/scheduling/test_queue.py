@@ -182,7 +182,7 @@ def test_order_limits_and_deadlines_survive_a_sweep() -> None:
             kept.append(call)
     assert queue.waiting == len(kept) == 6
     assert list(queue) == kept
-    assert queue.next_deadline() == 50 + 88_000  # the first of the shortest time-outs
+    assert queue.next_deadline() == 50 + 88_000  # the first of the shortest timeouts
     assert set(queue.expire(200_000)) == set(kept)
 
 
