@@ -45,6 +45,8 @@ def test_list_and_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(("words", "says"), [
     (("list", "--enviroment-cache=x"), "did you mean '--environment-cache'?"),
     (("prune", "--unused-day=1"), "did you mean '--unused-days'?"),
+    (("prune", "--unused-days=x"), "expected a number of days, got 'x'"),
+    (("prune", "--unused-days=-1"), "expected a number of days, got '-1'"),
     (("build", ".", "--environment-build-timeout-secs=0"), "must be at least 1, got 0"),
 ])  # fmt: skip
 def test_wrong_usage(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,13 @@ def _row(entry: Entry, now: float) -> str:
     return f"{entry.key}  {used}  {size(entry.nbytes)}  {entry.python}  {shown or 'numpy'}"
 
 
+def _days(text: str) -> float:
+    with suppress(ValueError):
+        if (days := float(text)) >= 0:
+            return days
+    raise argparse.ArgumentTypeError(f"expected a number of days, got {text!r}")
+
+
 def _action(name: str, text: str, *options: Argument, description: str | None = None) -> Command:
     return Command(
         name=name, help=text, description=description, run=_run,
@@ -138,7 +146,7 @@ ENVIRONMENTS = Command(
             option(
                 "--unused-days N",
                 f"days without use (default: {_UNUSED_DAYS}); 0 removes all",
-                type=float, default=_UNUSED_DAYS,
+                type=_days, default=_UNUSED_DAYS,
             ),
             description="Remove environments that were not used for some time and are not in use,"
             " and the remains of crashed builds.",
