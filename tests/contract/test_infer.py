@@ -178,7 +178,7 @@ def test_many_callers_get_their_own_rows(client: Client, pool: ThreadPoolExecuto
         assert answer.id == str(number)
         np.testing.assert_array_equal(answer["OUTPUT0"], values * 2)
 
-    assert len(list(pool.map(ask, range(400)))) == 400
+    assert len(list(pool.map(ask, range(160)))) == 160
 
 
 def test_requests_of_different_shapes_at_once(client: Client, pool: ThreadPoolExecutor) -> None:
@@ -187,7 +187,7 @@ def test_requests_of_different_shapes_at_once(client: Client, pool: ThreadPoolEx
         answer = client.infer("row_sum", {"INPUT0": np.full((2, length), number, np.float32)})
         assert answer["OUTPUT0"].tolist() == [[number * length]] * 2
 
-    assert len(list(pool.map(ask, range(200)))) == 200
+    assert len(list(pool.map(ask, range(160)))) == 160
 
 
 def test_large_tensor(client: Client) -> None:
