@@ -46,6 +46,9 @@ def run_in_daemon_thread(
         problem: BaseException | None = None
         try:
             result.append(work())
+        except StopIteration as error:  # which no future takes: it would never be done
+            problem = RuntimeError("the work raised StopIteration")
+            problem.__cause__ = error
         except BaseException as error:
             problem = error
         tell(result, problem)
