@@ -1,6 +1,7 @@
 """Loads and unloads by request: order, and cancellation without clients."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,24 @@ async def test_a_load_goes_on_without_its_client(world: World) -> None:
     world.backend.load_now.set()
     await until(lambda: world.engine.model_ready("m"))
     assert await world.ask("m") == 1
+
+
+async def test_a_load_that_fails_without_its_client_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.write("m", "nonsense")
+    world.backend.load_now.clear()
+    asked = asyncio.ensure_future(world.control.load("m"))
+    await until(lambda: world.backend.begun == ["nonsense"])
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    world.backend.load_now.set()
+    await until(lambda: not world.engine.loading)
+    with pytest.raises(ModelLoadFailed):
+        await world.control.load("m")  # behind the abandoned one
+    del asked
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_shutdown_ends_the_wait_for_a_load(world: World) -> None:

@@ -405,8 +405,13 @@ class Control:
     def _keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # mark the exception as retrieved
 
     def _turn(self, name: str) -> asyncio.Lock:
         """The lock that serialises the requests for a model."""
