@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from headrace.connections.endpoint import Endpoint
-from headrace.core.errors import ExecutionFailed
+from headrace.core.errors import ExecutionFailed, LoadFailed
 from headrace.placement.upstream.connection import CallFailed, ProtocolClient, RemoteDescription
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
@@ -74,3 +75,20 @@ async def test_a_model_that_stays_loaded() -> None:
     server.meanwhile = reconciler.release
     await reconciler.ensure(cast(ProtocolClient, server), ENDPOINT, 10)
     assert server.loaded
+
+
+def test_a_model_that_no_server_loads_is_given_back() -> None:
+    server, uses = Server(), LoadCounts()
+
+    def fail() -> None:
+        raise CallFailed(Failure(Fate.ANSWERED, ExecutionFailed("broken")), "broken")
+
+    server.meanwhile = fail
+    with pytest.raises(LoadFailed, match=r"no server loads model .m.: .*broken"):
+        made(server, uses, remote_unload="true").load(inf)
+    server.meanwhile = lambda: None
+    reconciler = made(server, uses, remote_unload="true")
+    reconciler.load(inf)
+    assert server.loaded
+    reconciler.release()
+    assert not server.loaded

@@ -204,7 +204,8 @@ class Reconciler:
         self._released = Event()
 
     def load(self, deadline: float) -> None:
-        """Load the model on all reachable servers; raises `LoadFailed` if none loads it.
+        """Load the model on all reachable servers; raises `LoadFailed`, with the model released, if
+        none loads it.
 
         Health checks retry the others.
         """
@@ -214,6 +215,7 @@ class Reconciler:
             for problem in problems:
                 log.warning("model %s is not loaded by a server: %s", model, problem)
             return
+        self.release()
         what = f"no server loads model '{model}'"
         raise LoadFailed(f"{what}: {'; '.join(map(str, problems))}", what)
 
