@@ -534,14 +534,19 @@ class StreamInfer:
 
     def _restrain(self, slot: Slot) -> None:
         """Bound the queue after a new message: hold the request, or end one."""
-        # Only requests that are still answered can grow.
-        waiting = sum(other.waiting for other in self._unordered if not other.answered)
         if not slot.paused:
-            if slot.waiting > PAUSE_BYTES or waiting > _PAUSE_ALL_BYTES:
+            if slot.waiting > PAUSE_BYTES or self._waits_beyond(_PAUSE_ALL_BYTES):
                 slot.paused = True
                 slot.hold(True)
-        elif waiting > self._give_up_bytes:
+        elif self._waits_beyond(self._give_up_bytes):
             self._give_up()
+
+    def _waits_beyond(self, limit: int) -> bool:
+        """True if more is queued for requests that are still answered, the only ones that grow."""
+        # The sum takes long with many requests, and this is called for every message.
+        return self._kept > limit and limit < sum(
+            slot.waiting for slot in self._unordered if not slot.answered
+        )
 
     def _give_up(self) -> None:
         """End the request with the most queued bytes: its model has not paused when asked."""
