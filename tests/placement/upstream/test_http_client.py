@@ -17,16 +17,17 @@ from headrace.connections.endpoint import Endpoint
 from headrace.connections.http_pool import Done, HttpConnection, HttpPool, NotConnected
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest
+from headrace.core.signature import Signature
 from headrace.placement.upstream.connection import (
     CallFailed,
     ProtocolClient,
     RemoteDescription,
     RemoteRequest,
 )
-from headrace.placement.upstream.http_client import HttpClient
+from headrace.placement.upstream.http_client import HttpClient, V2Rest
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
-from headrace.protocol.http1 import HttpResponse
+from headrace.protocol.http1 import HttpRequest, HttpResponse
 from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteInput
 from tests.support.remote_call import infer
@@ -449,3 +450,23 @@ async def test_a_tensor_that_cannot_be_sent() -> None:
         with pytest.raises(CallFailed) as failed:
             await infer(connection, request, 10)
     assert isinstance(failed.value.failure.error, InvalidRequest)
+
+
+@pytest.mark.parametrize("inputs", [1, 500])
+async def test_a_long_description_is_read_on_a_thread(inputs: int) -> None:
+    tensors = [{"name": f"x{n}", "data_type": "TYPE_FP32", "dims": [1]} for n in range(inputs)]
+    answers = {
+        "/v2/models/m": {"name": "m", "inputs": [], "outputs": []},
+        "/v2/models/m/config": {"name": "m", "input": tensors},
+    }
+
+    async def ask(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, {}, json.dumps(answers[request.path]).encode(), True)
+
+    rest = V2Rest(options_of("http://h", Path()), "m", Signature("m", 0, (), ()))
+    described = asyncio.ensure_future(rest.describe(ask))
+    await asyncio.sleep(0)
+    assert described.done() is (inputs == 1)
+    config = (await described).config
+    assert config is not None
+    assert len(config.input) == inputs

@@ -88,6 +88,7 @@ class TaskCall:
 
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 HttpAsk: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
@@ -159,6 +160,14 @@ def message_of(model: str, document: Any, message: M) -> M:
         return json_format.ParseDict(document, message, ignore_unknown_fields=True)
     except (json_format.ParseError, AttributeError, TypeError) as error:
         raise nonsense(model, error) from None
+
+
+_LONG = 8 << 10  # bytes of JSON that become a message in less than a millisecond
+
+
+async def read_description(response: HttpResponse, read: Callable[[], T]) -> T:
+    """The result of `read`, which makes messages of a response; on a thread if it is long."""
+    return await asyncio.to_thread(read) if len(response.body) > _LONG else read()
 
 
 _ENCODING = b"content-encoding"
@@ -374,8 +383,12 @@ class V2Rest(Rest):
         response = await ask(HttpRequest("GET", f"{self._path}/config"))
         if response.status in _NOT_OFFERED:
             return RemoteDescription(metadata, None)
-        document = json_of(self.model, response)
-        return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
+
+        def read() -> RemoteDescription:
+            document = json_of(self.model, response)
+            return RemoteDescription(metadata, message_of(self.model, document, ModelConfig()))
+
+        return await read_description(response, read)
 
     async def learn(self, ask: HttpAsk) -> None:
         """Query whether tensors can be binary."""
@@ -447,7 +460,9 @@ class V2Rest(Rest):
             text = f"GET {self._path} is not answered as the V2 protocol has it"
             raise nonsense(self.model, InvalidRequest(text))
         known = {name: document.get(name) for name in ("name", "inputs", "outputs")}
-        return message_of(self.model, known, pb.ModelMetadataResponse())
+        return await read_description(
+            response, lambda: message_of(self.model, known, pb.ModelMetadataResponse())
+        )
 
 
 def _document(response: HttpResponse) -> dict[str, object] | None:

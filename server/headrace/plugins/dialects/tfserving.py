@@ -28,6 +28,7 @@ from headrace.placement.upstream.http_client import (
     failed_by,
     json_of,
     message_of,
+    read_description,
 )
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.protocol.elements import array_of_nested, nested_json
@@ -258,7 +259,10 @@ class TfServingRest(Rest):
         response = await ask(HttpRequest("GET", f"{self._path}/metadata"))
         metadata = self._object(response).get("metadata")
         found = metadata.get(SIGNATURE_FIELD) if isinstance(metadata, dict) else None
-        return _described(message_of(self.model, found, tf.SignatureDefMap()), self._signature_name)
+        signatures = await read_description(
+            response, lambda: message_of(self.model, found, tf.SignatureDefMap())
+        )
+        return _described(signatures, self._signature_name)
 
     async def ready(self, ask: HttpAsk) -> bool:
         """True if a version is available."""
