@@ -65,7 +65,8 @@ class Server:
     @property
     def log(self) -> str:
         """The last MiB that the server has written."""
-        return bytes(self._log).decode(errors="replace")
+        with self._lock:
+            return self._log.decode(errors="replace")
 
     @cached_property
     def client(self) -> Client:
