@@ -15,9 +15,10 @@ LOCKED := $(PIP) install --require-hashes
 SCRIPTS = $(shell grep -lsE '^\#!.*python' scripts/*)
 CHECKED = server tests $(wildcard benchmarks) $(SCRIPTS)
 
-# Test files run in parallel, in two more processes than there are cores, up to six: many tests wait.
+# Test files run in parallel, in MORE processes than there are cores, up to six: slow tests often wait.
 # Long files come first (tests/conftest.py), others by name, so that no core is idle at the end.
-BESIDE := --numprocesses $(shell n=$$(nproc); echo $$((n < 4 ? n + 2 : 6))) --dist loadfile --no-loadscope-reorder
+MORE := 2
+BESIDE = --numprocesses $(shell n=$$(($$(nproc) + $(MORE))); echo $$((n < 6 ? n : 6))) --dist loadfile --no-loadscope-reorder
 
 # Without byte code every process of every test would compile its imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,6 +33,7 @@ help: ## show the targets
 serve: $(VENV)/.cli ## run the server on ./model_repository
 	$(BIN)/headrace serve --model-repository model_repository $(ARGS)
 
+test: MORE := 1
 test: $(VENV)/.dev ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
