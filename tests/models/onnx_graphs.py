@@ -4,7 +4,7 @@ Each function returns the bytes of a model file; `write_model` writes one into a
 "rows" is the variable first dimension of those that batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,24 @@ def heavy(size: int = 256, layers: int = 8) -> bytes:
                 "weights", TensorProto.FLOAT, [size, size], weights.tobytes(), raw=True
             )
         ],
+    )
+
+
+def casts(
+    inputs: Mapping[str, tuple[Datatype, Dims]], outputs: Mapping[str, tuple[str, Datatype]]
+) -> bytes:
+    """Each output is an input, given by its name, in another datatype."""
+    nodes, infos = [], []
+    for name, (source, datatype) in outputs.items():
+        given, dims = inputs[source]
+        element = ELEMENT_TYPES[datatype]
+        kind: dict[str, Any] = {} if given is datatype else {"to": element}
+        nodes.append(helper.make_node("Cast" if kind else "Identity", [source], [name], **kind))
+        infos.append(_info(name, element, dims))
+    return _model(
+        nodes,
+        [_info(name, ELEMENT_TYPES[datatype], dims) for name, (datatype, dims) in inputs.items()],
+        infos,
     )
 
 

@@ -296,11 +296,35 @@ def test_plain_answers_equal_complete_ones(datatype: Datatype, id: str) -> None:
                 assert b"".join(pieces) == b"".join(answer)
 
 
-def computed(signature: Signature, sizes: Sequence[int], arrays: list[Any], id: str = "") -> Batch:
-    """An executed batch of calls of the given rows."""
+@pytest.mark.parametrize("first", [(), ("y",), ("z",)])
+def test_plain_answers_of_a_batch_have_the_outputs_that_each_call_wants(
+    first: tuple[str, ...],
+) -> None:
+    specs = TensorSpec("y", Datatype.FP32, (2,)), TensorSpec("z", Datatype.INT32, (1,))
+    signature = Signature("m", 8, (), specs)
+    writer = PlainWriter(signature, "m", "7")
+    for wanted in ([first, ()], [(), first], [("z",), ("y",), ()], [("z", "y"), ("y", "z")]):
+        rows = len(wanted)
+        arrays = [np.arange(2 * rows, dtype="<f4").reshape(rows, 2), np.ones((rows, 1), "<i4")]
+        batch = computed(signature, [1] * rows, arrays, wanted=wanted)
+        for call in batch.calls:
+            answer = InferWriter().pieces(batch.response(call))
+            assert b"".join(writer.pieces(batch, call) or answer) == b"".join(answer)
+
+
+def computed(
+    signature: Signature,
+    sizes: Sequence[int],
+    arrays: list[Any],
+    id: str = "",
+    wanted: Sequence[tuple[str, ...]] = (),
+) -> Batch:
+    """An executed batch of calls of the given rows, and wanted outputs."""
     bench = Bench()
-    asked = Call("m", "", id, {})
-    calls = [entered(asked, rows, None, 0, bench.batcher) for rows in sizes]
+    calls = [
+        entered(Call("m", "", id, {}, outputs), rows, None, 0, bench.batcher)
+        for rows, outputs in zip(sizes, wanted or [()] * len(sizes), strict=True)
+    ]
     batch = Batch(signature, calls)
     batch.take("7", Outcome(arrays, None, 0, 0, 0))
     return batch

@@ -29,7 +29,7 @@ class Answer:
 
 
 class Http2Socket:
-    """A connection for sequential calls."""
+    """A connection for calls, one after the other or at once."""
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
@@ -43,8 +43,10 @@ class Http2Socket:
                 client_side=True, header_encoding="utf-8", validate_outbound_headers=False
             )
         )
+        self._answers: dict[int, Answer] = {}
+        self._ended: set[int] = set()
         self._h2.initiate_connection()
-        self._flush()
+        self.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -54,37 +56,58 @@ class Http2Socket:
 
     def call(self, fields: list[tuple[str, str]], *pieces: bytes, end: bool = True) -> Answer:
         """Make a call with these pieces of DATA and wait for its end."""
+        return self.answer(self.begin(fields, *pieces, end=end))
+
+    def begin(
+        self, fields: list[tuple[str, str]], *pieces: bytes, end: bool = True, whole: bool = False
+    ) -> int:
+        """Begin a call with these pieces of DATA; its number.
+
+        If it is `whole`, the last frame of its data is its end, as libraries send a unary call, and
+        `flush` sends it; otherwise an empty frame is the end, and it is sent at once.
+        """
         number = self._h2.get_next_available_stream_id()
         self._h2.send_headers(number, fields)
-        for piece in pieces:
-            self._h2.send_data(number, piece)
-        if end:
+        for place, piece in enumerate(pieces, 1):
+            self._h2.send_data(number, piece, end_stream=whole and place == len(pieces))
+        if end and not whole:
             self._h2.end_stream(number)
-        self._flush()
-        answer = Answer()
-        while True:
+        self._answers[number] = Answer()
+        if not whole:
+            self.flush()
+        return number
+
+    def answer(self, number: int) -> Answer:
+        """Wait for the end of a call."""
+        while number not in self._ended:
             data = self._socket.recv(65_536)
             if not data:
                 raise ConnectionError("closed")
             for event in self._h2.receive_data(data):
-                if getattr(event, "stream_id", None) != number:
-                    continue
-                if isinstance(event, h2.events.ResponseReceived):
-                    answer.headers = {str(n): str(v) for n, v in event.headers}
-                elif isinstance(event, h2.events.DataReceived):
-                    answer.data += event.data
-                    self._h2.acknowledge_received_data(event.flow_controlled_length, number)
-                elif isinstance(event, h2.events.TrailersReceived):
-                    answer.trailers = {str(n): str(v) for n, v in event.headers}
-                elif isinstance(event, h2.events.StreamEnded):
-                    self._flush()
-                    return answer
-                elif isinstance(event, h2.events.StreamReset):
-                    answer.reset = int(event.error_code)
-                    return answer
-            self._flush()
+                self._note(event)
+            self.flush()
+        self._ended.remove(number)
+        return self._answers.pop(number)
 
-    def _flush(self) -> None:
+    def _note(self, event: h2.events.Event) -> None:
+        """Add what an event says to its call's answer."""
+        if isinstance(event, h2.events.ResponseReceived):
+            answer = self._answers[event.stream_id]
+            answer.headers = {str(n): str(v) for n, v in event.headers}
+        elif isinstance(event, h2.events.DataReceived):
+            self._answers[event.stream_id].data += event.data
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, h2.events.TrailersReceived):
+            trailers = {str(n): str(v) for n, v in event.headers}
+            self._answers[event.stream_id].trailers = trailers
+        elif isinstance(event, h2.events.StreamReset):
+            self._answers[event.stream_id].reset = int(event.error_code)
+            self._ended.add(event.stream_id)
+        elif isinstance(event, h2.events.StreamEnded):
+            self._ended.add(event.stream_id)
+
+    def flush(self) -> None:
+        """Send the frames of calls that have begun."""
         self._socket.sendall(self._h2.data_to_send())
 
 
