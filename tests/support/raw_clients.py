@@ -126,11 +126,16 @@ class Http2Caller:
         """Send the frames."""
         self.writer.write(self.request(number, *pieces, end=end))
 
-    async def next_frame(self) -> tuple[int, int, bytes]:
-        """Type, stream and payload of the next frame."""
+    async def next_whole_frame(self) -> tuple[int, int, int, bytes]:
+        """Type, flags, stream and payload of the next frame."""
         head = await self.reader.readexactly(9)
         payload = await self.reader.readexactly(int.from_bytes(head[:3]))
-        return head[3], int.from_bytes(head[5:]), payload
+        return head[3], head[4], int.from_bytes(head[5:]), payload
+
+    async def next_frame(self) -> tuple[int, int, bytes]:
+        """Type, stream and payload of the next frame."""
+        kind, _, stream, payload = await self.next_whole_frame()
+        return kind, stream, payload
 
     async def statuses(self, count: int) -> list[tuple[str, str]]:
         """gRPC statuses and texts of `count` calls, as they end."""

@@ -158,8 +158,24 @@ def test_answers_to_our_pings_are_no_strikes() -> None:
     assert server.sent() == []
 
 
-def test_calls_between_pings_clear_strikes() -> None:
+def test_answers_between_pings_clear_strikes() -> None:
+    """gRPC clients measure bandwidth by a PING after a response, also without further calls."""
     server = Server(keep_alive=KeepAlive(strikes=1))
-    for number in range(1, 20, 2):
+    numbers = range(1, 20, 2)
+    for number in numbers:
+        server.feed(server.request(number, b"x"))
+    for number in numbers:
+        server.now += 10.0
+        assert server.connection.answer(server.streams[number], [b"y"], b"")
+        server.sent()
+        server.feed(build(PING, 0, 0, bytes(8)))
+        assert [frame.kind for frame in server.sent()] == [PING]
+
+
+def test_calls_alone_clear_no_strikes() -> None:
+    """A peer that opens calls has not been sent anything."""
+    server = Server(keep_alive=KeepAlive(strikes=1))
+    for number in range(1, 6, 2):
+        server.now += 10.0
         server.feed(server.request(number, b"x"), build(PING, 0, 0, bytes(8)))
-        assert GOAWAY not in [frame.kind for frame in server.sent()]
+    assert server.goaway() is ErrorCode.ENHANCE_YOUR_CALM

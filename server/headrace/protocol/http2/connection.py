@@ -516,9 +516,12 @@ class ServerConnection(Connection):
 
     @property
     def sent(self) -> int:
-        """Grows with every frame sent to the peer; an answer counts from the start of its call."""
-        sender = self.sender
-        return self.streams.last + sender.frames + sender.windows
+        """Grows with every answer, DATA frame and WINDOW_UPDATE sent to the peer."""
+        streams, sender = self.streams, self.sender
+        # Answers sent in one step have no counter of their own, to keep their path short: their
+        # streams are no longer open.
+        ended = (streams.last + 1) // 2 - len(streams.open)
+        return ended + sender.frames + sender.windows
 
     def drain(self, text: str = "") -> None:
         """Accept no more streams once the peer knows, section 6.8."""
