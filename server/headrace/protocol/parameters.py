@@ -283,13 +283,16 @@ GRPC_TIMEOUT = b"grpc-timeout"
 ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
 _GRPC_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _NANOSECONDS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_LONGEST_SECS = 1e9  # 31 years; 11 000 can be written, too many for 64 bits of nanoseconds
 _MILLISECONDS = re.compile(r"[0-9]{1,15}")
 
 
 def parse_grpc_timeout(text: str) -> float | None:
-    """The seconds of a `grpc-timeout`; None if it is malformed."""
+    """The seconds of a `grpc-timeout`, at most `_LONGEST_SECS`; None if it is malformed."""
     match = _GRPC_TIMEOUT.fullmatch(text)
-    return None if match is None else int(match[1]) * _NANOSECONDS[match[2]] / 1e9
+    if match is None:
+        return None
+    return min(int(match[1]) * _NANOSECONDS[match[2]] / 1e9, _LONGEST_SECS)
 
 
 def timeout_of(headers: Mapping[bytes, str]) -> int:
