@@ -247,7 +247,7 @@ def tensor_from_flat(item: dict[str, Any]) -> Tensor | None:
             or type(shape) is not list
             or type(data) is not list
             or len(shape) > MAX_RANK
-            or count > _SHORT
+            or not 0 < count <= _SHORT  # numpy lets shapes without elements be longer
         ):
             return None
         # `struct` refuses non-numbers. The shape is checked by numpy, which refuses anything but

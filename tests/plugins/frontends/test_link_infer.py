@@ -1,7 +1,9 @@
 """Requests, responses and errors through frames: round trip."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,9 +40,11 @@ from headrace.plugins.frontends.link_infer import (
     read_numbers,
 )
 from headrace.protocol.status import STATUS
-from headrace.protocol.v2_json import body_of, pass_raw
+from headrace.protocol.v2_json import body_of, decode_infer, pass_raw
+from headrace.protocol.v2_protobuf import InferReader
 from headrace.workers.frames import BrokenFrame
 from tests.protocol.strategies import PROPERTY, assert_same, mutations, tensors
+from tests.support.odd_requests import infer_bodies, infer_messages
 
 texts = st.text(max_size=8)
 unsigned = st.integers(0, 2**64 - 1)
@@ -141,6 +145,33 @@ def test_responses_without_data(datatypes: list[Datatype], shape: tuple[int, ...
             assert (one.name, one.datatype) == (other.name, other.datatype)
             assert one.array.shape == other.array.shape
             assert one.array.tobytes() == other.array.tobytes()
+
+
+def test_values_at_limits_that_codecs_accept() -> None:
+    """The values at and beyond limits that the codecs let through are read as they were."""
+    writer, reader, codec = RequestWriter(), RequestReader(), InferReader()
+    accepted = 0
+    decoders: list[Callable[[], Call]] = [
+        *(partial(decode_body, body) for body in infer_bodies()),
+        *(partial(decode_message, codec, data) for data in infer_messages()),
+    ]
+    for decode in decoders:
+        try:
+            request = decode()
+        except InvalidRequest:
+            continue
+        check_request(writer, reader, request)
+        accepted += 1
+    assert accepted > 100
+
+
+def decode_body(body: bytes) -> Call:
+    request, _ = decode_infer("UINT8", "", body, None)
+    return request
+
+
+def decode_message(codec: InferReader, data: bytes) -> Call:
+    return codec.read(data).request(len(data))
 
 
 def test_decoded_requests_can_be_modified() -> None:

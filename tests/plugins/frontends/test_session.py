@@ -196,12 +196,11 @@ async def test_usage_reported_by_front_ends(front_end: FrontEnd) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        frame(Kind.RESPONSE, number=1), frame(Kind.INFER, b"{}", 1),
-        frame(Kind.INFER, b"[]", 1, bytes(40)), frame(Kind.CALL, b"\xff", 1),
+        frame(Kind.RESPONSE, number=1), frame(Kind.CALL, b"\xff", 1),
         frame(Kind.HELD, number=1), pack_header(Kind.INFER, IN_FILE, 1, 0, 5),
         frame(Kind.CALL, b"{}", 1) + frame(Kind.CALL, b"{}", 1), frame(Kind.CALL, b"[]", 1),
     ],
-    ids=["wrong way", "no meta", "empty meta", "no json", "no number", "no file", "twice", "list"],
+    ids=["wrong way", "no json", "no number", "no file", "twice", "list"],
 )  # fmt: skip
 async def test_invalid_frames_end_only_the_link(data: bytes, front_end: FrontEnd) -> None:
     front_end.infer(7)
@@ -209,6 +208,17 @@ async def test_invalid_frames_end_only_the_link(data: bytes, front_end: FrontEnd
     front_end.sock.sendall(data)
     await until(lambda: bool(front_end.lost))
     assert front_end.engine.plain.work[0].cancelled
+
+
+@pytest.mark.parametrize(("meta", "rest"), [(b"{}", b""), (b"[]", bytes(40)), (b"\xff", b"")])
+async def test_a_request_that_cannot_be_read_fails_alone(
+    meta: bytes, rest: bytes, front_end: FrontEnd
+) -> None:
+    front_end.channel.send(Kind.INFER, 1, meta, rest)
+    front_end.infer(7)
+    await until(lambda: bool(front_end.frames and front_end.engine.plain.work))
+    assert [(f[0], f[1]) for f in front_end.frames] == [(Kind.FAIL, 1)]
+    assert not front_end.lost
 
 
 frames = st.builds(

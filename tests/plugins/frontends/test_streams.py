@@ -168,6 +168,19 @@ async def test_a_late_hold_is_ignored(link: Link) -> None:
     assert (work.holds, link.engine.plain.last.holds) == (0, 0)
 
 
+async def test_a_response_that_cannot_be_read_fails_alone(link: Link) -> None:
+    broken, whole = link.submit("many"), link.submit("many")
+    await link.work(count=2)
+    first, second = link.engine.many.work
+    assert broken.target is not None
+    link.host.channel.send(Kind.RESPONSE, broken.target.number, b"[]")
+    second.answer("x")
+    await until(lambda: whole.got == ["x"])
+    await until(lambda: first.cancelled)
+    assert [str(error) for error in broken.errors] == ["internal error"]
+    assert not link.lost
+
+
 async def test_a_client_disconnects(link: Link) -> None:
     call = link.submit("many")
     work = await link.work()

@@ -5,8 +5,8 @@ per distinct content on one side, parsed once per distinct bytes on the other. T
 `rest`, starts with the varying numbers and the request's id, and ends with the bytes of the
 tensors, one after the other.
 
-Both ends must be of the same version and rely on nothing else of each other: an invalid frame
-raises `BrokenFrame`, after which the link is closed.
+Both ends must be of the same version and rely on nothing else of each other: content that is not
+valid raises `BrokenFrame`. That of a request or response fails it alone, any other closes the link.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.errors import ExecutionFailed, ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.clients import ClientDoors
 from headrace.doors.grpc.call import Unary
@@ -56,6 +56,8 @@ from headrace.protocol.status import INTERNAL_TEXT, STATUS, retry_after
 from headrace.protocol.v2_json import error_body
 from headrace.workers.allocation import keep_memory
 from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
+
+log = logging.getLogger(__name__)
 
 _NUMBERS = 2**32
 # Yields the next piece of a request's body, and a flag for the last one.
@@ -303,12 +305,16 @@ class EngineSession:
         target = self._pop(header.number) if final else self._under_way.get(header.number)
         if type(target) is not RemoteTarget or target.call is None:
             return
+        call = target.call
         try:
             response = self._reader.read(meta, rest)
-        except InvalidRequest as error:
-            raise BrokenFrame(str(error)) from None
+        except Exception as error:  # the frames of other requests follow it
+            log.error("bug in a response to a front end", exc_info=error)
+            self.cancel(header.number)
+            target.call = None
+            call.fail(ExecutionFailed(INTERNAL_TEXT))
+            return
         target.name = response.model_version
-        call = target.call
         if final:
             target.call = None
         call.respond(response, final)
@@ -423,8 +429,6 @@ def forwarding_handler(link: EngineSession, path: str) -> Unary:
 
     return handler
 
-
-log = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 20_000  # allocations between garbage collections, as in the engine
 _COUNT_SECS = 1.0  # between reports of answers and of lost log lines

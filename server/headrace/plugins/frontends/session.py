@@ -408,9 +408,7 @@ class FrontEndSession:
                 submit_raw(found, call, self._admission, partial(self._grow, call))
             else:
                 found.submit(call)
-        except BrokenFrame:
-            raise
-        except Exception as error:
+        except Exception as error:  # also of a frame that cannot be read: others follow it
             self._under_way.pop(number, None)
             if entered >= 0:
                 self._account.leave(entered)
