@@ -203,7 +203,7 @@ async def test_a_call_is_retried_only_once(service: Service, made: Made) -> None
         peer.send(goaway(0, ErrorCode.NO_ERROR, "bye"))
         peer.transport.close()
         await service.until(lambda peer=peer: peer not in service.peers)  # type: ignore[misc]
-    assert await made.failure(call) == (Reason.UNSENT, 14, "NO_ERROR: bye")
+    assert await made.failure(call) == (Reason.UNSENT, 14, "NO_ERROR: bye", None)
 
 
 async def test_more_connections_where_streams_are_few(service: Service, made: Made) -> None:

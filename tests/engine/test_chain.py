@@ -187,6 +187,17 @@ def test_a_part_that_ends_without_a_response_and_one_that_answers_before_its_end
     assert "ended the request without a response" in str(error)
 
 
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_request_has_begun_with_the_first_of_its_parts(answered: int) -> None:
+    model = Model(room=1)
+    call = model.divide(3, 1)
+    if answered:
+        model.open.pop().answer()
+    model.parts[-1].request.fail(QueueFull("full"))
+    assert [str(error) for error in call.errors] == ["full"]
+    assert call.started is bool(answered)
+
+
 def response_of(*outputs: Tensor) -> InferResponse:
     return InferResponse("m", "1", "", list(outputs), Timing(1, 2, 3))
 

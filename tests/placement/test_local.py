@@ -420,7 +420,8 @@ def test_a_batch_without_a_thread_is_refused() -> None:
     async def scenario(instance: LocalInstance) -> None:
         with no_threads():
             outcome = await execute(instance, batch_of(1))
-        assert isinstance(outcome.error, Unavailable)
+        assert isinstance(outcome.error, NotStarted)
+        assert isinstance(outcome.error.refusal, Unavailable)
         assert "can't start new thread" in str(outcome.error)
         assert (await execute(instance, batch_of(1))).error is None
 

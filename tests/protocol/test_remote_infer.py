@@ -19,6 +19,7 @@ from headrace.protocol.v2_protobuf import (
     AnswerReader,
     RemoteInput,
     RemoteMessages,
+    StreamError,
     decode_infer,
     parameter_values,
     shared_request,
@@ -150,10 +151,12 @@ def test_a_stream_message_holds_a_response(raw: bytes, id: str) -> None:
     message.infer_response.id = id
     message.infer_response.raw_output_contents.append(raw)
     found = streamed_answer(message.SerializeToString())
-    assert not isinstance(found, str)
+    assert not isinstance(found, StreamError)
     assert pb.ModelInferResponse.FromString(bytes(found)) == message.infer_response
     message.error_message = "not this one"
-    assert streamed_answer(message.SerializeToString()) == "not this one"
+    assert streamed_answer(message.SerializeToString()) == ("not this one", None)
+    message.infer_response.parameters["headrace_begun"].bool_param = False
+    assert streamed_answer(message.SerializeToString()) == ("not this one", False)
 
 
 @given(st.binary(max_size=20))
@@ -161,8 +164,8 @@ def test_invalid_stream_messages(data: bytes) -> None:
     with suppress(InvalidRequest, DecodeError):
         found = streamed_answer(data)
         expected = pb.ModelStreamInferResponse.FromString(data)
-        if isinstance(found, str):
-            assert found == expected.error_message
+        if isinstance(found, StreamError):
+            assert found.text == expected.error_message
         else:
             assert pb.ModelInferResponse.FromString(bytes(found)) == expected.infer_response
 

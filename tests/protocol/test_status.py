@@ -28,6 +28,7 @@ from headrace.protocol.status import (
     Fate,
     Status,
     failure_of,
+    failure_of_text,
     http_failure_of,
 )
 
@@ -77,17 +78,34 @@ def test_an_unknown_exception_is_internal_error() -> None:
 
 
 @pytest.mark.parametrize(("status", "text", "fate", "error"), [
-    (14, "failed to connect to all addresses; last error: …", Fate.REFUSED, Unavailable),
+    (14, "failed to connect to all addresses; last error: …", Fate.LATE, RemoteUnavailable),
     (14, "Socket closed", Fate.UNCERTAIN, RemoteLost),
     (14, "Stream removed (Socket closed)", Fate.UNCERTAIN, RemoteLost),
     (14, "upstream connect error", Fate.UNCERTAIN, RemoteLost),
     (14, "", Fate.UNCERTAIN, RemoteLost),
     (14, "the model has nothing to say today", Fate.LATE, RemoteUnavailable),
-    (14, "Request for unknown model: 'a' is not at ready state", Fate.REFUSED, Unavailable),
+    (14, "Request for unknown model: 'a' version 1 is not at ready state", Fate.REFUSED,
+     Unavailable),
+    (14, "'a' version 1 is not at ready state", Fate.REFUSED, Unavailable),
     (14, "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
-    (14, "this client's connection is at its limit of 64", Fate.REFUSED, Unavailable),
-    (14, "'m' is at its share of the server's limit of 100", Fate.REFUSED, Unavailable),
-    (14, "Server exiting", Fate.REFUSED, Unavailable),
+    (14, "[request id: a b] Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+    (14, "[request id: 7] Exceeds maximum queue size of 3 for model 'm'", Fate.REFUSED,
+     Unavailable),
+    (14, "[request id: 7] Server is stopping, scheduler for model has stopped accepting new"
+     " inference requests", Fate.REFUSED, Unavailable),
+    (14, "Request timeout expired", Fate.REFUSED, Unavailable),
+    (14, "Server not ready", Fate.REFUSED, Unavailable),
+    (14, "GRPC server is shutting down and has stopped accepting new requests.", Fate.REFUSED,
+     Unavailable),
+    (14, "no healthy upstream", Fate.REFUSED, Unavailable),
+    # An ensemble whose first model has run; a model that quotes a server.
+    (14, "in ensemble 'e', [request id: 7] Exceeds maximum queue size", Fate.LATE,
+     RemoteUnavailable),
+    (14, "my database says: Request timeout expired", Fate.LATE, RemoteUnavailable),
+    (14, "the table is not ready", Fate.LATE, RemoteUnavailable),
+    (14, "Server exiting", Fate.LATE, RemoteUnavailable),
+    (5, "my Request for unknown model: 'a' is not found", Fate.ANSWERED, NotFound),
+    (3, "Request for unknown model: 'a' is not found", Fate.ANSWERED, InvalidRequest),
     (4, "Deadline Exceeded", Fate.LATE, RemoteTimeout),
     (3, "unexpected shape", Fate.ANSWERED, InvalidRequest),
     (5, "no such model", Fate.ANSWERED, NotFound),
@@ -122,9 +140,22 @@ def test_upstream_credential_errors_are_hidden_from_clients() -> None:
     (429, "", "slow down", Fate.REFUSED, Unavailable),
     (500, "raised", "", Fate.ANSWERED, ExecutionFailed),
     (501, "no", "", Fate.ANSWERED, Unsupported), (502, "", "Bad Gateway", Fate.LATE, RemoteLost),
-    (503, "", "Exceeds maximum queue size", Fate.REFUSED, Unavailable),
+    (503, "Exceeds maximum queue size", "", Fate.REFUSED, Unavailable),
+    (503, "", "Exceeds maximum queue size", Fate.LATE, RemoteUnavailable),
+    (503, "Model with name m is not ready.", "", Fate.REFUSED, Unavailable),
+    (503, "the table is not ready", "", Fate.LATE, RemoteUnavailable),
     (503, "", "no healthy upstream", Fate.REFUSED, Unavailable),
-    (503, "", "reset reason: connection termination", Fate.LATE, RemoteUnavailable),
+    (503, "no healthy upstream", '{"error": "no healthy upstream"}', Fate.LATE, RemoteUnavailable),
+    (503, "", "pending request queue full\n", Fate.REFUSED, Unavailable),
+    (503, "", "upstream connect error or disconnect/reset before headers. reset reason: overflow",
+     Fate.REFUSED, Unavailable),
+    (503, "", "upstream connect error or disconnect/reset before headers. reset reason: remote"
+     " connection failure, transport failure reason: delayed connect error: 111", Fate.REFUSED,
+     Unavailable),
+    (503, "", "upstream connect error or disconnect/reset before headers. reset reason: connection"
+     " termination", Fate.LATE, RemoteUnavailable),
+    (503, "", "upstream connect error or disconnect/reset before headers. retried and the latest"
+     " reset reason: remote connection failure", Fate.LATE, RemoteUnavailable),
     (504, "", "", Fate.LATE, RemoteTimeout), (302, "", "", Fate.ANSWERED, ExecutionFailed),
 ])  # fmt: skip
 def test_failures_over_http(
@@ -134,6 +165,23 @@ def test_failures_over_http(
     assert failure.fate is fate
     assert type(failure.error) is error
     assert "html" not in str(failure.error)
+
+
+@pytest.mark.parametrize("text", ["Exceeds maximum queue size", "the database is away", ""])
+@pytest.mark.parametrize(("begun", "fate"), [(True, Fate.LATE), (False, Fate.REFUSED)])
+def test_the_word_of_an_upstream_counts_instead_of_its_text(
+    text: str, begun: bool, fate: Fate
+) -> None:
+    assert failure_of("m", UNAVAILABLE, text, begun).fate is fate
+    assert http_failure_of("m", 503, text, text, begun).fate is fate
+    stream = Fate.ANSWERED if begun else fate
+    assert failure_of_text(text, begun).fate is stream
+
+
+def test_a_model_may_say_that_another_model_is_unknown() -> None:
+    text = "Request for unknown model: 'a' is not found"
+    assert failure_of("m", NOT_FOUND, text, True).fate is Fate.ANSWERED
+    assert http_failure_of("m", 404, text, text, True).fate is Fate.ANSWERED
 
 
 @given(st.integers(100, 999), st.text(), st.text())

@@ -13,6 +13,7 @@ from headrace.core.errors import (
     InvalidRequest,
     QueueFull,
     QueueTimeout,
+    Unavailable,
 )
 from headrace.core.tensors import Array
 from headrace.scheduling.batch import NotStarted
@@ -261,3 +262,31 @@ def test_a_batch_without_clients_is_not_retried() -> None:
     bench.instances[0].report(NotStarted())
     assert drained
     assert call.calls == 0
+
+
+def test_a_refused_batch_ends_as_not_begun() -> None:
+    bench = Bench()
+    calls = [bench.submit("a"), bench.send("b")]
+    bench.instances[0].report(NotStarted(Unavailable("full")))
+    assert [str(error) for call in calls for error in call.errors] == ["full"] * 2
+    assert not any(call.started for call in calls)
+    assert bench.instances[0].runs == [["a", "b"]]
+
+
+def test_a_refusal_after_a_failed_run_is_not_one_of_a_request_not_begun() -> None:
+    bench = Bench()
+    calls = [bench.submit("a"), bench.send("b")]
+    bench.instances[0].report(ValueError("no"))
+    bench.clock.settle()
+    bench.instances[0].report(NotStarted(Unavailable("full")))
+    bench.batcher.suspend(bench.instances[0])
+    bench.batcher.fail_waiting(Unavailable("gone"))
+    assert [str(error) for call in calls for error in call.errors] == ["full", "gone"]
+    assert all(call.started for call in calls)
+
+
+def test_a_request_that_waited_in_vain_was_not_begun() -> None:
+    bench = Bench(instances=0)
+    call = bench.send("a")
+    bench.batcher.fail_waiting(Unavailable("gone"))
+    assert (call.started, len(call.errors)) == (False, 1)

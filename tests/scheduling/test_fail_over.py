@@ -91,7 +91,8 @@ def test_a_failing_backend_is_skipped_for_a_while() -> None:
 
 
 PART = Part({}, {})
-REFUSED = Unavailable("full")
+REFUSED = NotStarted(Unavailable("full"))
+BUSY = Unavailable("full")  # a model may say so, too
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,9 @@ REFUSED = Unavailable("full")
         (WorkerDied("it ended"), None, Verdict.SERVED), (None, [Deferral.AGAIN], Verdict.SERVED),
         (NotStarted(), None, Verdict.NOTHING), (Cancelled("gone"), None, Verdict.NOTHING),
         (None, [Cancelled("gone"), Deferral.AGAIN], Verdict.NOTHING),
-        (REFUSED, None, Verdict.REFUSED), (QueueTimeout("late"), None, Verdict.REFUSED),
-        (None, [REFUSED, Deferral.AGAIN], Verdict.REFUSED), (None, [REFUSED, PART], Verdict.SERVED),
+        (REFUSED, None, Verdict.REFUSED), (NotStarted(QueueTimeout("late")), None, Verdict.REFUSED),
+        (BUSY, None, Verdict.SERVED), (QueueTimeout("late"), None, Verdict.SERVED),
+        (None, [BUSY, Deferral.AGAIN], Verdict.SERVED), (None, [BUSY, PART], Verdict.SERVED),
         (None, [RemoteLost("gone")], Verdict.FAILED),
         (None, [RemoteTimeout("late"), Deferral.AGAIN], Verdict.FAILED),
         (None, [RemoteUnavailable("not today")], Verdict.FAILED),

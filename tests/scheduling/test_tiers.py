@@ -76,7 +76,7 @@ class Bench:
     def refuse(self, rank: int) -> None:
         """Make the instances of a backend refuse their batches."""
         for instance in self.instances[rank]:
-            instance.report(parts=[Unavailable("full")])
+            instance.report(NotStarted(Unavailable("full")))
 
     def ask(self) -> NamedCall:
         """Submit a request, and run it wherever it is given to."""
@@ -167,7 +167,7 @@ def test_a_refused_batch_moves_on_although_the_first_backend_gets_requests() -> 
 def test_a_batch_refused_by_an_inline_instance_moves_on() -> None:
     bench = Bench(1, 1, inline=[1])
     bench.send()
-    bench.instances[0][0].report(Unavailable("full"))
+    bench.instances[0][0].report(NotStarted(Unavailable("full")))
     bench.run()
     assert bench.calls[0].backend == "b"
     assert bench.ask().backend == "a"
@@ -181,7 +181,7 @@ def test_a_refused_batch_does_not_wait_for_a_backend_lost_meanwhile() -> None:
     class Refusing(FakeInstance):
         def execute(self, batch: Batch, done: Done) -> None:
             super().execute(batch, done)
-            self.report(parts=[Unavailable("full")])
+            self.report(NotStarted(Unavailable("full")))
             bench.tiers[1].suspend(second)
 
     first = Refusing(bench.clock)
@@ -201,7 +201,7 @@ def test_a_refused_batch_is_returned_if_no_backend_is_left() -> None:
         def execute(self, batch: Batch, done: Done) -> None:
             super().execute(batch, done)
             if len(self.runs) == 1:
-                self.report(parts=[Unavailable("full")])
+                self.report(NotStarted(Unavailable("full")))
                 bench.tiers[1].suspend(second)
 
     first = Refusing(bench.clock)
@@ -385,7 +385,7 @@ def test_any_order_of_events_answers_each_request_once(
             if what == "finish":
                 instance.finish()
             elif what == "refuse":
-                instance.report(parts=[Unavailable("full")])
+                instance.report(NotStarted(Unavailable("full")))
             else:
                 instance.report(NotStarted())
         bench.clock.settle()

@@ -35,6 +35,7 @@ from headrace.protocol.v2_protobuf import (
     AnswerReader,
     RemoteInput,
     RemoteMessages,
+    StreamError,
     streamed_answer,
 )
 
@@ -101,8 +102,8 @@ class GrpcTransport:
         try:
             async for data in responses:
                 found = streamed_answer(data)
-                if isinstance(found, str):
-                    raise StatusError(_STREAMED_STATUS, found, _INTERNAL)
+                if isinstance(found, StreamError):
+                    raise StatusError(_STREAMED_STATUS, found.text, _INTERNAL)
                 yield self._response(found)
         except InvalidRequest as error:
             raise self._nonsense(error) from None

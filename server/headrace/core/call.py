@@ -109,11 +109,13 @@ class Call:
     as its only input, without a name; the stage that knows the signature decodes it.
 
     From `Batcher.submit` on, which sets the remaining fields, a call is queued, then started, then
-    ended; `cancel` ends it from either of the first two states. `rows` is set before. `arrived`,
-    `began` and `deadline` are nanoseconds of the scheduler's clock. `key` is equal for calls that
-    may share a batch. `outcome` is set from the call's end until it is answered, which may be
-    later where answers keep the order of calls; `cancel` clears it until then. An execution that
-    supports messages about single calls sets `execution`, and `run_number` as the call's id in it.
+    ended; `cancel` ends it from either of the first two states. An ended call is `started` unless
+    no model has begun it: then it may be sent again, here or by its client. `rows` is set before.
+    `arrived`, `began` and `deadline` are nanoseconds of the scheduler's clock. `key` is equal for
+    calls that may share a batch. `outcome` is set from the call's end until it is answered, which
+    may be later where answers keep the order of calls; `cancel` clears it until then. An execution
+    that supports messages about single calls sets `execution`, and `run_number` as the call's id in
+    it.
     `held` is None until the model has been asked to pause. `first` is the call's first row in a
     computed batch.
 

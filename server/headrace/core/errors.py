@@ -75,7 +75,7 @@ class NotFound(ServerError):
 
 
 class Unavailable(ServerError):
-    """The request was refused for now and not executed."""
+    """Not now; models raise this too, so that it alone does not tell if the request was begun."""
 
     def __init__(self, text: str = "", retry_after: int = 0) -> None:
         super().__init__(text)
@@ -200,10 +200,11 @@ class Contradiction(LoadFailed):
         self.problems = tuple(problems)
 
 
-def is_fault(error: ServerError) -> bool:
+def is_fault(error: ServerError, begun: bool) -> bool:
     """True if an error counts against the model version: a failed execution, or no instance.
 
-    Clients can cause all others at will, by the content or the number of their requests: invalid
-    requests, queue timeouts, full queues, cancellations.
+    `begun` is true if the request was begun. Clients can cause all others at will, by the content
+    or the number of their requests: invalid requests, queue timeouts, full queues, cancellations.
     """
-    return isinstance(error, ExecutionFailed | Unknown | ModelNotReady)
+    failed = isinstance(error, ExecutionFailed | Unknown | ModelNotReady)
+    return failed or (begun and isinstance(error, Unavailable))

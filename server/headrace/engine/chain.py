@@ -298,6 +298,7 @@ class DividedCall:
         """Store the answer of a part."""
         if self._parts.pop(number, None) is None:
             return
+        self.whole.started = True  # from now on an error cannot mean that nothing was begun
         self._answers[number] = response
         try:
             self._go_on()
@@ -309,7 +310,9 @@ class DividedCall:
 
     def failed(self, number: int, error: ServerError) -> None:
         """Fail the call with the error of a part."""
-        if self._parts.pop(number, None) is not None:
+        part = self._parts.pop(number, None)
+        if part is not None:
+            self.whole.started |= part.started
             self._fail(error)
 
     # --- scheduling of parts
@@ -384,6 +387,7 @@ class DividedCall:
             self._job.cancel()
         parts, self._parts = self._parts, {}
         for part in parts.values():
+            self.whole.started |= part.started
             part.cancel()
         self._expect(-1)
 

@@ -25,6 +25,7 @@ from headrace.protocol.http2.headers import Headers, header_block, literal
 from headrace.protocol.http2.protocol import ErrorCode, StreamFailure
 from headrace.protocol.http2.streams import Fields, Stream
 from headrace.protocol.parameters import parse_grpc_timeout
+from headrace.protocol.status import BEGUN, begun_told
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED = 0, 1, 2, 4
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
@@ -176,15 +177,18 @@ def percent_encoded(text: str) -> bytes:
 _escaped = re.compile(rb"[^\x20-\x24\x26-\x7e]").sub
 
 
+_BEGUN = BEGUN.encode()
+
+
 class ResponseBlock:
     """A header block of a response. `status` is the gRPC status, -1 if absent; `text` its message.
 
     `begins` is true for a block with an HTTP status. `problem` is the reason why no messages can be
     read from the response; `status` is then set accordingly. `encoding` is that of compressed
-    messages.
+    messages. `begun` is as in `End`.
     """
 
-    __slots__ = ("begins", "encoding", "problem", "status", "text")
+    __slots__ = ("begins", "begun", "encoding", "problem", "status", "text")
 
     def __init__(self, headers: Headers) -> None:
         """Raises `StreamFailure` if the block is not a response."""
@@ -196,6 +200,7 @@ class ResponseBlock:
         self.status = -1 if said is None else _number(said, UNKNOWN)
         text = unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
         self.text = text[:_LONGEST_TEXT]
+        self.begun = begun_told(fields[_BEGUN]) if _BEGUN in fields else None
         if self.begins and said is None:
             self._look(_number(fields[b":status"], 0), fields.get(b"content-type", b""))
 
@@ -338,11 +343,15 @@ class Reason(Enum):
 
 
 class End(NamedTuple):
-    """The failure of a call; `status` is the gRPC status, `text` its message."""
+    """The failure of a call; `status` is the gRPC status, `text` its message.
+
+    `begun` is the server's own word on whether a model has begun the call, None without one.
+    """
 
     reason: Reason
     status: int
     text: str
+    begun: bool | None = None
 
 
 def unpacked(data: bytes, encoding: str, largest: int) -> Buffer:
@@ -469,7 +478,7 @@ class ClientCall(MessageStream, ClientStream):
         if last is None or last.status < 0:
             self._close(End(Reason.BROKEN, UNKNOWN, "the answer ends without a status"))
         elif last.status != OK:
-            told = End(Reason.STATUS, last.status, last.text)
+            told = End(Reason.STATUS, last.status, last.text, last.begun)
             self._close(_problem(last) if last.problem and not last.text else told)
         elif self._gathering is not None:
             self._close(End(Reason.BROKEN, INTERNAL, "the answer ends within a message"))

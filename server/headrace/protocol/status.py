@@ -7,13 +7,16 @@ RESOURCE_EXHAUSTED, and a cancelled request is 499 if anyone is left to see it.
 
 For upstreams: the error that a client gets for an upstream's status, and what is known about
 whether the upstream has executed anything. gRPC has one status, UNAVAILABLE, for a server that
-refuses a request and for one that failed while executing it; only the text tells them apart. Over
-HTTP a proxy may answer instead of the server; then nothing is known unless its text tells.
+refuses a request and for one that failed while executing it. This server tells them apart by a
+field of its answers, `BEGUN`. Of other servers only the text does, as a whole. Over HTTP a proxy
+may answer instead of the server; then nothing is known unless its text tells.
 """
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
+from headrace.core.call import Call
 from headrace.core.errors import (
     AlreadyExists,
     Cancelled,
@@ -82,6 +85,10 @@ STATUS: dict[type[ServerError], Status] = {
     RemoteTimeout: Status(504, 4),  # DEADLINE_EXCEEDED
     RemoteBroken: Status(502, 13),
 }
+# Header, or trailing metadata, of errors that may mean that the request was not begun: `TRUE` if a
+# model has begun it, otherwise it may be sent again. In a stream it is a parameter.
+BEGUN, TRUE, FALSE = "headrace-begun", "true", "false"
+BEGUN_PARAMETER = "headrace_begun"
 INTERNAL = Status(500, 13)
 INTERNAL_TEXT = "internal error"
 
@@ -91,7 +98,20 @@ def retry_after(error: ServerError) -> int:
     return error.retry_after or STATUS[type(error)].retry_after
 
 
-_UNAVAILABLE, _DEADLINE = 14, 4
+def begun_field(call: Call, error: ServerError) -> str:
+    """The value of `BEGUN` for the error that ends a call; "" if its status is conclusive."""
+    if STATUS[type(error)].grpc not in _INCONCLUSIVE:
+        return ""
+    return TRUE if call.started else FALSE
+
+
+def begun_told(value: bytes) -> bool | None:
+    """A server's word in `BEGUN`; None without any."""
+    return {b"true": True, b"false": False}.get(value)
+
+
+_UNAVAILABLE, _DEADLINE, _NOT_FOUND = 14, 4, 5
+_INCONCLUSIVE = frozenset({_UNAVAILABLE, _NOT_FOUND})
 _DENIED = frozenset({7, 16})  # PERMISSION_DENIED, UNAUTHENTICATED
 _CLASSES: dict[int, type[ServerError]] = {
     1: Cancelled,
@@ -103,24 +123,28 @@ _CLASSES: dict[int, type[ServerError]] = {
     9: Quarantined,
     12: Unsupported,
 }
-# Texts by which upstreams (Triton and this server) refuse a request before it begins.
-_REFUSALS = (
-    "not at ready state",
-    "is not ready",
-    "Exceeds maximum queue size",
-    "Request timeout expired",
-    "Server is stopping",
-    "Server exiting",
-    " is at its limit of",  # of the server, connection or address
-    " is at its share of the server's limit of",  # of the model
-    "failed to connect to all addresses",  # from gRPC's library, in a server with upstreams
-    # Knative and Envoy, which run in front of KServe's models.
-    "pending request queue full",
-    "no healthy upstream",
-    "reset reason: connection failure",
-    "reset reason: remote connection failure",
-    "reset reason: connection timeout",
-    "reset reason: overflow",
+# Whole messages by which servers refuse a request before they begin it: Triton, KServe, and this
+# server as it was before it said so itself. Part of a message proves nothing: an ensemble passes on
+# the refusal of its second model, and a model may quote a server that it has asked itself.
+_REFUSED = re.compile(
+    r"(\[request id: [^\]]*\] )?(Exceeds maximum queue size( of \d+ for model '[^']*')?"
+    r"|Server is stopping, scheduler for model has stopped accepting new inference requests)"
+    r"|Request for unknown model: '[^']*' version \d+ is not at ready state( \(it is [A-Z]+\))?"
+    r"|'[^']*' version \d+ is not at ready state"
+    r"|Request timeout expired"
+    r"|Server not ready"
+    r"|the server has as many connections as it may \(--max-connections\)"
+    r"|GRPC server is shutting down and has stopped accepting new requests\."
+    r"|Model with name \S+ is not ready\."
+)
+# The same of Knative and Envoy, which run in front of KServe's models. Not "retried and the latest
+# reset reason": earlier tries may have been begun.
+_REFUSED_BY_PROXY = re.compile(
+    r"pending request queue full"
+    r"|no healthy upstream"
+    r"|upstream connect error or disconnect/reset before headers\. reset reason: "
+    r"(overflow|connection timeout|((remote|local) )?connection failure)"
+    r"(, transport failure reason: [^\n]*)?"
 )
 # Texts of proxies that lost their connection to the server.
 _LOSSES = (
@@ -141,8 +165,11 @@ _HTTP_CLASSES: dict[int, type[ServerError]] = {
 }
 
 
-# The text for an unknown model.
-_NOT_LOADED = "Request for unknown model"
+# Texts for an unknown model.
+_NOT_LOADED = re.compile(
+    r"Request for unknown model: '[^']*'"
+    r"( version \d+)? (is not found|has no available versions( \([^)]*\))?)"
+)
 
 
 class Fate(Enum):
@@ -206,21 +233,33 @@ def _not_loaded(model: str) -> Failure:
     return Failure(Fate.REFUSED, Unavailable(f"model '{model}' is not loaded on its server", 1))
 
 
-def failure_of(model: str, status: int, text: str) -> Failure:
-    """The failure of a call to an upstream of `model`, by its gRPC status."""
+def failure_of(model: str, status: int, text: str, begun: bool | None = None) -> Failure:
+    """The failure of a call to an upstream of `model`, by its gRPC status.
+
+    `begun` is the upstream's word on whether it has begun the call, if it gave one.
+    """
     if status == _UNAVAILABLE:
-        if any(known in text for known in _REFUSALS):
+        refused = _refused(text) or _refused_by_proxy(text) if begun is None else not begun
+        if refused:
             return Failure(Fate.REFUSED, Unavailable(text, 1))
-        if not text or any(known in text for known in _LOSSES):
+        if begun is None and (not text or any(known in text for known in _LOSSES)):
             return lost(model)
         return Failure(Fate.LATE, RemoteUnavailable(text))  # most likely from the model itself
     if status == _DEADLINE:
         return late(model)
     if status in _DENIED:
         return denied(model)
-    if text.startswith(_NOT_LOADED):
+    if status == _NOT_FOUND and begun is not True and _NOT_LOADED.fullmatch(text):
         return _not_loaded(model)
     return Failure(Fate.ANSWERED, _CLASSES.get(status, ExecutionFailed)(text))
+
+
+def _refused(text: str) -> bool:
+    return _REFUSED.fullmatch(text) is not None
+
+
+def _refused_by_proxy(text: str) -> bool:
+    return _REFUSED_BY_PROXY.fullmatch(text.strip()) is not None
 
 
 def http_status_of(grpc: int) -> int:
@@ -231,32 +270,37 @@ def http_status_of(grpc: int) -> int:
     return STATUS[kind].http
 
 
-def http_failure_of(model: str, status: int, said: str, text: str) -> Failure:
+def http_failure_of(
+    model: str, status: int, said: str, text: str, begun: bool | None = None
+) -> Failure:
     """The failure of a call to an upstream of `model`, by its HTTP status.
 
     `text` is the body, and `said` the error in it if it has the protocol's form; no other body
-    reaches a client.
+    reaches a client. `begun` is as in `failure_of`.
     """
     told = said or f"the server of model '{model}' has answered with status {status}"
-    if status == 429 or (status == 503 and any(known in text for known in _REFUSALS)):
-        return Failure(Fate.REFUSED, Unavailable(told, 1))
     if status == 503:
+        refused = _refused(said) or _refused_by_proxy(text) if begun is None else not begun
+        if refused:
+            return Failure(Fate.REFUSED, Unavailable(told, 1))
         return Failure(Fate.LATE, RemoteUnavailable(told))
+    if status == 429:
+        return Failure(Fate.REFUSED, Unavailable(told, 1))
     if status == 502:
         return Failure(Fate.LATE, lost(model).error)
     if status in (408, 504):
         return late(model)
     if status in (401, 403, 407):
         return denied(model)
-    if said.startswith(_NOT_LOADED):
+    if status == 404 and begun is not True and _NOT_LOADED.fullmatch(said):
         return _not_loaded(model)
     if status == 400 and not said:  # not answered by a server of the protocol
         return Failure(Fate.ANSWERED, RemoteBroken(told))
     return Failure(Fate.ANSWERED, _HTTP_CLASSES.get(status, ExecutionFailed)(told))
 
 
-def failure_of_text(text: str) -> Failure:
-    """The failure of a request on a stream, for which the upstream sends a text only."""
-    if any(known in text for known in _REFUSALS):
+def failure_of_text(text: str, begun: bool | None = None) -> Failure:
+    """The failure of a request on a stream, for which other upstreams send a text only."""
+    if _refused(text) if begun is None else not begun:
         return Failure(Fate.REFUSED, Unavailable(text, 1))
     return Failure(Fate.ANSWERED, ExecutionFailed(text))

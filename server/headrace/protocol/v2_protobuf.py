@@ -69,6 +69,7 @@ from headrace.protocol.protobuf_contents import (
     tensor_from_contents,
     varint,
 )
+from headrace.protocol.status import BEGUN_PARAMETER
 
 LONG = 64 << 10  # bytes of a message above which a scan before parsing pays
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -920,7 +921,14 @@ class AnswerReader:
         return RemoteAnswer(outputs, dict(known.parameters), id, known.model, known.version)
 
 
-def streamed_answer(data: Buffer) -> Buffer | str:
+class StreamError(NamedTuple):
+    """An error in a stream; `begun` is the server's word on whether its model has begun it."""
+
+    text: str
+    begun: bool | None
+
+
+def streamed_answer(data: Buffer) -> Buffer | StreamError:
     """The response in a ModelStreamInferResponse, or its error; raises `InvalidRequest`."""
     if len(data) > 1 and data[0] == _STREAM_RESPONSE:
         length, start = read_varint(data, 1)
@@ -930,7 +938,11 @@ def streamed_answer(data: Buffer) -> Buffer | str:
         message = pb.ModelStreamInferResponse.FromString(bytes(data))
     except DecodeError as error:
         raise InvalidRequest(f"not a ModelStreamInferResponse: {error}") from None
-    return message.error_message or message.infer_response.SerializeToString()
+    if not message.error_message:
+        return message.infer_response.SerializeToString()
+    parameters = message.infer_response.parameters
+    told = parameters[BEGUN_PARAMETER].bool_param if BEGUN_PARAMETER in parameters else None
+    return StreamError(message.error_message, told)
 
 
 def _read_head(head: bytes, raw: bool) -> _Known:

@@ -29,7 +29,15 @@ _BUFFER_FROM, _BUFFER_TO = (
 
 
 class NotStarted(Exception):
-    """The batch was returned without being run; any instance may run it."""
+    """The batch was returned without being run; any instance may run it.
+
+    Only instances and transports that know this raise it, never a model. With a `refusal`, running
+    it on this backend is pointless for now: another backend may, or its requests fail with that.
+    """
+
+    def __init__(self, refusal: ServerError | None = None) -> None:
+        super().__init__(*(() if refusal is None else (str(refusal),)))
+        self.refusal = refusal
 
 
 @dataclass(slots=True)
@@ -101,12 +109,12 @@ class Batch:
 
     After the execution and `take`, `tensors` are the outputs of all rows, computed by `version`;
     each call gets those from its `first` row on. `texts` and `raws` cache codecs' output for all
-    rows; None until tried, False if not possible.
+    rows; None until tried, False if not possible. `again` is true if its calls have run before.
     """
 
     __slots__ = (
-        "calls", "compute_ns", "gather_ns", "names", "outputs", "raws", "rows", "signature",
-        "started", "tensors", "texts", "version",
+        "again", "calls", "compute_ns", "gather_ns", "names", "outputs", "raws", "rows",
+        "signature", "started", "tensors", "texts", "version",
     )  # fmt: skip
 
     version: str
@@ -117,9 +125,10 @@ class Batch:
     texts: Any
     raws: Any
 
-    def __init__(self, signature: Signature, calls: list[Call]) -> None:
+    def __init__(self, signature: Signature, calls: list[Call], again: bool = False) -> None:
         self.signature = signature
         self.calls = calls
+        self.again = again
         self.rows = calls[0].rows if len(calls) == 1 else sum([call.rows for call in calls])
         self.outputs, self.names = signature.outputs, signature.names
         for call in calls:
@@ -225,8 +234,8 @@ class Batch:
         """Two batches with the same requests; only for a batch of several."""
         middle = len(self.calls) // 2
         return (
-            Batch(self.signature, self.calls[:middle]),
-            Batch(self.signature, self.calls[middle:]),
+            Batch(self.signature, self.calls[:middle], again=True),
+            Batch(self.signature, self.calls[middle:], again=True),
         )
 
 

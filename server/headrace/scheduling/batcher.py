@@ -241,11 +241,11 @@ class Batcher:
         now = self._now()
         # The end of one may submit the next of its sequence.
         while self._retries or self._queue.waiting:
-            waiting = [p for batch in self._retries for p in batch.calls if not p.ended]
+            waiting = [(p, batch.again) for batch in self._retries for p in batch.calls]
             self._retries.clear()
-            waiting += self._queue.popleft(self._queue.waiting)
-            for call in waiting:
-                self._end(call, error, "OTHER", now)
+            waiting += [(call, False) for call in self._queue.popleft(self._queue.waiting)]
+            for call, again in waiting:
+                self._end(call, error, "OTHER", now, begun=again)
         self._check_drained()
         return True
 
@@ -382,9 +382,10 @@ class Batcher:
     def _next_batch(self, now: int) -> Batch | None:
         """The batch to run now; None if there is nothing to run, or it may still grow."""
         while True:
+            again = False
             if self._retries:
                 batch = self._retries.popleft()
-                calls = [call for call in batch.calls if not call.ended]
+                calls, again = [call for call in batch.calls if not call.ended], batch.again
             elif self._queue.waiting:
                 calls, reason, ask_at = self._queue.take(now)
                 if not calls:
@@ -395,14 +396,16 @@ class Batcher:
             else:
                 return None
             if self.quarantine.cases:
-                calls = self._screened(calls, now)
+                calls = self._screened(calls, again, now)
             if calls:
                 self._together = len(calls)
                 if self._alike is not None and len(calls) > 1:
-                    calls = self._divided(calls, self._alike)
-                return Batch(self._signature, calls)
+                    calls = self._divided(calls, again, self._alike)
+                return Batch(self._signature, calls, again)
 
-    def _divided(self, calls: list[Call], alike: Callable[[Call], object]) -> list[Call]:
+    def _divided(
+        self, calls: list[Call], again: bool, alike: Callable[[Call], object]
+    ) -> list[Call]:
         """The calls like the first one; the others run next, by kind.
 
         Calls of one kind run together, in parallel with the others if there are instances for them:
@@ -412,17 +415,17 @@ class Batcher:
         for call in calls:
             groups.setdefault(alike(call), []).append(call)
         first, *others = groups.values()
-        self._retries.extendleft(Batch(self._signature, group) for group in reversed(others))
+        self._retries.extendleft(Batch(self._signature, group, again) for group in reversed(others))
         return first
 
-    def _screened(self, calls: list[Call], now: int) -> list[Call]:
+    def _screened(self, calls: list[Call], again: bool, now: int) -> list[Call]:
         """The calls that may run now; suspects run alone next, refused calls end."""
         clear, suspects, refused = self.quarantine.screen(calls, now)
         if not clear:
             clear, suspects = suspects[:1], suspects[1:]
-        self._retries.extend([Batch(self._signature, [call]) for call in suspects])
+        self._retries.extend([Batch(self._signature, [call], again) for call in suspects])
         for call in refused:
-            self._end(call, self.quarantine.error(), "REJECTED", now)
+            self._end(call, self.quarantine.error(), "REJECTED", now, begun=again)
         return clear
 
     def _finished(self, instance: Instance, batch: Batch, outcome: Outcome) -> None:
@@ -451,7 +454,11 @@ class Batcher:
             if len(others) < len(batch.calls):
                 self._succeed(batch, outcome)
         elif isinstance(error, NotStarted):
-            if not all(call.ended for call in batch.calls):
+            if error.refusal is not None:
+                spent = outcome.computed, outcome.started, batch.rows
+                for call in batch.calls:
+                    self._end(call, error.refusal, "BACKEND", *spent, begun=batch.again)
+            elif not all(call.ended for call in batch.calls):
                 self._retries.append(batch)
         elif len(batch.calls) == 1 or isinstance(error, WorkerDied | ExecutionTimeout):
             for call in batch.calls:
@@ -484,7 +491,7 @@ class Batcher:
             )
 
     def _run_again(self, call: Call) -> None:
-        self._retries.append(Batch(self._signature, [call]))
+        self._retries.append(Batch(self._signature, [call], again=True))
         self._schedule_flush()
 
     def _close_open(
@@ -567,13 +574,19 @@ class Batcher:
         now: int,
         started: int = 0,
         rows: int = 0,
+        begun: bool = True,
     ) -> None:
-        """End a request with an error, unless it has ended; `started` is 0 if it was never run."""
+        """End a request with an error, unless it has ended; `started` is 0 if it was never run.
+
+        `begun` is false only if no instance has begun it, as far as this scheduler knows.
+        """
         if not call.ended:
             call.ended = True
-            begun = started or now
-            call.outcome = error.of_request(begun - call.arrived, now - begun, rows)
-            self._statistics.request_failed(reason, now - call.arrived, is_fault(error))
+            call.started = begun
+            started = started or now
+            call.outcome = error.of_request(started - call.arrived, now - started, rows)
+            fault = is_fault(error, begun)
+            self._statistics.request_failed(reason, now - call.arrived, fault)
             self._release([call])
 
     def _expire(self, now: int) -> None:

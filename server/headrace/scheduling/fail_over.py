@@ -32,7 +32,6 @@ from headrace.core.errors import (
     RemoteTimeout,
     RemoteUnavailable,
     ServerError,
-    Unavailable,
     WorkerDied,
 )
 from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
@@ -112,12 +111,12 @@ def ended(standing: Standing, verdict: Verdict, now: float) -> Standing:
 
 def verdict(outcome: Outcome) -> Verdict:
     """The verdict on an outcome."""
-    if isinstance(outcome.error, NotStarted | Cancelled):
+    if isinstance(outcome.error, NotStarted):
+        return Verdict.NOTHING if outcome.error.refusal is None else Verdict.REFUSED
+    if isinstance(outcome.error, Cancelled):
         return Verdict.NOTHING
     answers = [outcome.error] if outcome.error is not None else outcome.parts or ()
     errors = [answer for answer in answers if answer is not Deferral.AGAIN]
-    if errors and all(isinstance(error, Unavailable) for error in errors):
-        return Verdict.REFUSED
     if any(isinstance(error, _LOST) for error in errors):
         return Verdict.FAILED
     if errors and all(isinstance(error, Cancelled) for error in errors):
@@ -129,7 +128,7 @@ def answered(batch: Batch, outcome: Outcome) -> list[Call]:
     """The requests of a batch that its outcome answers."""
     waiting = [call for call in batch.calls if not call.ended]
     if outcome.error is not None:
-        whole = isinstance(outcome.error, WorkerDied | ExecutionTimeout)
+        whole = isinstance(outcome.error, WorkerDied | ExecutionTimeout | NotStarted)
         alone = len(batch.calls) == 1 or whole
         return waiting if alone else []
     if outcome.parts is None:

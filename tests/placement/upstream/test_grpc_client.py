@@ -16,14 +16,14 @@ import pytest
 from headrace.connections.endpoint import Endpoint
 from headrace.connections.grpc_channel import Channel, receive_buffer
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import InvalidRequest, ServerError
+from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.grpc_client import GrpcClient, GrpcMessages, GrpcStream
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients, tls_context
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.protocol.status import Fate
+from headrace.protocol.status import Failure, Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 from tests.protocol.http2.server_peer import HEAD
 from tests.support.remote_call import infer
@@ -73,7 +73,7 @@ class Guarded(grpc.GenericRpcHandler):
                 said = pb.ModelStreamInferResponse(error_message=wrong, infer_response=response)
                 yield said.SerializeToString()
                 if asked.id == "last":
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "Server exiting")
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "Server not ready")
 
         if details.method.endswith("ModelStreamInfer"):
             return grpc.stream_stream_rpc_method_handler(answers)
@@ -191,10 +191,10 @@ class Heard:
     """Recorded messages of a stream; its end is awaited."""
 
     def __init__(self) -> None:
-        self.answers: list[RemoteAnswer | ServerError] = []
+        self.answers: list[RemoteAnswer | Failure] = []
         self.end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
-    def received(self, answer: RemoteAnswer | ServerError) -> None:
+    def received(self, answer: RemoteAnswer | Failure) -> None:
         self.answers.append(answer)
 
     def ended(self) -> None:
@@ -213,8 +213,8 @@ async def test_a_stream(options: RemoteOptions, id: str) -> None:
     failed = await heard.end
     [answer] = heard.answers
     if id == "bad":
-        assert isinstance(answer, ServerError)
-        assert str(answer) == "there is nothing"
+        assert isinstance(answer, Failure)
+        assert str(answer.error) == "there is nothing"
     else:
         assert isinstance(answer, RemoteAnswer)
         assert answer.id == id
@@ -232,7 +232,7 @@ class Buggy(GrpcMessages):
     def answer(self, data: Buffer) -> RemoteAnswer:
         raise ZeroDivisionError
 
-    def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
+    def stream_answer(self, data: Buffer) -> RemoteAnswer | Failure:
         raise ZeroDivisionError
 
 

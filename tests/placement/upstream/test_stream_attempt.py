@@ -9,7 +9,6 @@ import pytest
 
 from headrace.core.call import Parameter
 from headrace.core.errors import (
-    ExecutionFailed,
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
@@ -18,7 +17,7 @@ from headrace.core.errors import (
 from headrace.placement.upstream.attempt import Attempt, Lost, Policy, StreamAttempt
 from headrace.placement.upstream.connection import CallFailed, RemoteRequest
 from headrace.placement.upstream.upstream import Upstream
-from headrace.protocol.status import Failure, late, lost, unsent
+from headrace.protocol.status import Failure, failure_of_text, late, lost, unsent
 from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.sequences import SequenceTable
@@ -99,7 +98,7 @@ class Stream:
 
     def refuse(self, text: str) -> None:
         """Send an error."""
-        self.receiver.received(ExecutionFailed(text))
+        self.receiver.received(failure_of_text(text))
 
     def end(self, failure: Failure | None = None) -> None:
         """End the stream."""
@@ -218,11 +217,11 @@ def test_an_unbegun_request_goes_to_another_upstream() -> None:
 def test_a_refusal_is_not_a_response() -> None:
     world, stream = begun()
     world.attempt.hold(True)
-    stream.refuse("Request for unknown model: 'm' is not at ready state")
+    stream.refuse("Request for unknown model: 'm' version 1 is not at ready state")
     assert stream.cancelled
     [other] = world.second.streams
     assert other.held == [True]
-    other.refuse("Server exiting")
+    other.refuse("Request timeout expired")
     assert isinstance(world.error, Unavailable)
     assert (world.first.notes, world.second.notes) == (["REFUSED"], ["REFUSED"])
     assert not world.loop.armed
@@ -243,7 +242,7 @@ def test_a_begun_request_is_not_sent_again(failure: Failure | None) -> None:
     world, stream = begun()
     stream.give(1)
     if failure is None:
-        stream.refuse("Server exiting")
+        stream.refuse("Request timeout expired")
         assert isinstance(world.error, RemoteUnavailable)
     else:
         stream.end(failure)

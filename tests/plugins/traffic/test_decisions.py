@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.core import errors
 from headrace.core.datatypes import Datatype
-from headrace.core.errors import ServerError, is_fault
+from headrace.core.errors import ServerError, Unavailable, is_fault
 from headrace.core.signature import Signature, TensorSpec, difference
 from headrace.observability.statistics import LATENCY_BOUNDS, Histogram
 from headrace.plugins.traffic.decisions import (
@@ -272,4 +272,6 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_failures_that_count_against_a_version(kind: type[ServerError]) -> None:
-    assert is_fault(kind("x")) == (kind.__name__ in FAULTS)
+    assert is_fault(kind("x"), begun=False) == (kind.__name__ in FAULTS)
+    raised_by_model = issubclass(kind, Unavailable)
+    assert is_fault(kind("x"), begun=True) == (kind.__name__ in FAULTS or raised_by_model)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.protocol.grpc import Reason
+from headrace.protocol.grpc import End, Reason
 from headrace.protocol.http2.protocol import (
     ACK,
     CONTINUATION,
@@ -105,7 +105,7 @@ def test_any_split_of_received_bytes_means_the_same(data: st.DataObject) -> None
     assert calls[0].messages == [large]
     assert calls[1].messages == [b"three"]
     assert [call.ends for call in calls[:2]] == [[None], [None]]
-    assert calls[2].end == (Reason.STATUS, 5, "no ä")
+    assert calls[2].end == End(Reason.STATUS, 5, "no ä")
     assert not client.connection.closing
 
 
@@ -346,7 +346,7 @@ def test_goaway_of_the_server(client: Client) -> None:
     assert client.connection.streams.room == 0
     assert not any(call.ends for call in (first, second, third))
     client.feed(goaway(3, text=b"max_age"))
-    assert third.end == (Reason.UNSENT, 14, "NO_ERROR: max_age")
+    assert third.end == End(Reason.UNSENT, 14, "NO_ERROR: max_age")
     assert not client.connection.closing
     client.feed(client.response(1, b"1"), client.response(3, b"2"))
     assert (first.messages, second.messages) == ([b"1"], [b"2"])

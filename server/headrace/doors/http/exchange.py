@@ -31,7 +31,14 @@ from headrace.protocol.compression import (
 )
 from headrace.protocol.elements import Charge, charge_objects, uncharged
 from headrace.protocol.parameters import add_timing, server_timing, time_of, wants_timing
-from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
+from headrace.protocol.status import (
+    BEGUN,
+    INTERNAL,
+    INTERNAL_TEXT,
+    STATUS,
+    begun_field,
+    retry_after,
+)
 from headrace.protocol.v2_json import (
     ResponseForm,
     decode_infer,
@@ -47,6 +54,7 @@ log = logging.getLogger(__name__)
 # Header lines in wire format.
 JSON = b"content-type: application/json\r\n"
 CLOSE = b"connection: close\r\n"
+_BEGUN = BEGUN.encode() + b": %b\r\n"
 _BACKEND = b"headrace-backend: %b\r\n"  # the backend that has answered, for a model with several
 _TIMING = b"server-timing: %b\r\n"
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
@@ -237,6 +245,8 @@ class Exchange(Call):
             lines += b"retry-after: %d\r\n" % seconds
         if isinstance(error, UnsupportedEncoding):
             lines += b"accept-encoding: gzip, deflate\r\n"
+        if begun := begun_field(self, error):
+            lines += _BEGUN % begun.encode()
         lines += self.backend_line
         # Sent at once, not after the body; the rest of the body is skipped. Only if it is too long,
         # or of unknown size, the connection is closed instead.

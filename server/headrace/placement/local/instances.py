@@ -285,7 +285,7 @@ class LocalInstance:
             except RuntimeError as error:
                 now = monotonic_ns()
                 refused = Unavailable(f"model '{batch.signature.model}' cannot run now: {error}")
-                outcome = Outcome((), refused, now, now, now)
+                outcome = Outcome((), NotStarted(refused), now, now, now)
                 self._loop.call_soon(self._report, batch, done, outcome)
                 return
             self._thread = thread

@@ -13,10 +13,10 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.core.errors import RemoteLost, RemoteUnavailable, ServerError, Unavailable
+from headrace.core.errors import RemoteLost, RemoteUnavailable
 from headrace.placement.upstream.connection import Call, CallFailed, RemoteRequest, RemoteStream
 from headrace.placement.upstream.upstream import RULES, Upstream
-from headrace.protocol.status import Failure, Fate, failure_of_text, late
+from headrace.protocol.status import Failure, Fate, late
 from headrace.protocol.v2_protobuf import RemoteAnswer
 from headrace.scheduling.batch import NotStarted
 from headrace.scheduling.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTable
@@ -161,7 +161,8 @@ class Attempt:
         self._sender.answered(answer)
 
     def _lose(self, failure: Failure) -> None:
-        if self._begun and isinstance(failure.error, Unavailable):  # no other backend may run it
+        # No other backend may run it, nor its client send it again.
+        if self._begun and failure.fate in (Fate.REFUSED, Fate.UNSENT):
             failure = Failure(Fate.LATE, RemoteUnavailable(str(failure.error)))
         self._give_up(Lost(failure))
 
@@ -192,12 +193,12 @@ class StreamAttempt(Attempt):
         if self._stream is not None:
             self._stream.hold(held)
 
-    def received(self, answer: RemoteAnswer | ServerError) -> None:
+    def received(self, answer: RemoteAnswer | Failure) -> None:
         """Implements `StreamReceiver.received`."""
         if self._over:
             return
         self._heard = self._policy.loop.time()
-        if isinstance(answer, ServerError):
+        if isinstance(answer, Failure):
             self._refused(answer)
             return
         self._begun = True
@@ -244,11 +245,10 @@ class StreamAttempt(Attempt):
             self._timer.cancel()
         self._timer = self._policy.loop.call_later(_END_SECS, self._look)
 
-    def _refused(self, error: ServerError) -> None:
+    def _refused(self, failure: Failure) -> None:
         """Process an error response, which may mean that the server refuses the request."""
-        failure = failure_of_text(str(error))
         if failure.fate is Fate.REFUSED and not self._begun:
-            self._fail(CallFailed(failure, str(error)))
+            self._fail(CallFailed(failure, str(failure.error)))
             return
         self._let_end()
         self._lose(failure)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headrace.core.call import Parameter
-from headrace.core.errors import RemoteBroken, ServerError
+from headrace.core.errors import RemoteBroken
 from headrace.observability.traces import TraceContext
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -114,8 +114,8 @@ class StreamReceiver(Protocol):
     `ended` or `failed` is called once, last.
     """
 
-    def received(self, answer: RemoteAnswer | ServerError) -> None:
-        """Receive a response, or an error instead.
+    def received(self, answer: RemoteAnswer | Failure) -> None:
+        """Receive a response, or a failure instead.
 
         It may have no outputs if its parameters mark it as the last one.
         """

@@ -19,7 +19,7 @@ from headrace.connections.grpc_channel import (
     StreamCall,
     UnaryCall,
 )
-from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError, Unavailable
+from headrace.core.errors import InvalidRequest, Unavailable
 from headrace.core.tensors import Buffer
 from headrace.placement.upstream.connection import (
     Call,
@@ -39,11 +39,21 @@ from headrace.protocol.grpc import (
     Reason,
 )
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.protocol.status import Failure, Fate, failure_of, late, lost, too_large, unsent
+from headrace.protocol.status import (
+    Failure,
+    Fate,
+    failure_of,
+    failure_of_text,
+    late,
+    lost,
+    too_large,
+    unsent,
+)
 from headrace.protocol.v2_protobuf import (
     AnswerReader,
     RemoteAnswer,
     RemoteMessages,
+    StreamError,
     streamed_answer,
 )
 
@@ -146,13 +156,13 @@ class GrpcMessages:
         except InvalidRequest as error:
             raise self.nonsense(error) from None
 
-    def stream_answer(self, data: Buffer) -> RemoteAnswer | ServerError:
+    def stream_answer(self, data: Buffer) -> RemoteAnswer | Failure:
         """Decode a message of a stream; raises `CallFailed`."""
         try:
             found = streamed_answer(data)
         except InvalidRequest as error:
             raise self.nonsense(error) from None
-        return ExecutionFailed(found) if isinstance(found, str) else self.answer(found)
+        return failure_of_text(*found) if isinstance(found, StreamError) else self.answer(found)
 
     def nonsense(self, problem: Exception) -> CallFailed:
         """Log a malformed response; returns the failure."""
@@ -169,7 +179,7 @@ class GrpcMessages:
 
     def _failure(self, end: End) -> Failure:
         if end.reason is Reason.STATUS:
-            return failure_of(self.model, end.status, end.text)
+            return failure_of(self.model, end.status, end.text, end.begun)
         if end.reason is Reason.BROKEN:
             return self.nonsense(Exception(end.text)).failure
         if end.reason in (Reason.TOO_LARGE, Reason.GROWN):

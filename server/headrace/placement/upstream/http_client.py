@@ -47,7 +47,17 @@ from headrace.protocol.http1 import HttpRequest, HttpResponse, header_lines, req
 from headrace.protocol.json_text import parse_json
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
-from headrace.protocol.status import Failure, Fate, http_failure_of, late, lost, too_large, unsent
+from headrace.protocol.status import (
+    BEGUN,
+    Failure,
+    Fate,
+    begun_told,
+    http_failure_of,
+    late,
+    lost,
+    too_large,
+    unsent,
+)
 from headrace.protocol.v2_json import (
     error_text,
     read_answer,
@@ -150,7 +160,8 @@ def refusal(model: str, response: HttpResponse) -> CallFailed:
     """The failure for an error response."""
     said = error_text(response.body)
     text = bytes(response.body[:2000]).decode(errors="replace")
-    failure = http_failure_of(model, response.status, said, text)
+    begun = begun_told(response.headers.get(_BEGUN, b""))
+    failure = http_failure_of(model, response.status, said, text, begun)
     return CallFailed(failure, f"status {response.status}: {said or ' '.join(text.split())[:120]}")
 
 
@@ -162,6 +173,7 @@ def message_of(model: str, document: Any, message: M) -> M:
         raise nonsense(model, error) from None
 
 
+_BEGUN = BEGUN.encode()
 _LONG = 8 << 10  # bytes of JSON that become a message in less than a millisecond
 
 

@@ -13,7 +13,7 @@ from headrace.placement.upstream.connection import CallTrace, CallTraces, Remote
 from headrace.placement.upstream.options import RemoteOptions
 from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
-from headrace.scheduling.batch import Answer, Batch, Outcome, Part
+from headrace.scheduling.batch import Answer, Batch, NotStarted, Outcome, Part
 
 _PREFIX = len(FORWARD_PARAMETER)
 _LONGEST = (1 << 63) - 1  # transmitted as a signed number
@@ -151,13 +151,16 @@ def take_answer(batch: Batch, answer: RemoteAnswer, outcome: Outcome) -> None:
 def take_error(batch: Batch, error: Exception, outcome: Outcome) -> None:
     """Store an error in the outcome of its batch, with the consequence for the requests.
 
-    1. Not begun: the batch is given back. A request may be to blame: the batch is run again in
-       halves.
+    1. Not begun: the batch is given back, with the refusal if there is one. A request may be to
+       blame: the batch is run again in halves.
     2. Retrying, even with fewer rows, is pointless: the requests get the error.
     """
     final: ServerError | None = error if isinstance(error, Cancelled) else None
     if isinstance(error, Lost):
         failure = error.failure
+        if failure.fate is Fate.REFUSED:
+            outcome.error = NotStarted(failure.error)
+            return
         error = failure.error
         final = failure.error if failure.fate is not Fate.ANSWERED else None
     elif isinstance(error, ServerError) and batch.signature.decoupled:

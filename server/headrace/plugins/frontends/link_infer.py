@@ -79,6 +79,7 @@ class Flag(IntFlag):
     HTTP = 16  # the request came through a door with a single answer, ...
     UNARY = 32  # ... HTTP or a unary call
     GENERATE = 64  # the bytes of a raw request are flat JSON
+    UNBEGUN = 128  # no model has begun the request that ends with the error
 
 
 _REQUEST = Struct("<QQI")  # nbytes, deadline in ns of the monotonic clock or 0, size of the id

@@ -93,6 +93,7 @@ class RemoteTarget:
         """Send the call to the engine, with the headers that it requires as parameters."""
         self.call = call
         call.owner = self
+        call.started = True  # for all that is known here, until the engine says otherwise
         if self._link.headers is not None:
             for name, parameter in self._link.headers.of(self.model, self.name):
                 if value := call.header(name):
@@ -334,6 +335,7 @@ class EngineSession:
         elif waiting is not None and waiting.call is not None:
             waiting.name = version or waiting.name
             call, waiting.call = waiting.call, None
+            call.started = not header.flags & (Flag.REFUSE | Flag.UNBEGUN)
             if header.flags & Flag.REFUSE:
                 call.refuse(error)
             else:

@@ -135,7 +135,7 @@ async def _http(app: ASGIApp, head: Any, receive: Receive) -> tuple[bytes, bytes
 
 
 # Members of `Flag`.
-_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB = 2, 4, 8, 48, 80
+_FINAL, _REFUSE, _RAW, _ONE_ANSWER, _WEB, _UNBEGUN = 2, 4, 8, 48, 80, 128
 _PAUSE_BYTES = 1 << 20  # unread by the front end above which models are asked to pause
 _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
 
@@ -199,7 +199,8 @@ class FrontEndCall(Call):
     def fail(self, error: ServerError) -> None:
         """Send the error."""
         self.host.leave(self)
-        self.host.send_error(self.tag, error, self.version, 0)
+        flags = 0 if self.started else _UNBEGUN
+        self.host.send_error(self.tag, error, self.version, flags)
 
     def refuse(self, error: ServerError) -> None:
         """Send the error that refused the call."""

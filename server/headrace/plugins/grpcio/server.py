@@ -33,7 +33,7 @@ from headrace.doors.grpc.options import LEVELS, GrpcOptions, TlsFiles
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.protocol.grpc import CANCELLED
 from headrace.protocol.parameters import TIMING, exact_timing, time_of
-from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
+from headrace.protocol.status import BEGUN, INTERNAL, INTERNAL_TEXT, STATUS, begun_field
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,8 @@ class _UnaryCall(_AioCall, InferCall):
             return await self._future
         except ServerError as error:
             self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+            if begun := begun_field(self, error):
+                self.set_trailing(BEGUN, begun)
             raise
         except asyncio.CancelledError:
             if self.entered:  # the answer may have come after the client disconnected

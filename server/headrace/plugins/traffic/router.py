@@ -309,7 +309,7 @@ class VersionRouter:
         try:
             version.submit(call)
         except ServerError as error:
-            ledger.refused += is_fault(error)
+            ledger.refused += is_fault(error, begun=False)
             raise
         ledger.routed += 1
         if self._shadow is not None:

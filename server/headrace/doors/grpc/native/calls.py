@@ -20,6 +20,7 @@ from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
 from headrace.engine.doors import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
+from headrace.protocol.status import BEGUN, begun_field
 
 _CONGESTED = 1 << 20  # bytes queued for the client above which a session must wait
 
@@ -277,6 +278,8 @@ class InferRpc(UnaryRpc, InferCall):
         """Send the error."""
         self.leave()
         self.set_trailing(TIMING, exact_timing(time_of(error)).decode())
+        if begun := begun_field(self, error):
+            self.set_trailing(BEGUN, begun)
         super().fail(error)
 
     def guard(self, error: Exception) -> None:
