@@ -1,15 +1,17 @@
 """The asynchronous client: every operation over HTTP or gRPC, as its URL says.
 
 A client belongs to the event loop of its first request; its connections are kept and shared by all
-tasks there. Only attempts to connect are repeated: a request that the server may have seen is never
-sent twice.
+tasks there. In a forked process it opens its own, and leaves those of its parent alone. Only
+attempts to connect are repeated: a request that the server may have seen is never sent twice.
 """
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.api.operations import NAMED, Document
@@ -21,8 +23,9 @@ from headrace.client import (
     TimedOut,
 )
 from headrace.client.address import DEFAULT_URL, Address
+from headrace.client.tables import ArrowStream
 from headrace.client.transport import InferRequest, Result
-from headrace.client.values import Signature, tensor_of
+from headrace.client.values import Signature, needs_signature, tensor_of
 from headrace.core.call import Parameter
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
@@ -35,7 +38,7 @@ TIMEOUT_SECS = 30.0
 _FIRST_PAUSE_SECS = 0.1  # before another attempt to connect
 _LOOK_SECS = 0.05  # between two readiness checks
 
-Inputs = Mapping[str, Any]
+Inputs = Mapping[str, Any] | ArrowStream  # by name, or a table
 T = TypeVar("T")
 _NOT_READY = frozenset({400, 404, 503})
 
@@ -59,6 +62,10 @@ class AsyncClient:
         invalid URL.
         """
         self.address = Address.parse(url)
+        self._options = {
+            "url": url, "headers": dict(headers or {}), "token": token, "timeout": timeout,
+            "connect_retries": connect_retries,
+        }  # fmt: skip
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -66,10 +73,23 @@ class AsyncClient:
         self._tls = ssl_context
         self._retries = connect_retries
         self._transport: HttpTransport | GrpcTransport | None = None
+        self._process = os.getpid()  # that has opened the transport
+        self._inherited: list[object] = []
         self._signatures: dict[tuple[str, str], Signature] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as address and options; raises `TypeError` with an `ssl_context`."""
+        return partial(type(self), **self.options()), ()
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that create an equal client; raises `TypeError` with an `ssl_context`."""
+        if self._tls is not None:
+            raise TypeError("a client with an ssl_context cannot be pickled: create it where it is")
+        return self._options
 
     async def aclose(self) -> None:
         """Close all connections and cancel requests in flight."""
+        self._forget_parent()
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.close()
@@ -93,9 +113,13 @@ class AsyncClient:
     ) -> Result:  # fmt: skip
         """Run a model; arrays are sent in their own datatypes and shapes.
 
-        Without `outputs` all are returned, those in `classes` as their highest classes.
+        Tables, and columns with missing values, are converted to what the model declares. Without
+        `outputs` all are returned, those in `classes` as their highest classes.
         """
-        tensors = [tensor_of(name, value) for name, value in inputs.items()]
+        if not isinstance(inputs, Mapping) or any(map(needs_signature, inputs.values())):
+            tensors = await self.tensors(model, inputs, version)
+        else:
+            tensors = [tensor_of(name, value) for name, value in inputs.items()]
         return await self.send(
             InferRequest(
                 model, tensors, outputs or list(classes or ()), classes or {}, parameters or {},
@@ -152,8 +176,12 @@ class AsyncClient:
     async def tensors(self, model: str, inputs: Inputs, version: str = "") -> list[Tensor]:
         """Convert values to a model's declared inputs; raises `InputError` for a mismatch."""
         known = (model, version) in self._signatures
+        signature = await self.signature(model, version)
+        if known and signature.arranges(inputs):
+            # A model trained anew may have the same columns in another order, which no error tells.
+            known, signature = False, await self.signature(model, version, fresh=True)
         try:
-            return (await self.signature(model, version)).tensors(model, inputs)
+            return signature.tensors(model, inputs)
         except InputError:
             if not known:
                 raise
@@ -286,9 +314,20 @@ class AsyncClient:
 
     def _open(self) -> "HttpTransport | GrpcTransport":
         """The transport, created on first use for the running event loop."""
+        self._forget_parent()
         if self._transport is None:
             self._transport = self._made()
         return self._transport
+
+    def _forget_parent(self) -> None:
+        """In a forked process, drop the parent's transport.
+
+        It is kept, unclosed: what its event loop watches is shared with the parent.
+        """
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._inherited.append(self._transport)
+            self._transport = None
 
     def _made(self) -> "HttpTransport | GrpcTransport":
         """Create the transport; it and its codecs are imported here."""
@@ -328,9 +367,9 @@ class AsyncModel:
         self.version = version
         self._client = client
 
-    async def __call__(self, /, **inputs: Any) -> Result:
-        """Run the model."""
-        return await self.infer(inputs)
+    async def __call__(self, table: Any = None, /, **inputs: Any) -> Result:
+        """Run the model with its inputs by name, or with a table."""
+        return await self.infer(inputs if table is None else table)
 
     async def infer(
         self, inputs: Inputs, *, outputs: Sequence[str] = (),

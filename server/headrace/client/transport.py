@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.client.address import Address
+from headrace.client.values import without_nulls
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
@@ -122,7 +123,8 @@ class InferRequest:
 class Result(Mapping[str, Array]):
     """One response: its outputs by name, as numpy arrays; those of BYTES hold `bytes`.
 
-    Arrays are read-only views of the received bytes.
+    Arrays are read-only views of the received bytes. An output with missing values, which another
+    one named `<output>.null` marks, is a masked array, and that other one is left out.
     """
 
     def __init__(self, response: InferResponse) -> None:
@@ -131,10 +133,10 @@ class Result(Mapping[str, Array]):
         self.id = response.id
         self.parameters = response.parameters
         self.response = response  # the protocol's response, with datatypes
-        self._arrays = {tensor.name: tensor.array for tensor in response.outputs}
+        self._arrays = without_nulls({tensor.name: tensor for tensor in response.outputs})
 
     def __getitem__(self, name: str) -> Array:
-        return np.asarray(self._arrays[name])
+        return np.asanyarray(self._arrays[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -151,15 +153,47 @@ class Result(Mapping[str, Array]):
         return self[next(iter(self._arrays))]
 
     def texts(self, name: str = "") -> Any:
-        """A BYTES output as `str`, in nested lists; without a name the only output."""
+        """A BYTES output as `str`, in nested lists; without a name the only output.
+
+        Missing texts are None.
+        """
         array = self[name] if name else self.array
-        return np.asarray(np.frompyfunc(_decoded, 1, 1)(array), object).tolist()
+        return _texts(array).tolist()
+
+    def columns(self) -> dict[str, Array]:
+        """The outputs as columns of a table, by name: one-dimensional, with `str` for texts.
+
+        An output with several values a row is several columns, `<output>.0` and so on. Raises
+        `ClientError` if the outputs differ in their numbers of rows.
+        """
+        found: dict[str, Array] = {}
+        for name in self:
+            array = self[name]
+            if array.dtype == object:
+                array = _texts(array)
+            if array.ndim < 2:
+                found[name] = array.reshape(-1)
+                continue
+            rows = array.reshape(len(array), -1)
+            if rows.shape[1] == 1:
+                found[name] = rows[:, 0]
+            else:
+                found |= {f"{name}.{place}": rows[:, place] for place in range(rows.shape[1])}
+        if len({len(column) for column in found.values()}) > 1:
+            raise ClientError(f"the outputs of model '{self.model}' are not columns of one table")
+        return found
 
     def __repr__(self) -> str:
         shown = ", ".join(
             f"{t.name}: {t.datatype} {list(t.array.shape)}" for t in self.response.outputs
         )
         return f"<Result of {self.model} version {self.version}: {shown}>"
+
+
+def _texts(array: Array) -> Array:
+    """An array of `bytes` as `str`, with the same mask."""
+    found: Array = np.asarray(np.frompyfunc(_decoded, 1, 1)(np.asarray(array)), object)
+    return np.ma.MaskedArray(found, array.mask) if isinstance(array, np.ma.MaskedArray) else found
 
 
 def _decoded(item: bytes) -> str:

@@ -1,7 +1,9 @@
 """Conversion of Python values to tensors, with or without a model's signature.
 
-Values are arrays, scalars, lists, strings and bytes. The signature determines datatype and shape; a
-value that does not fit is refused, never rounded or truncated.
+Values are arrays, scalars, lists, strings and bytes, columns and tables (`tables.py`). The
+signature determines datatype and shape; a value that does not fit is refused, never rounded or
+truncated. Missing values become NaN, or are marked in the input `<name>.null` of a model that has
+it. A table for one input has its columns put into the order of the model's training.
 """
 
 import json
@@ -13,16 +15,20 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.client import AnswerError, InputError
+from headrace.client.tables import Table, column_of, table_of
+from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
-from headrace.core.tensors import Array, Tensor, brackets
+from headrace.core.tensors import Array, Tensor, TensorArray, brackets
 from headrace.workers.elements import object_array
+
+NULLS = ".null"  # suffix of the tensor that marks the missing values of another one
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A declared tensor; if `rows`, axis 0 of `shape` counts rows. -1 in `shape` is a variable
-    dimension.
+    dimension. `columns` are the names of its columns, in order, if the model knows them.
     """
 
     name: str
@@ -30,6 +36,7 @@ class Declared:
     shape: tuple[int, ...]
     rows: bool = False
     optional: bool = False
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} {self.datatype} {brackets(self.shape)}"
@@ -60,34 +67,85 @@ class Signature:
                 rows = bool(shapes) and all(int(shape[0]) == -1 for shape in shapes if shape)
             optional = {item["name"] for item in config.get("input", ()) if item.get("optional")}
             policy = config.get("model_transaction_policy", {})
+            columns = _columns(metadata, config)
             return cls(
-                _declared(metadata["inputs"], rows, optional),
-                _declared(metadata["outputs"], rows, optional),
+                _declared(metadata["inputs"], rows, optional, columns),
+                _declared(metadata["outputs"], rows, optional, {}),
                 bool(policy.get("decoupled", False)),
                 int(config.get("max_batch_size", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AnswerError(f"the model's metadata make no sense: {error!r}") from error
 
-    def tensors(self, model: str, given: Mapping[str, Any]) -> list[Tensor]:
+    def tensors(self, model: str, given: object) -> list[Tensor]:
         """Convert values to the inputs of a request; raises `InputError` for the first mismatch.
 
-        An optional input may be missing, or None.
+        An optional input may be missing, or None. A table instead of values by name has a column
+        for each input, or is the matrix that is the only input.
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        for name in given:
+        named = self._named(model, given)
+        named = {name: value for name, value in named.items() if value is not None}
+        for name in named:
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
                 raise InputError(f"model '{model}' has no input '{name}', only {known}")
         for declared in self.inputs.values():
-            if declared.name not in given and not declared.optional:
+            if declared.name not in named and not declared.optional:
                 raise InputError(f"model '{model}' needs the input {declared}")
-        return [_fitting(model, self.inputs[name], value) for name, value in given.items()]
+        found = []
+        for name, value in named.items():
+            nulls = None if name + NULLS in named else self.inputs.get(name + NULLS)
+            found += _fitting(model, self.inputs[name], value, nulls)
+        return found
+
+    def arranges(self, given: object) -> bool:
+        """True if the names of a table's columns decide where their values go in a tensor."""
+        table = table_of(given)
+        if table is not None:
+            return self._is_matrix(table)
+        values = given.values() if isinstance(given, Mapping) else ()
+        return any(table_of(value) is not None for value in values)
+
+    def _named(self, model: str, given: object) -> Mapping[str, Any]:
+        """Values by the names of inputs; raises `InputError` for neither a mapping nor a table."""
+        table = table_of(given)
+        if table is not None:
+            return {next(iter(self.inputs)): given} if self._is_matrix(table) else table.columns
+        if isinstance(given, Mapping):
+            return given
+        known = ", ".join(map(str, self.inputs.values())) or "none"
+        raise InputError(
+            f"model '{model}' takes values by the names of its inputs, or a table,"
+            f" got {type(given).__name__}; its inputs: {known}"
+        )
+
+    def _is_matrix(self, table: Table) -> bool:
+        """True if a table is the only input itself, False if it has a column for each."""
+        if len(self.inputs) != 1:
+            return False
+        [declared] = self.inputs.values()
+        return declared.name not in table.columns and bool(
+            declared.columns or len(table.columns) > 1
+        )
+
+
+def needs_signature(value: object) -> bool:
+    """True for values whose form depends on the model: tables, and columns with missing values."""
+    return table_of(value) is not None or column_of(value) is not None
+
+
+def _columns(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The columns of inputs that a model was trained with, as far as it says so."""
+    told = metadata.get("properties", {}).get(COLUMNS)
+    if told is None:
+        told = config.get("parameters", {}).get(COLUMNS, {}).get("string_value")
+    return columns_by_input(told or "")
 
 
 def _declared(
-    items: Sequence[Mapping[str, Any]], rows: bool, optional: set[str]
-) -> dict[str, Declared]:
+    items: Sequence[Mapping[str, Any]], rows: bool, optional: set[str],
+    columns: Mapping[str, tuple[str, ...]],
+) -> dict[str, Declared]:  # fmt: skip
     return {
         item["name"]: Declared(
             item["name"],
@@ -95,15 +153,20 @@ def _declared(
             tuple(map(int, item["shape"])),
             rows,
             item["name"] in optional,
+            columns.get(item["name"], ()),
         )
         for item in items
     }
 
 
-def _fitting(model: str, declared: Declared, value: Any) -> Tensor:
+def _fitting(model: str, declared: Declared, value: Any, nulls: Declared | None) -> list[Tensor]:
+    """The tensor of a value, and the one in `nulls` that marks its missing elements, if any."""
     try:
-        array = value if isinstance(value, np.ndarray) else elements(value, declared.datatype)
-        array = fit(cast(array, declared.datatype), declared)
+        array, missing = _read(value, declared, nulls is not None)
+        array = fit(array, declared)
+        found = [Tensor(declared.name, declared.datatype, array)]
+        if missing is not None and nulls is not None:
+            found.append(Tensor(nulls.name, nulls.datatype, fit(missing, nulls)))
     except ValueError as error:
         is_array = isinstance(value, np.ndarray)
         got = f"{value.dtype} {brackets(value.shape)}" if is_array else type(value).__name__
@@ -111,7 +174,69 @@ def _fitting(model: str, declared: Declared, value: Any) -> Tensor:
             f"input '{declared.name}' of model '{model}': expected {declared.datatype}"
             f" {brackets(declared.shape)}, got {got}: {error}"
         ) from None
-    return Tensor(declared.name, declared.datatype, array)
+    return found
+
+
+def _read(value: Any, declared: Declared, nullable: bool) -> tuple[Array, Array | None]:
+    """A value as an array of the declared datatype, with the mask of missing elements.
+
+    Unless `nullable`, missing elements are NaN; raises `ValueError` if the datatype has none.
+    """
+    datatype = declared.datatype
+    table = table_of(value)
+    if table is not None:
+        columns = table.arranged(declared.columns)
+        dtype = np.dtype(object) if datatype is Datatype.BYTES else NUMPY[datatype]
+        matrix = np.empty((table.rows, len(columns)), dtype)
+        for place, (name, column) in enumerate(columns):
+            try:
+                matrix[:, place] = _read(column, declared, False)[0]
+            except ValueError as error:
+                raise ValueError(f"column '{name}': {error}") from None
+        return matrix, None
+    column = column_of(value)
+    if column is None:
+        array = value if isinstance(value, np.ndarray) else elements(value, datatype)
+        missing = None
+        if nullable and array.dtype.kind == "f" and np.isnan(array).any():
+            missing = np.isnan(array)
+            array = np.where(missing, 0, array)
+    else:
+        array, missing = column
+    if missing is None or not missing.any():
+        return cast(array, datatype), None
+    if datatype is Datatype.BYTES:
+        array = array.astype(object)
+        array[missing] = b""
+    array = cast(array, datatype)
+    if NUMPY[datatype].kind not in "iubO":
+        array = array.copy()
+        array[missing] = np.nan
+    elif not nullable:
+        raise ValueError(
+            f"it has missing values ({int(missing.sum())}), and the model has no input"
+            f" '{declared.name}{NULLS}' that would mark them"
+        )
+    return array, missing
+
+
+def without_nulls(tensors: Mapping[str, Tensor]) -> dict[str, TensorArray]:
+    """Arrays by name; those with a tensor of missing values beside them are masked by it."""
+    found: dict[str, TensorArray] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(NULLS) and _masks(tensor, tensors.get(name.removesuffix(NULLS))):
+            continue
+        found[name] = tensor.array
+        nulls = tensors.get(name + NULLS)
+        if nulls is not None and _masks(nulls, tensor):
+            found[name] = np.ma.MaskedArray(np.asarray(tensor.array), np.asarray(nulls.array))
+    return found
+
+
+def _masks(nulls: Tensor, tensor: Tensor | None) -> bool:
+    if tensor is None or nulls.datatype is not Datatype.BOOL:
+        return False
+    return bool(nulls.array.shape == tensor.array.shape)
 
 
 def fit(array: Array, declared: Declared) -> Array:

@@ -5,6 +5,7 @@ Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from headrace.core.columns import COLUMNS
 from headrace.core.signature import Signature, TensorSpec
 from headrace.engine.model import Model, ModelVersion, State
 from headrace.observability.statistics import ResponseCounters, VersionStatistics
@@ -32,17 +33,20 @@ def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMe
     """The inputs and outputs of a version; `versions` are those to be listed."""
     signature, config = version.signature, version.config
     kinds = dict.fromkeys(instance.kind.value for instance in version.instances)
+    properties = {
+        "backend": config.backend,
+        "instance_kind": ",".join(kinds),
+        "instances": str(len(version.instances)),
+    }
+    if COLUMNS in config.parameters:
+        properties[COLUMNS] = config.parameters[COLUMNS].string_value
     return pb.ModelMetadataResponse(
         name=version.model,
         versions=versions,
         platform=config.platform or config.backend,
         inputs=[_tensor(signature, spec) for spec in signature.inputs],
         outputs=[_tensor(signature, spec) for spec in signature.outputs],
-        properties={
-            "backend": config.backend,
-            "instance_kind": ",".join(kinds),
-            "instances": str(len(version.instances)),
-        },
+        properties=properties,
     )
 
 

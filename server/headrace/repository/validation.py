@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from google.protobuf.message import Message
 
+from headrace.core.columns import COLUMNS
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import quoted
@@ -53,7 +54,9 @@ EFFECTIVE = frozenset(
 
 # The server's settings in the `parameters` map; backends read further ones.
 TRAFFIC = "traffic"  # the parameter with traffic rules, changed in place
-OWN_PARAMETERS = frozenset({"execution", "batching", "split_requests", TRAFFIC}) | FAIL_OVER
+OWN_PARAMETERS = (
+    frozenset({"execution", "batching", "split_requests", TRAFFIC, COLUMNS}) | FAIL_OVER
+)
 _ALIKE = 0.85  # similarity above which a name counts as misspelt
 
 

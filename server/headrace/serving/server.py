@@ -195,7 +195,7 @@ def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> 
                 raise ServeError(f"two models are called '{name}': name one by a mapping")
             _write(directory / name, more[name])
         named.update(more)
-    if named or not files:
+    if named or not (files or repositories):
         repositories.append(str(directory))
     return [*files, *(f"--model-repository={path}" for path in repositories)]
 

@@ -183,8 +183,8 @@ class Worker:
             self._link.send(frame(kind, json.dumps(told).encode()))
 
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Import the model; returns its completed configuration, None for no change, and whether it
-        may read request parameters.
+        """Import the model; returns its completed configuration, None for no change, whether it may
+        read request parameters, and the columns that it was trained with.
         """
         import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
@@ -193,7 +193,11 @@ class Worker:
         completed = (
             model_class.complete(found, document["config"]) if document["auto_complete"] else None
         )
-        return {"config": completed, "reads_parameters": model_class.reads_parameters(found)}
+        return {
+            "config": completed,
+            "reads_parameters": model_class.reads_parameters(found),
+            "columns": model_class.columns(found),
+        }
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:
         """Start the model, which may load others; returns how it runs batches."""

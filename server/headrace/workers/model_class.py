@@ -90,6 +90,11 @@ def reads_parameters(found: Any) -> bool:
     return getattr(found, "reads_parameters", True) is not False
 
 
+def columns(found: Any) -> Sequence[str]:
+    """The names of the columns that a model was trained with, in order; none if unknown."""
+    return [*getattr(found, "trained_columns", ())]
+
+
 def start(found: Any, args: dict[str, str]) -> Any:
     """A started model; passes on its exceptions; `AttributeError` if it has no `execute`."""
     model = found()

@@ -32,6 +32,7 @@ from headrace.placement.worker.python_options import (
     WorkerOptions,
     WorkerSpec,
     start_arguments,
+    with_columns,
     with_completion,
 )
 from headrace.placement.worker.worker_process import WorkerProcess
@@ -232,6 +233,7 @@ class LoadedWorker(LoadedModel):
             self.options.limits,
             (*spec.environments.variables, *self.options.variables),
         )
+        self._columns: Sequence[str] = ()
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
@@ -249,7 +251,7 @@ class LoadedWorker(LoadedModel):
         return self.options.quarantine_deaths
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        return with_completion(config, self._completed)
+        return with_columns(with_completion(config, self._completed), self._columns)
 
     def kind(
         self, wanted: str, signature: Signature, device: int | None
@@ -308,6 +310,7 @@ class LoadedWorker(LoadedModel):
         }
         answer = ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
+        self._columns = answer["columns"]
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:

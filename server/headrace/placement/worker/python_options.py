@@ -9,13 +9,14 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
 
+from headrace.core.columns import COLUMNS, columns_by_input, columns_text
 from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.limits import ExecutionLimits, seconds
 from headrace.core.model_spec import LoadSpec, variable_names
@@ -241,6 +242,26 @@ def with_completion(config: ModelConfig, completed: dict[str, Any] | None) -> Mo
         problems.append(("dynamic_batching.preserve_ordering", text))
     if problems:
         raise Contradiction(problems)
+    return result
+
+
+def with_columns(config: ModelConfig, columns: Sequence[str]) -> ModelConfig:
+    """A copy of `config` that names the columns of a matrix input, for clients.
+
+    Raises `Contradiction` if it names others already.
+    """
+    if len(config.input) != 1 or not columns or config.input[0].name in columns:
+        return config
+    name = config.input[0].name
+    if COLUMNS in config.parameters:
+        declared = columns_by_input(config.parameters[COLUMNS].string_value)
+        if declared.get(name) != tuple(columns):
+            text = f"the model was trained with the columns {', '.join(columns)}, in this order"
+            raise Contradiction([(f"parameters['{COLUMNS}']", text)])
+        return config
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.parameters[COLUMNS].string_value = columns_text({name: columns})
     return result
 
 

@@ -49,7 +49,10 @@ class Boosted:
         columns = [_column(name, self._categories.get(name)) for name in names]
         matrix = Declared(INPUT, "FP32", (booster.num_feature(),))
         given = ["predict"]
-        self.traits = Traits(columns, matrix, bool(self._categories), given, given)
+        made_up = names == [f"Column_{index}" for index in range(len(names))]
+        self.traits = Traits(
+            columns, matrix, bool(self._categories), given, given, named=not made_up
+        )
 
     def from_matrix(self, array: Array) -> Any:
         """A matrix, unchanged; categories are codes."""

@@ -152,6 +152,8 @@ def load(document: dict[str, Any]) -> type[Any]:
 class Program:
     """A program as an artefact: tensors in, one tensor or several out."""
 
+    columns: Sequence[str] = ()
+
     def __init__(
         self,
         torch: Any,

@@ -50,7 +50,13 @@ class Declared:
 
 
 class Artefact(Protocol):
-    """A loaded file that computes rows."""
+    """A loaded file that computes rows.
+
+    `columns` are the names of the columns that it was trained with, in order; none if unknown.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]: ...
 
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
         """Complete `input` and `output`; `lead` precedes the dims of a row."""
@@ -74,6 +80,7 @@ def model_class(artefact: Artefact, document: Mapping[str, Any], least_rows: int
         """An artefact with Triton's API."""
 
         reads_parameters = False
+        trained_columns = tuple(artefact.columns)
 
         @staticmethod
         def auto_complete_config(config: pb.ModelConfig) -> pb.ModelConfig:
@@ -284,7 +291,7 @@ class Traits:
     `columns` are in training order, and empty if their names are unknown. `matrix` is the single
     input for all of them; None if impossible. `by_column` selects which of the two is offered.
     `names` are all possible outputs, `offered` those declared by default, and `outputs` their known
-    types.
+    types. Unless `named`, the library has made up the names of the columns.
     """
 
     columns: Sequence[Column]
@@ -293,6 +300,7 @@ class Traits:
     names: Sequence[str]
     offered: Sequence[str]
     outputs: Sequence[Declared] = ()
+    named: bool = True
 
 
 class Predictor(Protocol):
@@ -319,6 +327,11 @@ class Tabular:
         self._columns = {column.name: column for column in traits.columns}
         self._matrix: str | None = None  # name of the matrix input
         self._outputs: dict[str, str] = {}  # the predictor's output names by configured name
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the columns, unless the library has made them up."""
+        return [*self._columns] if self._traits.named else []
 
     def complete(self, config: dict[str, Any], lead: Sequence[int]) -> None:
         """Declare a matrix or columns, and the outputs of a sample; raises `ValueError`."""

@@ -66,7 +66,8 @@ class Boosted:
         self._pandas = needed("pandas", "pandas") if known else None
         matrix = Declared(INPUT, "FP32", (booster.num_features(),))
         given = ["predict", "predict_proba"] if self._classifies else ["predict"]
-        self.traits = Traits(columns, matrix, bool(known), given, given)
+        named = bool(booster.feature_names)
+        self.traits = Traits(columns, matrix, bool(known), given, given, named=named)
 
     def from_matrix(self, array: Array) -> Any:
         """A matrix, unchanged; categories are codes."""

@@ -1,0 +1,172 @@
+"""Tables and columns as values of inputs: data frames of pandas, of Arrow, structured arrays.
+
+The libraries are never imported for values of other kinds. Whatever offers the Arrow stream
+interface (pyarrow, polars and others) is read by pyarrow. A column with missing values is an array
+and a mask; pandas' NaN counts as missing, Arrow's does not, as in those libraries.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from headrace.client import InputError
+from headrace.core.tensors import Array
+
+_SHOWN = 5  # names in an error
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """The Arrow PyCapsule interface of tables and columns."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of equal length by name, in order; each is something that `column_of` reads."""
+
+    columns: Mapping[str, Any]
+    rows: int
+
+    def arranged(self, names: Sequence[str]) -> list[tuple[str, Any]]:
+        """The columns with their names in the order of `names`, as they are if that is empty.
+
+        Raises `InputError` with the missing and further names. Names that differ only in white
+        space and underscores match, because LightGBM's files have the latter. A model whose names
+        are the positions "0", "1" was trained without names: columns with others keep their order.
+        """
+        given = [*self.columns]
+        if not names or given == [*names]:
+            return [*self.columns.items()]
+        known = dict(self.columns)
+        if set(given) != set(names):
+            if not set(given) & set(names) and [*names] == [*map(str, range(len(given)))]:
+                return [*self.columns.items()]
+            underscored = {_underscored(name): column for name, column in self.columns.items()}
+            if len(underscored) == len(given):
+                wanted = {_underscored(name): name for name in names}
+                known = {wanted.get(name, name): column for name, column in underscored.items()}
+        missing = [name for name in names if name not in known]
+        further = [name for name in known if name not in set(names)]
+        if missing or further:
+            texts = (("lacks", missing), ("has the further", further))
+            found = " and ".join(f"{verb} {_columns(which)}" for verb, which in texts if which)
+            raise InputError(f"the table {found}; the model was trained with {_columns(names)}")
+        return [(name, known[name]) for name in names]
+
+
+def table_of(value: object) -> Table | None:
+    """A data frame or structured array as a table; None for anything else.
+
+    Raises `InputError` for columns with one name, and if pyarrow is needed and missing.
+    """
+    if isinstance(value, np.ndarray):
+        names = value.dtype.names
+        return None if names is None else Table({name: value[name] for name in names}, len(value))
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        frame: Any = value
+        columns = [frame.iloc[:, place] for place in range(frame.shape[1])]
+        return _table([str(name) for name in frame.columns], columns, len(frame))
+    if isinstance(value, ArrowStream) and not _is_pandas(value):
+        arrow = _arrow()
+        stream = arrow.chunked_array(value)
+        if arrow.types.is_struct(stream.type):
+            table = arrow.table(value)
+            return _table(table.column_names, table.columns, table.num_rows)
+    return None
+
+
+def column_of(value: object) -> tuple[Array, Array | None] | None:
+    """A column with its mask of missing values, None without any; None for other values.
+
+    Missing values may have any placeholder.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        return np.asarray(value.data), np.ma.getmaskarray(value)
+    if isinstance(value, np.ndarray):
+        gaps = value.dtype == object and any(item is None for item in value.flat)
+        return _of_items(value.tolist()) if gaps and value.ndim == 1 else None
+    if isinstance(value, list | tuple):
+        return _of_items(value) if any(item is None for item in value) else None
+    if _is_pandas(value):
+        series: Any = sys.modules["pandas"].Series(value)
+        array = np.asarray(series)
+        if series.hasnans:
+            missing = np.asarray(series.isna(), np.bool_)
+            return _with_gaps(np.asarray(series[~missing]), missing)
+        return _plain(array), None
+    if isinstance(value, ArrowStream):
+        chunks = _arrow().chunked_array(value)
+        if not chunks.null_count:
+            return _plain(np.asarray(chunks.to_numpy())), None
+        present = np.asarray(chunks.drop_null().to_numpy())
+        return _with_gaps(present, np.asarray(chunks.is_null(), np.bool_))
+    return None
+
+
+def _table(names: Sequence[str], columns: Sequence[Any], rows: int) -> Table:
+    found = dict(zip(names, columns, strict=True))
+    if len(found) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"the table has several columns '{twice}'")
+    return Table(found, rows)
+
+
+def _is_pandas(value: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return False
+    kinds = (pandas.Series, pandas.Index, pandas.api.extensions.ExtensionArray)
+    return isinstance(value, kinds)
+
+
+def _of_items(items: Sequence[Any]) -> tuple[Array, Array | None]:
+    missing = np.array([item is None for item in items], np.bool_)
+    present = [item for item in items if item is not None]
+    if any(isinstance(item, str | bytes) for item in present):
+        return _with_gaps(np.array(present, object), missing)
+    try:
+        return _with_gaps(np.array(present), missing)
+    except ValueError:
+        raise InputError("the arrays in it differ in length") from None
+
+
+def _with_gaps(present: Array, missing: Array) -> tuple[Array, Array | None]:
+    """Values with zeros in the gaps."""
+    present = _plain(present)
+    values = np.zeros((len(missing), *present.shape[1:]), present.dtype)
+    values[~missing] = present
+    return values, missing
+
+
+def _plain(array: Array) -> Array:
+    """Python's numbers as an array of numbers, moments in ISO 8601."""
+    if array.dtype.kind == "M":
+        return np.datetime_as_string(array).astype(object)
+    if array.dtype == object and array.size and not isinstance(array.flat[0], str | bytes):
+        return np.array(array.tolist())
+    return array
+
+
+def _arrow() -> Any:
+    try:
+        return import_module("pyarrow")
+    except ImportError:
+        text = "tables and columns in the form of Arrow are read by pyarrow, which is not installed"
+        raise InputError(f"{text}: pip install 'headrace[tables]'") from None
+
+
+def _underscored(name: str) -> str:
+    return "_".join(name.split())
+
+
+def _columns(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    return f"column{'s' if len(names) > 1 else ''} {shown}{more}"
