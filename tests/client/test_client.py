@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from inspect import isasyncgen, isawaitable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ class Awaited:
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **given: self._wait(getattr(self._of, name)(*args, **given))
 
-    def __call__(self, **inputs: Any) -> Any:
-        return self._wait(self._of(**inputs))
+    def __call__(self, *table: Any, **inputs: Any) -> Any:
+        return self._wait(self._of(*table, **inputs))
 
     def _wait(self, found: Any) -> Any:
         if isawaitable(found):
@@ -109,6 +110,10 @@ def test_calling_a_model(client: Any) -> None:
     with pytest.raises(InputError, match="needs the input image FP32"):
         digits()
     assert client.model("digits", "1")(image=[0] * 64).version == "1"
+    for ask in (digits, digits.infer, partial(client.infer, "digits")):
+        text = r"takes values by the names of its inputs, .* got ndarray; .*: image FP32 \[-1,8,8\]"
+        with pytest.raises(InputError, match=text):
+            ask(np.zeros((8, 8)))
 
 
 def test_a_stream(client: Any) -> None:
@@ -207,6 +212,14 @@ def test_an_untrusted_certificate(urls: Mapping[str, str]) -> None:
             client.live()
 
 
+def test_tls_where_there_is_none(server: ServerProcess) -> None:
+    for url in (f"https://{server.http}", f"grpcs://{server.grpc}"):
+        with Client(url) as client:
+            text = f"no server at {url}: it does not speak TLS at this port: is this an http://"
+            with pytest.raises(ConnectionFailed, match=text):
+                client.live()
+
+
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_server_that_shuts_down(scheme: str, tmp_path: Path) -> None:
     with ServerProcess(onnx_examples(tmp_path)) as server:
@@ -268,3 +281,4 @@ def test_the_names_of_the_package() -> None:
     imported = subprocess.check_output([sys.executable, "-c", program], text=True).split()
     assert not {"asyncio", "numpy", "google.protobuf", "ssl"} & set(imported)
     assert headrace.Client is Client
+    assert set(dir(headrace)) >= {*headrace.__all__, "__doc__", "__file__"}

@@ -90,7 +90,8 @@ def header_text(headers: Mapping[str, str]) -> str:
 
 def not_connected(address: Address, why: str) -> ConnectionFailed:
     """The error of a request without a connection."""
-    return ConnectionFailed(f"no server at {address}: {why[:1].lower()}{why[1:]}", sent=False)
+    why = why if why[:2].isupper() else why[:1].lower() + why[1:]  # TLS stays TLS
+    return ConnectionFailed(f"no server at {address}: {why}", sent=False)
 
 
 def hung_up(address: Address) -> ConnectionFailed:

@@ -13,6 +13,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _IP = re.compile(r"[0-9.]+|.*:.*")
 _SECURE = frozenset({"grpcs", "https"})
+# OpenSSL's reasons for an answer that is no TLS.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 PORT = "is this its port for {}, with TLS or without?"
 CLOSED = f"the server has closed the connection without an answer; {PORT}"
 
@@ -21,6 +23,8 @@ def connect_error(error: Exception) -> str:
     """The reason of a failed attempt to connect, for messages."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return "it does not speak TLS at this port: is this an http:// or grpc:// address?"
     if isinstance(error, ssl.SSLError):
         what = (getattr(error, "reason", "") or "it was hung up").lower().replace("_", " ")
         return f"TLS fails ({what}); does the server speak TLS at this port?"

@@ -255,7 +255,7 @@ def test_skops_refuses_types_that_it_does_not_know(tmp_path: Path, sk: Any) -> N
     (name,) = imported("skops.io").get_untrusted_types(file=path)
     with pytest.raises(ValueError, match=r"types that skops does not know to be safe: \S*twice\."):
         Served("sklearn", path)
-    with pytest.raises(ValueError, match='key: "skops_trusted_types"'):
+    with pytest.raises(ValueError, match=r'--trust-model-code.*key: "skops_trusted_types"'):
         Served("sklearn", path, skops_trusted_types="other.type")
     Served("sklearn", path, skops_trusted_types=f"other.type, {name}")
     Served("sklearn", path, trusted=True)

@@ -196,7 +196,8 @@ def _read_skops(path: Path, document: Mapping[str, Any]) -> Any:
     if refused:
         raise ValueError(
             f"{path.name} holds types that skops does not know to be safe: {', '.join(refused)}. If"
-            f' you trust them, name them in config.pbtxt: parameters {{ key: "{_TRUST_KEY}" value'
+            " you trust its author, start the server with --trust-model-code, or name them in"
+            f' config.pbtxt: parameters {{ key: "{_TRUST_KEY}" value'
             f' {{ string_value: "{",".join(refused)}" }} }}'
         )
     try:
