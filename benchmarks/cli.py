@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import profile, remote, round_trip, stages
 from benchmarks.arguments import count, names_of, numbers, positive
 from benchmarks.hostile import run as hostile
+from benchmarks.hostile import search
 from benchmarks.hostile.attacks import ATTACKS
 from benchmarks.measure import Plan, errors_of, measure
 from benchmarks.messages import PROTOCOLS
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             profile.main(options.models[0], options.seconds or (1.0 if options.quick else 5.0))
             return 0
         if options.hostile is not None:
-            return hostile.main(options.hostile, options.frontends, options.busy)
+            if options.search:
+                return search.main(options.search, options.frontends, options.seed, options.busy)
+            return hostile.main(options.hostile, options.frontends or 0, options.busy)
         if options.remote:
             seconds = options.seconds or (1.0 if options.quick else 3.0)
             remote.main(seconds, options.repetitions or (1 if options.quick else 5))
@@ -176,10 +179,16 @@ def _parser() -> argparse.ArgumentParser:
         " and end; with names, only " + ", ".join(ATTACKS),
     )  # fmt: skip
     add(
-        "--frontends", type=count, default=0, metavar="N",
-        help="with --hostile, of the server (default: none)",
+        "--frontends", type=count, metavar="N",
+        help="with --hostile, of the server (default: none; of --search: none, then one)",
     )  # fmt: skip
-    add("--busy", action="store_true", help="with --hostile, take the bounds of a busy machine")
+    add(
+        "--search", type=positive, metavar="MINUTES",
+        help="with --hostile, look for attacks that are not known for so long, and print those that"
+        " exceed a bound as short as they can be",
+    )  # fmt: skip
+    add("--seed", type=int, default=1, help="of --search (default: 1)")
+    add("--busy", action="store_true", help="with --hostile, allow for a busy machine")
     add(
         "--profile",
         action="store_true",

@@ -4,16 +4,19 @@ An attack is bounded in count and in time, and lets go of all its connections at
 """
 
 import gzip
-import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from benchmarks.hostile.case import Case
+from benchmarks.hostile.found import FOUND
 from benchmarks.hostile.models import ECHO, ENDLESS, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
     PUSH_PROMISE,
     WATCH,
@@ -380,6 +383,10 @@ def beyond_links(target: Target) -> Fire:
     return fire
 
 
+def _replayed(case: Case, target: Target) -> Fire:
+    return lambda: replay(case, target.http, target.grpc)
+
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -411,14 +418,9 @@ ATTACKS = {
         ),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
+        *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),
     )
 }
-
-
-def allow_connections() -> None:
-    """Let this process have as many connections as it may."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class EndlessUpstream:

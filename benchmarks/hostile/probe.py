@@ -1,7 +1,11 @@
 """Asks a server for its health and for inference all the time: in a process of its own.
 
-`python -m benchmarks.hostile.probe HOST:PORT` asks until its standard input ends, and prints what
-it saw as JSON. It imports nothing large, so that it measures the server and not itself.
+`python -m benchmarks.hostile.probe HOST:PORT [PID...]` asks until its standard input ends. For each
+line that it gets, and at the end, it prints what it saw since the last one as a line of JSON. It
+imports nothing large, so that it measures the server and not itself. Its address is another one
+than that of attacks: what a server allows to one address is not what it allows to others. Of an
+answer's time it takes off how long the main threads of the given processes waited for a core: what
+others do on a shared machine is not the server's fault.
 """
 
 import json
@@ -9,42 +13,56 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 _EVERY_SECS = 0.005
 _INFER_EVERY_SECS = 0.1
+_LARGE_EVERY_SECS = 0.2
 _LONGEST_SECS = 30.0  # a probe that takes longer counts as long
+_FROM = "127.0.0.2", 0
 _HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
 _BODY = (
     '{"inputs":[{"name":"input","datatype":"FP32","shape":[1,64],"data":['
     + ",".join(["1"] * 64)
     + "]}]}"
 ).encode()
+_VALUES = 40_000
+_LARGE_BODY = (
+    f'{{"inputs":[{{"name":"input","datatype":"FP32","shape":[{_VALUES}],"data":['
+    + ",".join(["1.5"] * _VALUES)
+    + "]}]}"
+).encode()
 _HEAD = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 _INFER = _HEAD % len(_BODY) + _BODY
+_LARGE = _HEAD.replace(b"mlp", b"echo") % len(_LARGE_BODY) + _LARGE_BODY
 
 
 class Probe:
     """Answers to one kind of probe: seconds of the slowest, numbers of good and bad ones."""
 
-    def __init__(self, ask: Callable[[], bool], every: float) -> None:
+    def __init__(
+        self, ask: Callable[[], bool], every: float, waited: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.worst = 0.0
         self.good = self.bad = 0
         self._ask = ask
         self._every = every
+        self._waited = waited
         self._begun = 0.0  # of the question under way, 0 for none
 
     def run(self, stop: threading.Event) -> None:
         """Ask until `stop` is set."""
         while not stop.wait(self._every):
+            waited = self._waited()
             self._begun = time.monotonic()
             try:
                 good = self._ask()
             except OSError:
                 good = False
-            self.worst = max(self.worst, time.monotonic() - self._begun)
+            took = time.monotonic() - self._begun
             self._begun = 0.0
+            self.worst = max(self.worst, took - (self._waited() - waited))
             if good:
                 self.good += 1
             else:
@@ -52,8 +70,14 @@ class Probe:
 
     def report(self) -> dict[str, float]:
         """The results as a JSON object; an unanswered question counts with its time so far."""
-        now = time.monotonic() - self._begun if self._begun else 0.0
+        begun = self._begun
+        now = time.monotonic() - begun if begun else 0.0
         return {"worst": max(self.worst, now), "good": self.good, "bad": self.bad}
+
+    def forget(self) -> None:
+        """Begin anew; a question under way counts from its beginning."""
+        self.worst = 0.0
+        self.good = self.bad = 0
 
 
 class KeepAlive:
@@ -66,7 +90,7 @@ class KeepAlive:
     def __call__(self) -> bool:
         """Ask once."""
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, _LONGEST_SECS)
+            self._socket = socket.create_connection(self._address, _LONGEST_SECS, _FROM)
         try:
             self._socket.sendall(_HEALTH + b"\r\n")
             answer = self._socket.recv(4096)
@@ -79,9 +103,25 @@ class KeepAlive:
 
 
 def _once(address: tuple[str, int], request: bytes) -> bool:
-    with socket.create_connection(address, _LONGEST_SECS) as made:
+    with socket.create_connection(address, _LONGEST_SECS, _FROM) as made:
         made.sendall(request)
         return made.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+class Waits:
+    """Seconds that the main threads of processes, and this thread, have waited for a core."""
+
+    def __init__(self, processes: Sequence[str]) -> None:
+        self._paths = [f"/proc/{each}/task/{each}/schedstat" for each in processes]
+
+    def __call__(self) -> float:
+        if not self._paths:
+            return 0.0
+        waited = 0
+        for path in [*self._paths, "/proc/thread-self/schedstat"]:
+            with suppress(OSError), open(path, encoding="ascii") as text:
+                waited += int(text.read().split()[1])
+        return waited / 1e9
 
 
 def main() -> None:
@@ -89,10 +129,12 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     address = host, int(port)
     new = _HEALTH + b"Connection: close\r\n\r\n"
+    waits = Waits(sys.argv[2:])
     probes = {
-        "kept": Probe(KeepAlive(address), _EVERY_SECS),
-        "new": Probe(lambda: _once(address, new), _EVERY_SECS),
-        "infer": Probe(lambda: _once(address, _INFER), _INFER_EVERY_SECS),
+        "kept": Probe(KeepAlive(address), _EVERY_SECS, waits),
+        "new": Probe(lambda: _once(address, new), _EVERY_SECS, waits),
+        "infer": Probe(lambda: _once(address, _INFER), _INFER_EVERY_SECS, waits),
+        "large": Probe(lambda: _once(address, _LARGE), _LARGE_EVERY_SECS, waits),
     }
     stop = threading.Event()
     threads = [threading.Thread(target=p.run, args=(stop,), daemon=True) for p in probes.values()]
@@ -100,9 +142,16 @@ def main() -> None:
         thread.start()
     print("asking", flush=True)
     with suppress(KeyboardInterrupt):
-        sys.stdin.read()
+        while sys.stdin.readline():
+            print(_reports(probes), flush=True)
+            for probe in probes.values():
+                probe.forget()
     stop.set()
-    print(json.dumps({name: probe.report() for name, probe in probes.items()}), flush=True)
+    print(_reports(probes), flush=True)
+
+
+def _reports(probes: Mapping[str, Probe]) -> str:
+    return json.dumps({name: probe.report() for name, probe in probes.items()})
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 
-from benchmarks.hostile.attacks import ATTACKS, Attack, EndlessUpstream, allow_connections
+from benchmarks.hostile.attacks import ATTACKS, Attack, EndlessUpstream
 from benchmarks.hostile.models import write_models
+from benchmarks.hostile.wire import allow_connections
 from benchmarks.report import table
 from benchmarks.server import BenchmarkError, Target, proportional, split_cores, started
 
@@ -124,9 +126,8 @@ def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
         target = stack.enter_context(started(root, core, options, log=log))
         fire = attack.prepare(target)
         time.sleep(_SETTLE_SECS)
-        watch = _Watch(target)
-        probe = _begin_probe(target)
-        stack.callback(probe.kill)
+        watch = stack.enter_context(Watch(target))
+        probing = stack.enter_context(Probing(target))
         thread = threading.Thread(target=fire, daemon=True)
         thread.start()
         thread.join(_ATTACK_SECS)
@@ -138,8 +139,9 @@ def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
                 released = time.monotonic() - ended
             else:
                 time.sleep(_LOOK_SECS)
-        told = _end_probe(probe)
-        growth, charged = watch.stop()
+        told = probing.report()
+        watch.stop()
+        growth, charged = watch.most_since_start()
         infer = told["infer"]
         health = max(told["kept"]["worst"], told["new"]["worst"])
         if not watch.alive:
@@ -162,19 +164,38 @@ def _unread_pipe() -> Iterator[int]:
         os.close(reader)
 
 
-def _begin_probe(target: Target) -> "subprocess.Popen[str]":
-    command = [sys.executable, *_PROBE, target.http]
-    probe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert probe.stdout is not None
-    if probe.stdout.readline() != "asking\n":
-        raise BenchmarkError("the process that asks for health did not start")
-    return probe
+class Probing:
+    """The process that asks for health and inference all the time."""
 
+    def __init__(self, target: Target, busy: bool = False) -> None:
+        """On a `busy` machine, the time that the server waited for a core does not count."""
+        command = [sys.executable, *_PROBE, target.http]
+        if busy:
+            command += [str(process.pid) for process in target.processes()]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if self._answer() != "asking\n":
+            raise BenchmarkError("the process that asks for health did not start")
 
-def _end_probe(probe: "subprocess.Popen[str]") -> dict[str, dict[str, float]]:
-    printed, _ = probe.communicate(timeout=RELEASE_SECS)
-    told: dict[str, dict[str, float]] = json.loads(printed)
-    return told
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Results of each probe since the last report."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        told: dict[str, dict[str, float]] = json.loads(self._answer())
+        return told
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
 
 def _give_up(target: Target) -> None:
@@ -183,14 +204,16 @@ def _give_up(target: Target) -> None:
             process.kill()
 
 
-class _Watch:
-    """Looks at a server's memory, and at what it says is charged, on a thread."""
+class Watch:
+    """Looks at a server's memory, and at what it says is charged, on threads."""
 
     def __init__(self, target: Target) -> None:
         self._processes = target.processes()
         self._url = f"http://{target.metrics}/metrics"
         self._before = self._now = proportional(self._processes)
-        self._most = self._charged = self._most_charged = 0
+        self._most = self._charged = self._most_charged = self._peak = 0
+        self._base = self._before  # of `most`
+        self._asked = 0  # answers of the metrics since `forget`
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(look,), daemon=True)
@@ -199,22 +222,48 @@ class _Watch:
         for thread in self._threads:
             thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     @property
     def alive(self) -> bool:
         """True if the server itself runs."""
-        with suppress(psutil.NoSuchProcess):
-            return self._processes[0].status() != psutil.STATUS_ZOMBIE
-        return False
+        return _runs(self._processes[0])
+
+    def same_processes(self) -> bool:
+        """True if all processes that the server had at the beginning run."""
+        return all(_runs(process) for process in self._processes)
 
     def released(self) -> bool:
         """True if nothing is charged, and no more memory kept than is documented."""
         kept = KEPT * len(self._processes) + GROWTH
         return not self._charged and self._now - self._before <= kept
 
-    def stop(self) -> tuple[int, int]:
-        """End it; the most bytes that memory has grown by, and that were charged."""
-        self._stopped.set()
+    def idle(self) -> bool:
+        """True if the metrics have said since `forget` that nothing is charged."""
+        return self._asked > 1 and not self._charged
+
+    def forget(self) -> None:
+        """Begin anew with what is seen at most."""
+        self._base = self._now = proportional(self._processes)
+        self._most = self._most_charged = self._asked = 0
+
+    def most(self) -> tuple[int, int]:
+        """The most bytes that memory has grown by since `forget`, and that were charged."""
         return self._most, self._most_charged
+
+    def most_since_start(self) -> tuple[int, int]:
+        """The same since the beginning, with what the server says was charged at most."""
+        return self._most, self._peak
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self, look: Callable[[], None]) -> None:
         while not self._stopped.wait(_LOOK_SECS):
@@ -222,7 +271,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._now = proportional(self._processes)
-        self._most = max(self._most, self._now - self._before)
+        self._most = max(self._most, self._now - self._base)
 
     def _ask(self) -> None:
         with suppress(OSError), urllib.request.urlopen(self._url, timeout=30) as answer:
@@ -230,5 +279,13 @@ class _Watch:
                 name, _, value = line.partition(" ")
                 if name == _CHARGED:
                     self._charged = int(float(value))
-                elif name == _MOST_CHARGED:
-                    self._most_charged = int(float(value))
+                    self._most_charged = max(self._most_charged, self._charged)
+                elif name == _MOST_CHARGED and int(float(value)) > self._peak:
+                    self._peak = self._most_charged = int(float(value))
+            self._asked += 1
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -3,6 +3,7 @@
 Every wait has an end: a server that hangs must not hang the benchmark.
 """
 
+import resource
 import socket
 import threading
 from collections.abc import Iterable
@@ -19,13 +20,19 @@ WATCH = "/grpc.health.v1.Health/Watch"
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, WINDOW_UPDATE = 0, 1, 3, 4, 5, 6, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ACK = END_STREAM = 0x1
-_END_HEADERS = 0x4
+_END_HEADERS, _CONTINUATION = 0x4, 9
 _HEAD = Struct(">BHBBI")  # length (24 bits), type, flags, stream
 _SETTING = Struct(">HI")
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5
 _LARGEST = 2**31 - 1
 _ANSWER_SECS = 60.0  # the longest wait for an answer
 _PIECE = 1 << 20
+
+
+def allow_connections() -> None:
+    """Let this process have as many connections as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -78,15 +85,19 @@ class Http2:
         window: int = _LARGEST,
         *,
         headers: Iterable[tuple[str, str]] = (),
+        encoding: str = "gzip",
+        most_frame: int = 0,
     ) -> None:
         """`window` is what the server may send of each answer.
 
-        `headers` are sent beside those that gRPC needs.
+        `headers` are sent beside those that gRPC needs; `encoding` is that of compressed messages;
+        frames have at most `most_frame` bytes, unless it is 0.
         """
         self._socket = connect(address)
+        self._most_frame = most_frame or _LARGEST
         self._blocks = RequestBlocks([
             (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost"),
-            ("te", "trailers"), ("content-type", "application/grpc"), ("grpc-encoding", "gzip"),
+            ("te", "trailers"), ("content-type", "application/grpc"), ("grpc-encoding", encoding),
             *headers,
         ])  # fmt: skip
         self._next = 1
@@ -113,6 +124,11 @@ class Http2:
         self._reader.join()
         self._socket.close()
 
+    @property
+    def over(self) -> bool:
+        """True once the server has hung up."""
+        return self._over
+
     def raw(self, data: bytes) -> None:
         """Send bytes as they are; nothing if the server has hung up."""
         with self._sending:
@@ -125,7 +141,11 @@ class Http2:
         """Begin a call; its stream."""
         stream, self._next = self._next, self._next + 2
         self._windows[stream] = self._initial
-        self.raw(frame(HEADERS, _END_HEADERS, stream, self._blocks.next()))
+        block = self._blocks.next()
+        pieces = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
+        kinds = [HEADERS] + [_CONTINUATION] * (len(pieces) - 1)
+        flags = [0] * (len(pieces) - 1) + [_END_HEADERS]
+        self.raw(b"".join(map(frame, kinds, flags, [stream] * len(pieces), pieces)))
         return stream
 
     def send(self, stream: int, data: bytes, end: bool = True) -> bool:
@@ -136,8 +156,9 @@ class Http2:
             if not size:
                 return False
             frames = []
-            for start in range(0, size, self._max_frame):
-                piece = rest[start : min(start + self._max_frame, size)]
+            most = min(self._max_frame, self._most_frame)
+            for start in range(0, size, most):
+                piece = rest[start : min(start + most, size)]
                 last = end and start + len(piece) == len(rest)
                 frames.append(frame(DATA, END_STREAM if last else 0, stream, bytes(piece)))
             self.raw(b"".join(frames))
