@@ -123,8 +123,13 @@ def test_registrations_that_are_refused(control: MemoryClient, shared: SharedFil
         match="shared memory region 'r' already in manager",
     ):
         control.register("r", shared.key, 0, SIZE)
-    with pytest.raises(InvalidRequest, match=r"Unable to open shared memory region: '/nothing'$"):
+    text = r"^Unable to open shared memory region: '/nothing'$"
+    with pytest.raises(ExecutionFailed, match=text):  # INTERNAL
         control.register("other", "/nothing", 0, 8)
+    with pytest.raises(InvalidRequest, match=r"region 'other' - invalid shm key '/'$"):
+        control.register("other", "/", 0, 8)
+    with pytest.raises(InvalidRequest, match="as the key contains the reserved prefix 'triton_py"):
+        control.register("other", "/triton_python_backend_shm_region_1", 0, 8)
     with pytest.raises(InvalidRequest, match="memory region 'other': invalid args"):
         control.register("other", shared.key, 2**64 - 1, 2)
     with pytest.raises(NotFound, match="Unable to find system shared memory region: 'other'"):

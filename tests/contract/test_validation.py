@@ -61,7 +61,7 @@ _MISMATCH = "'INPUT1'.*input byte size mismatch|input byte size mismatch.*'INPUT
         ("simple", {"inputs": _SIMPLE, "parameters": {"priority": "high"}},
          "invalid value type for 'priority' parameter, expected"),
         ("simple", {"inputs": _SIMPLE, "parameters": {"triton_anything": 1}},
-         "parameter keys starting with 'triton_' are reserved"),
+         "parameter keys starting with 'triton_' are reserved for Triton usage and should not be"),
         ("simple", {"inputs": {}}, r"^\[request id: <id_unknown>\] expected 2 inputs"),
         ("simple", {"inputs": {}, "id": "call 7"}, r"^\[request id: call 7\] expected 2 inputs"),
     ],

@@ -63,15 +63,20 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        (ControlMode.NONE, "in the model control mode 'none'; --model-control-mode=explicit"),
-        (ControlMode.POLL, "if polling is enabled; --model-control-mode=explicit allows it"),
+        (
+            ControlMode.NONE,
+            ", nor in the model control mode 'none' of this server; --model-control",
+        ),
+        (ControlMode.POLL, "; --model-control-mode=explicit allows it"),
     ],
 )
 async def test_control_needs_explicit_mode(tmp_path: Path, mode: ControlMode, why: str) -> None:
     async with serving(World(tmp_path, mode)) as world:
         world.write("m", "1")
         for action in (world.control.load, world.control.unload):
-            with pytest.raises(Unavailable, match=f"load / unload is not allowed {why}"):
+            with pytest.raises(
+                Unavailable, match=f"load / unload is not allowed if polling is enabled{why}"
+            ):
                 await action("m")
         assert await world.index() == []
 

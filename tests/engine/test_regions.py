@@ -17,6 +17,7 @@ from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
     InvalidRequest,
+    MemoryUnavailable,
     NotFound,
     Overloaded,
     ServerError,
@@ -83,32 +84,45 @@ def test_a_region(shared: SharedFile) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "", "/", ".", "..", "/.", "/..", "//etc/passwd", "../../etc/passwd", "/../etc/passwd",
+        ".", "..", "/.", "/..", "//etc/passwd", "../../etc/passwd", "/../etc/passwd",
         "a/b", "a\0b", "/" + "k" * 256, "/" + "\u00fc" * 128, "/headrace-test-nothing", "\ud800",
     ],
 )  # fmt: skip
 def test_invalid_keys(key: str) -> None:
     regions = regions_of()
-    with pytest.raises(InvalidRequest) as raised:
+    with pytest.raises(MemoryUnavailable) as raised:
         register(regions, "r", key)
     assert str(raised.value).startswith(f"Unable to open shared memory region: '{key[:300]}'")
     assert not regions.system_status().regions
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["/triton_python_backend_shm_region_1", "triton_python_backend_shm_region_", "/sem.mutex"],
-)
-def test_reserved_keys(key: str) -> None:
-    with pytest.raises(InvalidRequest, match="keys that begin so are reserved"):
+@pytest.mark.parametrize("key", ["", "/", "///"])
+def test_keys_without_a_name(key: str) -> None:
+    text = f"cannot register shared memory region 'r' - invalid shm key '{key}'"
+    with pytest.raises(InvalidRequest, match=f"^{text}$"):
         register(regions_of(), "r", key)
+
+
+@pytest.mark.parametrize(("key", "prefix"), [
+    ("triton_python_backend_shm_region_", "triton_python_backend_shm_region_"),
+    ("/triton_python_backend_shm_region_1", "triton_python_backend_shm_region_"),
+    ("///triton_python_backend_shm_region_1", "triton_python_backend_shm_region_"),
+    ("/sem.mutex", "sem."),
+])  # fmt: skip
+def test_reserved_keys(key: str, prefix: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        register(regions_of(), "r", key)
+    assert str(raised.value) == (
+        f"cannot register shared memory region 'r' with key '{key}' as the key contains the"
+        f" reserved prefix '{prefix}'"
+    )
 
 
 def test_only_keys_with_the_prefix() -> None:
     regions = regions_of(prefix="ours-")
     with SharedFile(SIZE, "ours-") as ours, SharedFile(SIZE, "theirs-") as theirs:
         register(regions, "a", ours.key)
-        with pytest.raises(InvalidRequest, match="Unable to open"):
+        with pytest.raises(MemoryUnavailable, match="Unable to open"):
             register(regions, "b", theirs.key)
 
 
@@ -129,7 +143,7 @@ def test_files_that_are_not_shared_memory(
     path = shared.path.with_suffix(".other")
     make(path, shared.path)
     try:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises((InvalidRequest, MemoryUnavailable)):
             register(regions_of(), "r", path.name)
         assert open_files(path) == 0
     finally:

@@ -348,7 +348,18 @@ def test_errors_are_the_clients_own_exceptions(client: Client) -> None:
         ("model 'busy' failed", (500, "INTERNAL"), ("infer", "busy", client.work(POISON, 0))),
         ("'nobody' is not available", (400, "INVALID_ARGUMENT"),
          ("get_inference_statistics", "nobody")),
-        ("load / unload is not allowed", (503, "UNAVAILABLE"), ("load_model", "simple")),
+        ("requested model version is not available for model 'simple'",
+         (400, "INVALID_ARGUMENT"), ("get_inference_statistics", "simple", "7")),
+        ("explicit model load / unload is not allowed if polling is enabled",
+         (503, "UNAVAILABLE"), ("load_model", "simple")),
+        ("Unable to open shared memory region: '/nothing'", (500, "INTERNAL"),
+         ("register_system_shared_memory", "s", "/nothing", 8)),
+        ("invalid shm key '/'", (400, "INVALID_ARGUMENT"),
+         ("register_system_shared_memory", "s", "/", 8)),
+        ("cannot register shared memory region 's' with key 'triton_python_backend_shm_region_k' as"
+         " the key contains the reserved prefix 'triton_python_backend_shm_region_'",
+         (400, "INVALID_ARGUMENT"),
+         ("register_system_shared_memory", "s", "triton_python_backend_shm_region_k", 8)),
     ):  # fmt: skip
         with pytest.raises(InferenceServerException, match=text) as caught:
             client.call(*call)

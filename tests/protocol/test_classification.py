@@ -55,13 +55,13 @@ def test_empty_rows_stay_rows() -> None:
     Tensor("y", Datatype.BYTES, object_array([b"a"], [1])),
 ])  # fmt: skip
 def test_datatypes_without_classes(given: Tensor) -> None:
-    text = f"class result not available for output 'y' due to unsupported type '{given.datatype}'"
+    text = f"class result not available for output due to unsupported type '{given.datatype}'"
     with pytest.raises(InvalidRequest, match=text):
         classify(given, 1, [], batches=False)
 
 
 def test_too_many_elements() -> None:
-    with pytest.raises(InvalidRequest, match="has 1000001 elements, at most 1000000"):
+    with pytest.raises(InvalidRequest, match=r"^classification output tensor too large: 'y' has"):
         classify(tensor(np.zeros(1_000_001)), 1, [], batches=False)
 
 

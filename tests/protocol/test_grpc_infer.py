@@ -148,9 +148,10 @@ def test_typed_contents(item: Input, values: Any) -> None:
     (message(an_input("x", "FP32", 2**40), raw=[b""]), "Expected 4398046511104, got 0"),
     (message(an_input("x", "FP32", *[1] * 33), raw=[bytes(4)]), "33 dimensions"),
     (message(an_input("x", "BYTES", 2), raw=[bytes(4)]),
-     "expected 2 string elements for inference input 'x'"),
+     "[request id: <id_unknown>] expected 2 string elements for inference input 'x' for model 'm',"
+     " got 1"),
     (message(an_input("x", "BYTES", 1), raw=[bytes(8)]),
-     "unexpected number of string elements 2 for inference input 'x', expecting 1"),
+     "unexpected number of string elements 2 for inference input 'x' for model 'm', expecting 1"),
     # typed contents
     (message(an_input("x", "FP32", 1, int_contents=[1])),
      "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'FP32',"

@@ -330,7 +330,8 @@ SIZE = "'binary_data_size' of input 'x' must be a non-negative"
         (binary(2**70), 8, SIZE), (binary(-8), 8, SIZE), (binary("8"), 8, SIZE),
         (binary(8.0), 8, SIZE), (binary(True), 1, SIZE),
         (binary(2**63), 8, "unexpected size for input 'x'"),
-        (binary(8, datatype="BYTES", shape=[3]), 8, "expected 3 string elements for inference"),
+        (binary(8, datatype="BYTES", shape=[3]), 8, "[request id: seven] expected 3 string"
+         " elements for inference input 'x' for model 'm', got 2"),
         (binary(8, datatype="BYTES", shape=[1]), 8, "unexpected number of string elements 2"),
     ],
 )  # fmt: skip

@@ -121,6 +121,8 @@ def in_region(offset: Any = 0, size: Any = 8, region: Any = "r", **more: Any) ->
         (in_region(2**63), "Invalid offset for shared memory region: 'r'."),
         (in_region(size=-8), "Invalid offset + byte size for shared memory region: 'r'."),
         (in_region(2**63 - 8, 8), "Invalid offset + byte size for shared memory region: 'r'."),
+        (in_region(32, 2**64 - 32), "Integer overflow detected: byte_size (18446744073709551584) +"
+         " offset (32) exceeds maximum value (18446744073709551615) for region 'r'"),
         (in_region(size=12), "input byte size mismatch for input 'x' for model 'm'. Expected 8,"),
     ],
 )  # fmt: skip
@@ -130,7 +132,8 @@ def test_inputs_without_a_place_in_shared_memory(parameters: dict[str, Any], par
 
 
 def test_inputs_that_do_not_fit_their_region() -> None:
-    with refused("expected 2 string elements for inference input 'x', got fewer: 7 bytes"):
+    text = "expected 2 string elements for inference input 'x' for model 'm', got fewer: 7 bytes"
+    with refused(text):
         shared_input("x", Datatype.BYTES, (2,), in_region(size=7), "m", "")
     with refused("causes total element count to exceed"):
         shared_input("x", Datatype.FP32, (2**40, 2**40), in_region(), "m", "")

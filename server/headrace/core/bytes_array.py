@@ -107,42 +107,47 @@ def bytes_array(
 
 
 def checked_bytes_array(
-    name: str, shape: Sequence[int], count: int, raw: bytes | memoryview
+    name: str,
+    shape: Sequence[int],
+    count: int,
+    raw: bytes | memoryview,
+    model: str = "",
+    request_id: str = "",
 ) -> BytesArray:
     """View `raw`, received from a client or server, as `count` elements without decoding them.
 
-    Pure, callable from any thread. Raises `InvalidRequest` if the lengths do not fit.
+    Pure, callable from any thread. Raises `InvalidRequest` if the lengths do not fit; `model` and
+    `request_id` are for the error, "" if the array is not a request's input.
     """
     size = len(raw)
-    if count * 4 > size:
-        raise InvalidRequest(
-            f"expected {count} string elements for inference input '{name}', got fewer:"
-            f" {size} bytes cannot hold {count} length indicators"
-        )
     data = bytes(raw) if size <= COPIED else raw
-    whole, end = walk(data, count)
+    whole, end = walk(data, min(count, size // 4))  # each element takes 4 bytes at least
     if whole != count or end != size:
-        raise InvalidRequest(_misfit(name, count, data, whole, end))
+        raise wrong_strings(_misfit(count, data, whole, end), name, model, request_id)
     return BytesArray(data, shape)
 
 
-def _misfit(name: str, count: int, raw: bytes | memoryview, whole: int, end: int) -> str:
+def wrong_strings(text: str, name: str, model: str, request_id: str) -> InvalidRequest:
+    """The error of an input whose elements do not fit its shape, in Triton's words.
+
+    `{}` in `text` stands for the input, and the model unless it is "".
+    """
+    prefix = f"[request id: {request_id or '<id_unknown>'}] " if model else ""
+    of_model = f" for model '{model}'" if model else ""
+    return InvalidRequest(prefix + text.format(f"for inference input '{name}'{of_model}"))
+
+
+def _misfit(count: int, raw: bytes | memoryview, whole: int, end: int) -> str:
     """The error text for a tensor with `whole` complete elements, the last ending at `end`."""
     left = len(raw) - end
     if whole == count:
-        return (
-            f"unexpected number of string elements {count + 1} for inference input '{name}',"
-            f" expecting {count}: {left} bytes follow the last"
-        )
+        text = f"unexpected number of string elements {count + 1} {{}}, expecting {count}"
+        return f"{text}: {left} bytes follow the last"
     if not left:
-        return f"expected {count} string elements for inference input '{name}', got {whole}"
+        return f"expected {count} string elements {{}}, got {whole}"
     if left < 4:
-        return (
-            f"incomplete string length indicator for inference input '{name}':"
-            f" {left} bytes left where 4 are needed"
-        )
+        text = "incomplete string length indicator {}, expecting 4 bytes but only"
+        return f"{text} {left} bytes available"
     claimed = int.from_bytes(raw[end : end + 4], "little")
-    return (
-        f"incomplete string data for inference input '{name}': element {whole}"
-        f" claims {claimed} bytes, {left - 4} are left"
-    )
+    text = f"incomplete string data {{}}, expecting string of length {claimed} but only"
+    return f"{text} {left - 4} bytes available: element {whole}"

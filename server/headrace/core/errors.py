@@ -16,6 +16,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ Cancelled            the client went away or its deadline passed
              ├─ Quarantined          workers have died of the same input before: refused
              ├─ AlreadyExists        raised by a model: the object to be created exists
+             ├─ MemoryUnavailable    a client's shared memory cannot be opened
              ├─ Unknown              raised by a model: an error of unknown kind
              └─ ExecutionFailed      the backend failed, or its outputs break the signature
                  ├─ WorkerDied       the worker process died while executing it
@@ -152,6 +153,13 @@ class RemoteBroken(ExecutionFailed):
 
 class AlreadyExists(ServerError):
     """A model has reported that the object to be created exists."""
+
+
+class MemoryUnavailable(ServerError):
+    """Shared memory that a client registers does not exist, or cannot be opened.
+
+    The status is INTERNAL, as in Triton.
+    """
 
 
 class Unknown(ServerError):

@@ -50,7 +50,8 @@ class Tensor(NamedTuple):
         """
         count = element_count(name, shape)
         if datatype is Datatype.BYTES:
-            return cls(name, datatype, checked_bytes_array(name, shape, count, raw))
+            array = checked_bytes_array(name, shape, count, raw, model, request_id)
+            return cls(name, datatype, array)
         size = count * ITEM_SIZES[datatype]
         if len(raw) != size:
             raise byte_size_mismatch(name, datatype, shape, len(raw), model, request_id)

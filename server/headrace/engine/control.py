@@ -63,8 +63,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _State: TypeAlias = tuple[Fingerprint, bytes | None]
 
+# Clients look for the first words, which Triton answers in the mode 'none', too.
 _DISABLED = (
-    "explicit model load / unload is not allowed {}; --model-control-mode=explicit allows it"
+    "explicit model load / unload is not allowed if polling is enabled{};"
+    " --model-control-mode=explicit allows it"
 )
 _READERS = 4  # threads that read repositories for requests
 
@@ -192,8 +194,8 @@ class Control:
         """Raise the error with which a load or unload of this name is refused at once."""
         if self._options.mode is not ControlMode.EXPLICIT:
             polls = self._options.mode is ControlMode.POLL
-            why = "if polling is enabled" if polls else "in the model control mode 'none'"
-            raise Unavailable(_DISABLED.format(why))
+            more = "" if polls else ", nor in the model control mode 'none' of this server"
+            raise Unavailable(_DISABLED.format(more))
         if not name.strip():
             raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
         if ".." in name or "/" in name or "\0" in name:

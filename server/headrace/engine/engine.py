@@ -350,7 +350,7 @@ class Engine:
             ready = [v for v in ready if v.number == number]
             if not ready:
                 raise InvalidRequest(
-                    f"requested model version {version} is not available for model '{name}'"
+                    f"requested model version is not available for model '{name}': {number}"
                 )
         return documents.model_statistics(ready)
 

@@ -41,6 +41,7 @@ from headrace.core.errors import (
     AlreadyExists,
     ExecutionFailed,
     InvalidRequest,
+    MemoryUnavailable,
     NotFound,
     Overloaded,
     PayloadTooLarge,
@@ -314,16 +315,21 @@ class Regions:
         return found
 
     def _file_name(self, name: str, key: str) -> str:
-        """The file name of a key; raises `InvalidRequest`."""
-        file_name = key.removeprefix("/")
-        if file_name.startswith(_RESERVED):
+        """The file name of a key; raises `InvalidRequest` and `MemoryUnavailable`."""
+        file_name = key.lstrip("/")  # as the C library does
+        if not file_name:
             raise InvalidRequest(
-                f"cannot register shared memory region '{name}' with key '{key}':"
-                " keys that begin so are reserved"
+                f"cannot register shared memory region '{name}' - invalid shm key '{key[:300]}'"
             )
+        for prefix in _RESERVED:
+            if file_name.startswith(prefix):
+                raise InvalidRequest(
+                    f"cannot register shared memory region '{name}' with key '{key[:300]}' as the"
+                    f" key contains the reserved prefix '{prefix}'"
+                )
         encoded = file_name.encode(errors="replace")
         fault = (
-            file_name in ("", ".", "..")
+            file_name in (".", "..")
             or "/" in file_name
             or "\0" in file_name
             or len(encoded) > _LONGEST
@@ -395,7 +401,7 @@ def _without_plugin(name: str, *given: object) -> Memory:
 
 
 def _unable(key: str) -> ServerError:
-    return InvalidRequest(f"Unable to open shared memory region: '{key[:300]}'")
+    return MemoryUnavailable(f"Unable to open shared memory region: '{key[:300]}'")
 
 
 def invalid_args(name: str, why: str) -> ServerError:
@@ -502,27 +508,27 @@ class SharedMemory(Stage, Owner):
             )
         regions.admission.grow(nbytes)
         self._nbytes = nbytes
-        return [partial(self._read, call.inputs, *source) for source in sources]
+        return [partial(self._read, call, *source) for source in sources]
 
     def _use(self, place: RegionSlice) -> Region:
         region = self._regions.take(place)
         self._used.append(region)
         return region
 
-    def _read(
-        self, inputs: dict[str, Tensor], region: Region, name: str, given: SharedInput
-    ) -> None:
+    def _read(self, call: Call, region: Region, name: str, given: SharedInput) -> None:
         """Copy an input; may run on another thread."""
         place = given.place
         if given.datatype is Datatype.BYTES:
             raw = np.empty(place.byte_size, np.uint8)
             region.read(raw.data, place.offset)
-            tensor = Tensor.from_bytes(name, given.datatype, given.shape, raw.data)
+            tensor = Tensor.from_bytes(
+                name, given.datatype, given.shape, raw.data, call.model_name, call.id
+            )
         else:
             array: Array = np.empty(given.shape, NUMPY[given.datatype])
             region.read(array.reshape(-1).view(np.uint8).data, place.offset)
             tensor = Tensor(name, given.datatype, array)
-        inputs[name] = tensor
+        call.inputs[name] = tensor
 
     def _fetched(self, expect: Expect, submit: Submit, call: Call, error: Exception | None) -> None:
         """Continue once the inputs are copied, or have failed."""

@@ -61,12 +61,12 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -
     datatype, array = tensor.datatype, np.asarray(tensor.array)
     if datatype in _UNSUPPORTED:
         raise InvalidRequest(
-            f"class result not available for output '{tensor.name}'"
-            f" due to unsupported type '{datatype}'"
+            "class result not available for output due to unsupported type"
+            f" '{datatype}': '{tensor.name}'"
         )
     if array.size > _MAX_ELEMENTS:
         raise InvalidRequest(
-            f"class result not available for output '{tensor.name}': it has {array.size} elements,"
+            f"classification output tensor too large: '{tensor.name}' has {array.size} elements,"
             f" at most {_MAX_ELEMENTS} are possible"
         )
     lead = array.shape[:1] if batches else ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
+from headrace.core.bytes_array import wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
     Call,
@@ -81,7 +82,8 @@ def split_parameters(
             continue
         elif name.startswith(_TRITONS):
             raise InvalidRequest(
-                f"parameter keys starting with '{_TRITONS}' are reserved, got '{name}'"
+                f"parameter keys starting with '{_TRITONS}' are reserved for Triton usage and"
+                f" should not be specified, got '{name}'"
             )
         elif type(value) is int and not _MIN_SIGNED <= value <= _MAX_UNSIGNED:
             raise InvalidRequest(f"parameter '{name}' does not fit into 64 bits")
@@ -124,7 +126,7 @@ def json_parameter(value: Parameter) -> bytes:
 REGION = "shared_memory_region"
 _OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
 PARAMETERS = (REGION, _OFFSET, _SIZE)
-_MOST = 2**63 - 1
+_MOST, _MOST_UNSIGNED = 2**63 - 1, 2**64 - 1
 
 
 def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
@@ -147,6 +149,11 @@ def read_region_slice(what: str, parameters: Mapping[str, Any]) -> RegionSlice:
         raise InvalidRequest(
             f"Invalid offset for shared memory region: '{region}'."
             f" {what[:1].upper()}{what[1:]} asks for {offset}"
+        )
+    if size + offset > _MOST_UNSIGNED:
+        raise InvalidRequest(
+            f"Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum"
+            f" value ({_MOST_UNSIGNED}) for region '{region}'"
         )
     if not 0 <= size <= _MOST - offset:
         raise InvalidRequest(
@@ -172,10 +179,11 @@ def shared_input(
     count = element_count(name, shape)
     if datatype is Datatype.BYTES:
         if count * 4 > place.byte_size:
-            raise InvalidRequest(
-                f"expected {count} string elements for inference input '{name}', got fewer:"
-                f" {place.byte_size} bytes cannot hold {count} length indicators"
+            text = (
+                f"expected {count} string elements {{}}, got fewer: {place.byte_size} bytes cannot"
+                f" hold {count} length indicators"
             )
+            raise wrong_strings(text, name, model, request_id)
     elif place.byte_size != count * ITEM_SIZES[datatype]:
         raise byte_size_mismatch(name, datatype, shape, place.byte_size, model, request_id)
     return SharedInput(datatype, tuple(shape), place)

@@ -23,6 +23,7 @@ from headrace.core.errors import (
     ExecutionFailed,
     ExecutionTimeout,
     InvalidRequest,
+    MemoryUnavailable,
     ModelLoadFailed,
     ModelNotReady,
     NotFound,
@@ -78,6 +79,7 @@ STATUS: dict[type[ServerError], Status] = {
     AlreadyExists: Status(400, 6),  # ALREADY_EXISTS
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
+    MemoryUnavailable: Status(500, 13),
     WorkerDied: Status(500, 13),
     ExecutionTimeout: Status(500, 13),
     RemoteUnavailable: Status(503, 14),

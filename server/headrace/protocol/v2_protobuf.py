@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from headrace.core.bytes_array import COPIED, BytesArray
+from headrace.core.bytes_array import COPIED, BytesArray, wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
@@ -236,10 +236,8 @@ def _from_contents(
     shape = list(item.shape)
     if len(values) != (count := element_count(name, shape)):
         if datatype is Datatype.BYTES:
-            raise InvalidRequest(
-                f"expected {count} string elements for inference input '{name}'"
-                f" for model '{model}', got {len(values)}"
-            )
+            text = f"expected {count} string elements {{}}, got {len(values)}"
+            raise wrong_strings(text, name, model, request_id)
         got = len(values) * ITEM_SIZES[datatype]
         raise byte_size_mismatch(name, datatype, shape, got, model, request_id)
     return tensor_from_values(name, datatype, shape, values)
