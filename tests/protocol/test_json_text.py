@@ -1,9 +1,11 @@
 """Long JSON texts: parsing in pieces gives the same result as parsing at once."""
 
 import json
+import re
 import subprocess
 import sys
 from itertools import chain
+from math import nan
 from typing import Any
 
 import orjson
@@ -12,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
-from headrace.protocol.json_text import MAX_VALUES, LongArray, Sizes, parse_long
-from tests.protocol.strategies import PROPERTY, mutations, outcome
+from headrace.protocol.json_text import MAX_VALUES, LongArray, Sizes, parse_json, parse_long
+from tests.protocol.strategies import PROPERTY, memory_within, mutations, outcome
 
 SMALL = Sizes(lifted=4, block=16, piece=8)
 elements = (
@@ -115,6 +117,68 @@ def test_values_beside_long_arrays_are_bounded(filling: str) -> None:
     text = f'{{"x":{{{inner}}}}}' if ":" in filling else f"[{inner}, {{}}]"
     with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
         parse_long(text.encode())
+
+
+# --- bare words
+
+numbers = (
+    st.integers(-9, 10**9)
+    | st.floats()
+    | st.text('ab"\\[]{},: \nNaInf', max_size=8)
+    | st.sampled_from(["NaN", '"NaN', "Infinity", "\\"])
+    | st.none()
+)
+with_words = st.recursive(
+    numbers,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('N"a\\', max_size=2), inner, max_size=3)
+    ),
+)
+
+
+@PROPERTY
+@given(with_words, st.booleans())
+def test_bare_words_are_numbers_outside_of_strings(document: Any, short: bool) -> None:
+    text = json.dumps(document)
+    if short:  # Triton's JSON writes `Inf`
+        text = re.sub(r'("(?:[^"\\]|\\.)*")|Infinity', lambda m: m[1] or "Inf", text)
+    assert repr(parse_json(text.encode())) == repr(document)
+
+
+@PROPERTY
+@given(st.data(), with_words)
+def test_wrong_texts_with_bare_words_are_refused(data: st.DataObject, document: Any) -> None:
+    text = data.draw(mutations(json.dumps([nan, document]).encode()))
+    found = outcome(parse_json, text)
+    # Like JSON, if a number of as many digits stood for each word.
+    words = re.sub(rb'("(?:[^"\\]|\\.)*+"?)|\b(?:NaN|Infinity|Inf)\b', _number, text)
+    assert isinstance(found, InvalidRequest) == isinstance(outcome(parse, words), InvalidRequest)
+
+
+def _number(match: re.Match[bytes]) -> bytes:
+    return match[1] or b" 0 "
+
+
+@pytest.mark.parametrize("text", [
+    '{"data": [NaN, 1e400]}', '{"id": "NaN", "data": [1e400]}', "[-1e999, Infinity]",
+    f"[NaN, {'9' * 400}.0]", f"[NaN, {'9' * 400}]", f"[Inf, {'9' * 300}e99]", "[NaN, 01]",
+    "[NaN, .5]", '["NaN", 1e400]', "[-NaN]", "[NaNs]", "[+Infinity]", "[1NaN]", "[NaN 1]",
+    "[NaN1]", "{NaN: 1}",
+    "[Infinity, 1-Infinity]", "[NaN, 1e]", "[NaN,]", '["\\uD800", NaN]', '["\t", NaN]',
+    "\ufeff[NaN]", "[NaN.5]", "[- Infinity]",
+])  # fmt: skip
+def test_numbers_beside_bare_words_follow_the_rules_of_json(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="failed to parse the request JSON buffer"):
+        parse_json(text.encode())
+
+
+@pytest.mark.parametrize("behind", [b"", b",NaN"])
+def test_scanning_many_escapes_takes_little_memory(behind: bytes) -> None:
+    text = b'{"x":["%b"%b]}' % (b"\\\\" * (2 << 20), behind)
+    with memory_within(3 * len(text)):
+        found = parse_json(text, lifts=True)["x"]
+    assert [len(item) for item in next(found.pieces()) if type(item) is str] == [2 << 20]
 
 
 def test_commas_in_strings_are_not_counted() -> None:

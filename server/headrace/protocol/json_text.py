@@ -1,6 +1,7 @@
 """Parsing of JSON as the protocol's clients write it: with NaN and infinities, and very long.
 
-orjson parses a text; one with bare words, which are not JSON, is parsed by the standard library.
+orjson parses a text. In one with bare words, which are not JSON, it sees random numbers in their
+places, so that everything else there has to be JSON, too.
 
 A single call for a long text would hold the interpreter lock for its whole run. So long arrays that
 are members of objects, which is where tensors' data is, are cut out: numpy, which releases the
@@ -10,10 +11,10 @@ it, so that orjson sees each byte once and refuses in a piece what it would refu
 """
 
 import gc
-import json
 import re
 from collections.abc import Iterator
-from secrets import token_hex
+from math import inf, nan
+from secrets import randbits, token_hex
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ class LongArray:
         """The last comma outside of strings at which a piece from `start` can end; else `end`."""
         size = self._sizes.piece
         while start + size < end:
-            stop = _beside_backslash(self._text, start + size, end)
+            stop = start + size
             if not self.quoted:
                 cut = start + bytes(self._text[start:stop]).rfind(b",")
             else:
@@ -207,17 +208,8 @@ def _is_member(text: memoryview, place: int) -> bool:
 
 def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple[Array, int]]:
     """Blocks of character codes, and their positions."""
-    while start < end:
-        stop = _beside_backslash(text, min(start + size, end), end)
-        yield np.frombuffer(text, np.uint8, stop - start, start), start
-        start = stop
-
-
-def _beside_backslash(text: memoryview, stop: int, end: int) -> int:
-    """`stop`, or the next position that is not part of an escape sequence."""
-    while stop < end and text[stop - 1] == ord("\\"):
-        stop += 1
-    return stop
+    for begin in range(start, end, size):
+        yield np.frombuffer(text, np.uint8, min(size, end - begin), begin), begin
 
 
 def _unquoted(
@@ -227,21 +219,36 @@ def _unquoted(
 
     Quotes themselves may be on either side of the mask.
     """
-    inside = False
+    inside = odd = False  # `odd`: a backslash before the block escapes its first character
     for codes, begin in _blocks(text, start, end, sizes.block):
         quotes = codes == ord('"')
+        backslashes = codes == ord("\\")
+        if odd or backslashes.any():
+            odd = _clear_escaped(quotes, backslashes, odd)
         if not quotes.any():
             yield codes, np.full(len(codes), not inside), begin
             continue
-        backslashes = np.flatnonzero(codes == ord("\\"))
-        if len(backslashes):
-            lasts = np.flatnonzero(np.diff(backslashes, append=len(codes) + 1) != 1)
-            lengths = np.diff(lasts, prepend=-1)
-            escaped = backslashes[lasts[lengths % 2 == 1]] + 1
-            quotes[escaped[escaped < len(codes)]] = False
         parity = np.cumsum(quotes, dtype=np.uint8) & 1  # the overflow at 256 keeps the parity
         yield codes, parity == inside, begin
         inside = bool(parity[-1]) != inside
+
+
+def _clear_escaped(quotes: Array, backslashes: Array, odd: bool) -> bool:
+    """Clear the escaped quotes of a block; True if the first character behind it is escaped.
+
+    `odd` is the result for the block before.
+    """
+    edges = np.flatnonzero(np.diff(backslashes, prepend=False, append=False))
+    starts, stops = edges[::2], edges[1::2]
+    lengths = stops - starts
+    if odd and len(starts) and starts[0] == 0:
+        lengths[0] += 1
+    elif odd:
+        quotes[0] = False
+    escaped = stops[lengths % 2 == 1]
+    behind = bool(len(escaped)) and int(escaped[-1]) == len(quotes)
+    quotes[escaped[: len(escaped) - behind]] = False
+    return behind
 
 
 def containers(given: Buffer) -> int:
@@ -304,9 +311,7 @@ def _too_many() -> InvalidRequest:
 
 LONG = 64 << 10  # bytes or elements above which a scan before decoding pays
 MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
-# The possessive string pattern may lack the closing quote and never backtracks, so that a body is
-# scanned once, whatever its content.
-_STRING_OR_INF = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|Inf\b', re.DOTALL)
+_WORD = re.compile(rb"\b(?:NaN|Inf(?:inity)?)\b")
 
 
 def parse_json(text: Buffer, lifts: bool = False) -> Any:
@@ -349,16 +354,66 @@ def parse_piece(text: Buffer) -> Any:
         raw = bytes(text)
         if b"NaN" not in raw and b"Inf" not in raw:
             raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    # NaN and infinities are not JSON, but the protocol's clients send them. Only such bodies pay
-    # for the slower parser. It also accepts lone surrogates and integers of any length, which later
-    # code cannot handle; orjson refuses to write these.
+    # NaN and infinities are not JSON, but the protocol's clients send them.
+    return _parse_with_words(raw)
+
+
+def _parse_with_words(text: bytes) -> Any:
+    """Parse a text with NaN and infinities outside of strings; raises `InvalidRequest`."""
+    # Of 19 digits. A word becomes a number with spaces, so that what stands beside it stays wrong.
+    marks = {randbits(60) | 1 << 62 | sign << 60: word for sign, word in enumerate(_VALUES)}
+    texts = dict(zip(_VALUES, (b" %d " % mark for mark in marks), strict=True))
+    pieces: list[bytes] = []
+    position = 0
+    for start, stop, value in _words(text):
+        pieces += (text[position:start], texts[value])
+        position = stop
+    pieces.append(text[position:])
     try:
-        document = json.loads(_STRING_OR_INF.sub(_long_word, raw))
-        orjson.dumps(document)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    return document
+        document = orjson.loads(b"".join(pieces))
+    except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)  # its position is not that of the request's text
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error.msg}") from None
+    return _with_values(document, marks)
 
 
-def _long_word(match: re.Match[bytes]) -> bytes:
-    return b"Infinity" if match[0] == b"Inf" else match[0]
+_VALUES = (nan, inf, -inf)
+
+
+def _words(text: bytes) -> Iterator[tuple[int, int, float]]:
+    """The bare words outside of strings, with their signs: (start, stop, value)."""
+    behind = 0
+    for codes, outside, begin in _unquoted(memoryview(text), 0, len(text), _SIZES):
+        letters = ((codes == ord("N")) | (codes == ord("I"))) & outside
+        for place in np.flatnonzero(letters).tolist():
+            start = begin + place
+            if start < behind or (word := _WORD.match(text, start)) is None:
+                continue
+            behind = word.end()
+            if text[start] == ord("N"):
+                yield start, behind, nan
+            elif start and text[start - 1] == ord("-"):
+                yield start - 1, behind, -inf
+            else:
+                yield start, behind, inf
+
+
+def _with_values(document: Any, marks: dict[int, float]) -> Any:
+    """`document` with the numbers in `marks` replaced."""
+    found = [document]
+    pending: list[Any] = [found]
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            for name, member in value.items():
+                if type(member) is int and member in marks:
+                    value[name] = marks[member]
+                elif type(member) in (dict, list):
+                    pending.append(member)
+            continue
+        kinds = set(map(type, value))
+        if dict in kinds or list in kinds:
+            pending += [item for item in value if type(item) in (dict, list)]
+        if int in kinds:
+            value[:] = [marks.get(v, v) if type(v) is int else v for v in value]
+    return found[0]
