@@ -331,6 +331,7 @@ def control_options(settings: Settings) -> ControlOptions:
             tuple(map(Path, settings.model_file)),
             settings.model_config_name,
             settings.model_namespacing,
+            settings.model_name,
         ),
         LoadOverrides[settings.load_overrides.upper()],
         settings.max_override_bytes,

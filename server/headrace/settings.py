@@ -77,6 +77,12 @@ class Settings:
         metavar="FILE",
         section="Models",
     )
+    model_name: str = setting(
+        "",
+        "Name of the model if a single model file is served, or a directory that is a model itself;"
+        " by default the file's or the directory's name",
+        metavar="NAME",
+    )
     load_model: list[str] = setting(
         [],
         "Models to load at startup with `--model-control-mode explicit`, which loads no others;"
@@ -583,6 +589,10 @@ class Settings:
         """Raise `SettingsError` for combinations that are invalid."""
         if not self.model_repository and not self.model_file:
             raise SettingsError("give --model-repository DIR, or a model file")
+        if self.model_name and len([*self.model_repository, *self.model_file]) > 1:
+            raise SettingsError(
+                "--model-name is for one model file, or one directory that is a model: give one"
+            )
         if self.load_model and self.model_control_mode != "explicit":
             raise SettingsError(
                 "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."

@@ -4,13 +4,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
 from tests.faults.requests import infer
+from tests.models import onnx_graphs
 from tests.support.busy_model import write_busy_model
+from tests.support.http_client import HttpClient
 from tests.support.raw_clients import call, code_of, get, open_channel
+from tests.support.scrape import until
 from tests.support.server_process import ServerProcess
+
+ROWS = {"INPUT0": np.array([[1, 2]], np.float32)}
 
 
 @pytest.fixture
@@ -65,6 +71,71 @@ async def test_other_models_are_served_if_configured(
         document = (await get(server.http, "/v2/models/stats")).body
         assert [entry["name"] for entry in orjson.loads(document)["model_stats"]] == ["busy"]
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("options", [
+    [], pytest.param(["--strict-readiness"], marks=pytest.mark.slow),
+    pytest.param(["--load-on-request"], marks=pytest.mark.slow),
+])  # fmt: skip
+async def test_an_empty_repository_is_not_ready(tmp_path: Path, options: list[str]) -> None:
+    with ServerProcess(tmp_path, options=options) as server:
+        assert (await get(server.http, "/v2/health/live")).status == 200
+        answer = await get(server.http, "/v2/health/ready")
+        assert answer.status == 503
+        assert "there is no model in the model repository" in orjson.loads(answer.body)["reason"]
+        assert f"no models in {tmp_path}: expected a file such as" in server.log
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+async def test_clients_who_control_models_may_begin_with_none(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, options=["--model-control-mode=explicit"]) as server:
+        assert (await get(server.http, "/v2/health/ready")).status == 200
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+async def test_a_repository_that_is_filled_later(tmp_path: Path) -> None:
+    """The files of a model appear in the directory itself."""
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1", "--model-name=net"]
+    with ServerProcess(tmp_path, options=options) as server:
+        assert (await get(server.http, "/v2/health/ready")).status == 503
+        (tmp_path / "model.onnx").write_bytes(onnx_graphs.identity())
+        with HttpClient(server.url, binary=False) as client:
+            until(client.ready, "a ready server")
+            assert client.infer("net", ROWS)["OUTPUT0"].tolist() == [[1.0, 2.0]]
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(("path", "options", "name"), [
+    ("models/model.onnx", ["--model-name=net"], "net"),
+    pytest.param("models/1/model.onnx", [], "models", marks=pytest.mark.slow),
+    pytest.param("models/net.onnx", [], "models", marks=pytest.mark.slow),
+])  # fmt: skip
+async def test_a_directory_that_is_a_model(
+    tmp_path: Path, path: str, options: list[str], name: str
+) -> None:
+    """The layout that KServe mounts: the contents of `storageUri`."""
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_bytes(onnx_graphs.identity())
+    if options:  # written where its directory had another name
+        (tmp_path / "models" / "config.pbtxt").write_text('name: "another"')
+    with ServerProcess(tmp_path / "models", options=["--strict-readiness", *options]) as server:
+        with HttpClient(server.url, binary=False) as client:
+            assert client.ready()
+            assert client.infer(name, ROWS)["OUTPUT0"].tolist() == [[1.0, 2.0]]
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_a_model_of_no_backend_here(tmp_path: Path) -> None:
+    (tmp_path / "net" / "variables").mkdir(parents=True)
+    (tmp_path / "net" / "saved_model.pb").write_bytes(b"")
+    done = start("--model-repository", str(tmp_path / "net"), *free_ports())
+    assert done.returncode == 1
+    assert "failed to load net: " in done.stderr
+    assert "found saved_model.pb, variables" in done.stderr
 
 
 @pytest.mark.slow

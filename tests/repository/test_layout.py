@@ -99,22 +99,76 @@ def test_an_object_store_url_is_refused_with_advice(url: str, copies: str) -> No
         assert copies in str(raised.value)
 
 
-@pytest.mark.parametrize(("paths", "is_model"), [
-    (["1/model.py"], True), (["1/model.py", "config.pbtxt", "configs/small.pbtxt"], True),
-    (["config.pbtxt", "later.txt"], True), (["a/1/model.py", "config.pbtxt"], False),
-    (["1/1/model.py", "2/config.pbtxt"], False), (["a/model.py"], False),
+@pytest.mark.parametrize(("paths", "versions", "flat"), [
+    (["1/model.py"], (1,), False), (["2/model.py", "config.pbtxt", "configs/a.pbtxt"], (2,), False),
+    (["1/saved_model.pb", "1/variables/variables.index"], (1,), False),
+    (["config.pbtxt", "later.txt"], (), False),  # of a model on another server
+    (["model.onnx"], (1,), True), (["model.onnx", "config.pbtxt", "labels.txt"], (1,), True),
+    (["model.onnx/model.onnx", "model.onnx/weights"], (1,), True), (["net.v2.onnx"], (1,), True),
+    (["model.joblib", "requirements.txt"], (1,), True), (["trees.ubj"], (1,), True),
+    (["MLmodel", "model.pkl", "code/own.py"], (1,), True), (["model/MLmodel"], (1,), True),
+    (["saved_model.pb", "variables/variables.index", "assets/words"], (1,), True),
+    (["model.savedmodel/saved_model.pb"], (1,), True), (["model.plan"], (1,), True),
 ])  # fmt: skip
-def test_a_model_in_place_of_a_repository_is_reported(
-    tmp_path: Path, paths: list[str], is_model: bool
+def test_a_model_in_place_of_a_repository(
+    tmp_path: Path, paths: list[str], versions: tuple[int, ...], flat: bool
 ) -> None:
     for path in paths:
-        directories(tmp_path, str(Path(path).parent))
-        (tmp_path / path).write_text("")
-    if is_model:
-        with pytest.raises(LoadFailed, match=r"is the directory of a model.*give the one that it"):
-            scan([tmp_path])
-    else:
-        assert scan([tmp_path])
+        write(tmp_path / "net" / path)
+    [source] = scan([tmp_path / "net"])
+    assert (source.name, source.written_name, source.path) == ("net", "net", tmp_path / "net")
+    assert (source.versions, source.flat) == (versions, flat)
+    [renamed] = scan([tmp_path / "net"], alone="digits")
+    assert (renamed.name, renamed.written_name, renamed.versions) == ("digits", "", versions)
+    if versions:
+        inside = source.version_path(versions[0]).relative_to(tmp_path / "net").as_posix()
+        assert inside == ("." if flat else str(versions[0]))
+
+
+@pytest.mark.parametrize("paths", [
+    ["a/1/model.py", "config.pbtxt"], ["1/1/model.py", "2/config.pbtxt"], ["a/model.py"],
+    ["a/1/model.py", "model.onnx"], ["mlflow/MLmodel"], ["a/1/model.py", "1/notes.txt"],
+    ["a/config.pbtxt", "README.md", "model.md", "train.py"],
+])  # fmt: skip
+def test_a_repository_that_looks_like_a_model(tmp_path: Path, paths: list[str]) -> None:
+    for path in paths:
+        write(tmp_path / path)
+    found = scan([tmp_path], alone="digits")
+    assert [source.path.parent for source in found] == [tmp_path] * len(found)
+    assert not any(source.flat or source.renamed for source in found)
+    _, [warning] = Catalogue((tmp_path,), name="digits").sources()
+    assert warning.startswith("--model-name=digits has no effect")
+
+
+def test_the_name_of_the_directory_that_the_server_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "net" / "model.onnx")
+    monkeypatch.chdir(tmp_path / "net")
+    assert [source.name for source in scan([Path()])] == ["net"]
+
+
+def test_a_model_in_place_of_a_repository_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "net" / "model.onnx")
+    catalogue = Catalogue((tmp_path / "net",), name="digits")
+    assert (catalogue.names(), catalogue.read("net")) == ({"digits": ""}, None)
+    found = catalogue.read("digits")
+    assert found is not None
+    assert found.model_path(1, "model.onnx") == tmp_path / "net" / "model.onnx"
+    other = models(tmp_path / "more", "net")
+    names = Catalogue((tmp_path / "net", other), namespacing=True).names()
+    assert sorted(names) == ["net@more", "net@net"]
+    file = Catalogue((), (tmp_path / "net" / "model.onnx",), name="digits")
+    assert file.names() == {"digits": ""}
+    one, [] = file.sources()
+    assert [source.name for source in one] == ["digits"]
+
+
+def test_an_empty_repository_is_reported(tmp_path: Path) -> None:
+    sources, [warning] = Catalogue((tmp_path,)).sources()
+    assert sources == []
+    assert warning.startswith(f"no models in {tmp_path}: expected a file such as")
+    assert warning.endswith("found nothing")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")

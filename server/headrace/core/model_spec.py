@@ -48,15 +48,16 @@ class LoadSpec:
     """Specification of one instance of one model version, for a backend.
 
     `path` is the model file, or its directory; nothing outside `root`, the model's directory, may
-    be read. `parameters` are the configuration's, as strings. `graph_level` is the configuration's
-    `optimization.graph.level`. `accelerators` are (name, options) in order of preference. `device`
-    is None for CPU, otherwise a GPU's number; `by_model` is true if the model chooses the device
-    itself. `pinned_outputs` allows outputs to be copied from a GPU to page-locked memory. `threads`
-    is the number of cores for the instance. `group` is the index of its instance group, for
-    messages. `instance` is its name. `config` is the configuration as JSON, as far as known before
-    loading, and `auto_complete` allows the model to complete it, with `default_max_batch_size` if
-    the configuration sets none; 0 disables that. After `deadline`, of the monotonic clock, loading
-    is abandoned. `limits` are the server's execution limits, which `parameters` may override.
+    be read. `single_file` means that nothing else there belongs to the model. `parameters` are the
+    configuration's, as strings. `graph_level` is the configuration's `optimization.graph.level`.
+    `accelerators` are (name, options) in order of preference. `device` is None for CPU, otherwise a
+    GPU's number; `by_model` is true if the model chooses the device itself. `pinned_outputs` allows
+    outputs to be copied from a GPU to page-locked memory. `threads` is the number of cores for the
+    instance. `group` is the index of its instance group, for messages. `instance` is its name.
+    `config` is the configuration as JSON, as far as known before loading, and `auto_complete`
+    allows the model to complete it, with `default_max_batch_size` if the configuration sets none; 0
+    disables that. After `deadline`, of the monotonic clock, loading is abandoned. `limits` are the
+    server's execution limits, which `parameters` may override.
     """
 
     model: str
@@ -78,6 +79,7 @@ class LoadSpec:
     by_model: bool = False
     pinned_outputs: bool = True
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
+    single_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)

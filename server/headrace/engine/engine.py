@@ -16,7 +16,7 @@ from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.limits import ABANDONED_SECS, ResidencyOptions
 from headrace.engine import documents
 from headrace.engine.admission import Admission
-from headrace.engine.control import Control, ControlOptions
+from headrace.engine.control import Control, ControlMode, ControlOptions
 from headrace.engine.doors import Readiness, Router
 from headrace.engine.lifecycle import Lifecycle, Loads
 from headrace.engine.model import (
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 HeaderWatcher = Callable[[Mapping[str, Mapping[str, Any]]], object]
 MakeTraffic = Callable[[Mapping[str, Model], Admission, Callable[[], None]], Traffic]
 
+_EMPTY = "there is no model in the model repository; the server's log has more"
 _NAMED = 5  # models named in a reason
 _MAX_FOUND = 1024  # cached results of `find`: a version has many spellings: 1, 01, 001
 
@@ -51,17 +52,25 @@ class ServerReadiness(Readiness):
     """Readiness of the server; if it is `strict`, only while all its models are loaded.
 
     The server is ready once a load of every model expected at start was attempted, while a door is
-    open and shutdown has not begun. What happens to a loaded model (crashed workers, unreachable
-    upstreams) affects only that model's readiness: otherwise one model would take a pod out of
-    service with all others.
+    open and shutdown has not begun. If it `needs_models`, it is not ready without any: they were
+    not copied or mounted yet, or to another place. What happens to a loaded model (crashed workers,
+    unreachable upstreams) affects only that model's readiness: otherwise one model would take a pod
+    out of service with all others.
     """
 
-    def __init__(self, models: Mapping[str, Model], admission: Admission, strict: bool) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        admission: Admission,
+        strict: bool,
+        needs_models: bool = False,
+    ) -> None:
         super().__init__(lambda: not self.reason)
         self.initialised = False  # true once all models are known
         self._models = models
         self._admission = admission
         self._strict = strict
+        self._needs_models = needs_models
         self._started = False
         self._shutting_down = False
         self._reachable = True
@@ -78,6 +87,9 @@ class ServerReadiness(Readiness):
         if not self._started:
             loading = [model.name for model in models if model.loading is not None]
             return f"models are being loaded: {_list(loading)}" if loading else "it is starting"
+        if self._needs_models and all(model.coming for model in models):
+            coming = [model.name for model in models]
+            return f"models are being loaded: {_list(coming)}" if coming else _EMPTY
         if self._strict and (missing := [model.name for model in models if not model.loaded]):
             return f"models are not loaded (--strict-readiness): {_list(missing)}"
         return ""
@@ -175,7 +187,9 @@ class Engine:
         self._models: dict[str, Model] = {}
         # Models loaded on request do not count before they are requested.
         strict = strict_readiness and residency is None
-        self.readiness = ServerReadiness(self._models, admission, strict)
+        # Clients who control models may start with none.
+        needs = control is not None and control.mode is not ControlMode.EXPLICIT
+        self.readiness = ServerReadiness(self._models, admission, strict, needs)
         # `Entrance.known`: cached results of `find`.
         self.known: dict[tuple[str, str], ModelVersion | Router] = {}
         self.traffic = traffic(self._models, admission, self._on_traffic)

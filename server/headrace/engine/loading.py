@@ -367,7 +367,8 @@ def _spec(
     limit = options.limit_secs
     return replace(
         spec,
-        path=source.file or spec.path,
+        path=source.model_path(version, config.default_model_filename),
+        single_file=source.file is not None,
         environments=options.environments,
         deadline=monotonic() + limit + _GRACE_SECS if limit else inf,
         limits=options.limits,

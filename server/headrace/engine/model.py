@@ -520,6 +520,11 @@ class Model:
         versions = [v for v in self.versions.values() if v.ready or not v.added]
         return bool(versions) and all(version.ready for version in versions)
 
+    @property
+    def coming(self) -> bool:
+        """True during the first load of a model that was added to a running server."""
+        return self.added and self.loading is not None and not (self.loads or self.failed_loads)
+
     def want(self, source: ModelSource) -> None:
         """Set the source of the next load."""
         self.wanted = source

@@ -194,7 +194,7 @@ def _filenames(source: ModelSource) -> list[str]:
         return [source.file.name]
     version = source.versions[0]
     try:
-        return [entry.name for entry in (source.path / str(version)).iterdir()]
+        return [entry.name for entry in source.version_path(version).iterdir()]
     except OSError as error:
         raise LoadFailed(f"its version {version} cannot be read: {error.strerror}") from error
 

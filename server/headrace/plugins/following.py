@@ -35,9 +35,10 @@ from headrace.repository import model_files
 from headrace.repository.layout import (
     Catalogue,
     ModelSource,
+    Place,
     model_directories,
     name_models,
-    read_model_directory,
+    read_place,
     single_file,
 )
 from headrace.repository.model_files import Fingerprint, Stamp, fingerprint
@@ -248,7 +249,7 @@ class _Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.models: list[Path] = []
+        self.models: list[Place] = []
         # Device and inode of its directory; None while it cannot be read.
         self.place: tuple[int, int] | None = None
         self._device: int | None = None  # device when it could last be read
@@ -352,16 +353,18 @@ class FollowedRepositories:
         """
         for repository in self._repositories:
             repository.look()
-        listings = [(r.path, r.models) for r in self._repositories]
-        places = name_models(listings, self._catalogue.namespacing)
+        found = [place for repository in self._repositories for place in repository.models]
+        catalogue = self._catalogue
+        places = name_models(catalogue.repositories, found, catalogue.namespacing, catalogue.name)
         lost = {repository.path for repository in self._repositories if repository.lost}
         changes: list[Change] = []
-        for name, paths in sorted(places.items()):
-            if any(path.parent in lost for path in paths):
+        for name, of_name in sorted(places.items()):
+            if any(place.repository in lost for place in of_name):
                 continue
             known = name in self._models and name not in self._unsettled
-            if not known or only is None or any(path.name in only for path in paths):
-                changes += self._look_at(name, paths, now)
+            hinted = only is None or any(p.alone or p.path.name in only for p in of_name)
+            if hinted or not known:
+                changes += self._look_at(name, of_name, now)
         for name in sorted(self._models.keys() - places.keys()):
             self._unsettled.add(name)
             if self._models[name].miss(now):
@@ -371,10 +374,10 @@ class FollowedRepositories:
                     changes.append(Gone(name))
         return changes
 
-    def _look_at(self, name: str, paths: Sequence[Path], now: float) -> list[Change]:
+    def _look_at(self, name: str, places: Sequence[Place], now: float) -> list[Change]:
         known = self._models.get(name)
-        source = read_model_directory(paths[-1], self._catalogue.config_name)
-        source = replace(source, name=name, duplicate=len(paths) > 1)
+        source = read_place(places[-1], self._catalogue.config_name, self._catalogue.name)
+        source = replace(source, name=name, duplicate=len(places) > 1)
         try:
             if source.problem and known is not None:
                 raise LoadFailed(f"{source.path}: {source.problem}")
@@ -540,8 +543,8 @@ class Reloader(_Following):
         """`sources` are all models; single files under their own names are watched."""
         super().__init__(engine, loop, "watch")
         names = Counter(source.name for source in sources)
-        files = [s.file for s in sources if s.file is not None and names[s.name] == 1]
-        self._watched = [WatchedFiles(file, model_files.parts) for file in dict.fromkeys(files)]
+        self._names = {s.file: s.name for s in sources if s.file is not None and names[s.name] == 1}
+        self._watched = [WatchedFiles(file, model_files.parts) for file in self._names]
 
     def start(self) -> None:
         if self._watched:
@@ -564,7 +567,7 @@ class Reloader(_Following):
 
     def _load(self, file: Path, changed: list[Path]) -> None:
         try:
-            source = single_file(file)
+            source = replace(single_file(file), name=self._names[file])
         except LoadFailed:
             return  # removed again; the loaded model stays
         names = ", ".join(sorted(path.name for path in changed))

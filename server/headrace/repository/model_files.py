@@ -205,13 +205,15 @@ def files_below(directory: Path) -> list[str]:
 
 def _of_directory(source: ModelSource) -> Fingerprint:
     config = {} if source.config_path is None else {_CONFIG: stamp_of(source.config_path)}
-    versions: dict[int, Stamps] = {number: {} for number in source.versions}
+    versions: dict[int, dict[str, Stamp | None]] = {number: {} for number in source.versions}
     shared: dict[str, Stamp | None] = {}
     for entry in _entries(source.path):
         if entry in (_CONFIG, _CONFIGS):
             continue
         found = dict(_below(source.path / entry, entry, frozenset()))
-        if entry.isdecimal() and int(entry) in source.versions and str(int(entry)) == entry:
+        if source.flat:
+            versions[1] |= found
+        elif entry.isdecimal() and int(entry) in source.versions and str(int(entry)) == entry:
             versions[int(entry)] = found
         elif not entry.isdecimal():  # a new version that appeared after the listing
             shared |= found

@@ -111,8 +111,8 @@ UNSUPPORTED = "is not supported by this server, and serving without it would giv
 
 
 def problems(config: ModelConfig, directory: str) -> Iterator[Problem]:
-    """The problems of `config`, for a directory of this name."""
-    if config.name and config.name != directory:
+    """The problems of `config`, for a directory of this name; "" if any name is right."""
+    if config.name and directory and config.name != directory:
         yield Problem(
             "name",
             f"unexpected directory name '{directory}' for model '{config.name}',"

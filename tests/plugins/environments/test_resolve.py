@@ -29,7 +29,7 @@ def model(root: Path, source: str = "", single: bool = False, **parameters: str)
     folder = root if single else root / "1"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(source)
-    return LoadSpec("m", folder / "model.py", root, parameters, version=1)
+    return LoadSpec("m", folder / "model.py", root, parameters, version=1, single_file=single)
 
 
 def asked(model: LoadSpec) -> list[str]:

@@ -90,7 +90,12 @@ def _specs(source: "ModelSource", options: "EnvironmentOptions") -> "Iterator[Lo
     placement = reading.placements(config)[0]
     for version in opened.versions:
         spec = reading.load_spec(config, source.path, version, placement, 1)
-        yield replace(spec, path=source.file or spec.path, environments=options)
+        yield replace(
+            spec,
+            path=source.model_path(version, config.default_model_filename),
+            single_file=source.file is not None,
+            environments=options,
+        )
 
 
 def _list(cache: EnvironmentCache) -> int:

@@ -126,7 +126,7 @@ def _requirements(spec: LoadSpec, block: ScriptBlock) -> Requirements:
     """The requirements from the first source that has any, even an empty list."""
     folder, name = spec.path.parent, spec.path.name
     asked = from_dependencies(block.dependencies, spec.root, f"{name}: dependencies")
-    if folder == spec.root:
+    if spec.single_file:
         return asked
     beside = _read(folder / _FILE, spec.root)
     if asked.wanted and beside is not None and beside.wanted:
