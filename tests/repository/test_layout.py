@@ -90,12 +90,15 @@ def test_a_missing_repository_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("url", "copies"), [
     ("s3://bucket/models", "aws s3 sync"), ("s3://https://minio:9000/bucket", "aws s3 sync"),
     ("gs://bucket", "gcloud storage rsync"), ("as://account/container/models", "azcopy sync"),
+    ("hf://org/model", "hf download"), ("oci://registry/models:1", "oras pull"),
+    ("https://host/model.onnx", "curl"), ("models:/iris/1", "mlflow artifacts download"),
 ])  # fmt: skip
-def test_an_object_store_url_is_refused_with_advice(url: str, copies: str) -> None:
+def test_a_url_is_refused_with_advice(url: str, copies: str) -> None:
     for look in (lambda path: scan([path]), single_file):
         with pytest.raises(LoadFailed) as raised:
             look(Path(url))
-        assert f"{url} is in an object store" in str(raised.value)
+        assert str(raised.value).startswith(f"{url} is ")
+        assert "models are read from directories" in str(raised.value)
         assert copies in str(raised.value)
 
 

@@ -28,11 +28,18 @@ _FILE_SYSTEMS_OWN = "lost+found"  # a directory at the root of a volume
 _FILES = ("MLmodel", "saved_model.pb")
 _SUFFIXES = (".onnx", ".skops", ".joblib", ".pkl", ".ubj", ".cbm", ".pt", ".pt2")
 _DOCUMENTS = (".md", ".rst", ".html", ".pdf")
-# Tools that provide an object store as a directory: by mounting, or by repeated copying.
+# What a URL's scheme stands for, and the tools that provide it as a directory: by mounting, if that
+# is possible, or by copying.
+_OBJECTS = "in an object store"
 _STORES = {
-    "s3": ("Mountpoint for Amazon S3 or s3fs", "aws s3 sync"),
-    "gs": ("Cloud Storage FUSE", "gcloud storage rsync"),
-    "as": ("BlobFuse", "azcopy sync"),
+    "s3": (_OBJECTS, "Mountpoint for Amazon S3 or s3fs", "aws s3 sync"),
+    "gs": (_OBJECTS, "Cloud Storage FUSE", "gcloud storage rsync"),
+    "as": (_OBJECTS, "BlobFuse", "azcopy sync"),
+    "hf": ("on the Hugging Face Hub", "", "hf download --local-dir"),
+    "oci": ("in an image registry", "a volume of Kubernetes' type image", "oras pull"),
+    "http": ("on a web server", "", "curl"),
+    "https": ("on a web server", "", "curl"),
+    "models": ("in MLflow's model registry", "", "mlflow artifacts download --dst-path"),
 }
 
 
@@ -254,16 +261,17 @@ def model_directories(repository: Path) -> Sequence[Place]:
 
 
 def _elsewhere(path: Path) -> str:
-    """The message about a URL of an object store, as Triton accepts them; "" for other paths."""
-    url = str(path).replace(":/", "://")  # Path collapses double slashes
-    store, colon, _ = url.partition("://")
-    if not colon or store not in _STORES:
+    """The message about a URL, as other servers accept them; "" for other paths."""
+    scheme, colon, rest = str(path).partition(":/")
+    if not colon or scheme not in _STORES:
         return ""
-    mount, copy = _STORES[store]
+    what, mount, copy = _STORES[scheme]
+    # Path collapses double slashes; MLflow's URLs have single ones.
+    url = str(path) if scheme == "models" else f"{scheme}://{rest.replace(':/', '://')}"
+    way = f"mount it (with {mount}), or copy it" if mount else "copy it"
     return (
-        f"{url} is in an object store, and models are read from directories: mount it"
-        f" (with {mount}), or copy it to a directory and keep that up to date ({copy}), and give"
-        " that directory"
+        f"{url} is {what}, and models are read from directories: {way} to a directory"
+        f" and keep that up to date ({copy}), and give that directory"
     )
 
 
