@@ -29,7 +29,16 @@ class PackageMetadata(MetadataHookInterface):
     """`readme`, `urls` and `entry-points` of `[project]`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Fill in what pyproject.toml names as dynamic."""
+        """Fill in what pyproject.toml names as dynamic; ends the build on an older Python.
+
+        pip reads `requires-python` only afterwards, and the package cannot be imported there.
+        """
+        needed = tuple(map(int, metadata["requires-python"].lstrip(">=").split(".")))
+        if sys.version_info < needed:
+            running = ".".join(map(str, sys.version_info[:3]))
+            sys.exit(
+                f"headrace needs Python {'.'.join(map(str, needed))} or newer, this is {running}"
+            )
         url = os.environ.get("HEADRACE_SOURCE_URL", "").rstrip("/")
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {

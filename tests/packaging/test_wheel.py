@@ -133,6 +133,22 @@ def test_links_of_the_readme_lead_to_the_sources() -> None:
     assert f"]({url}/docs/configuration.md)" in told["readme"]["text"]
 
 
+# Runs the hook as if by an older Python, where the package cannot be imported.
+OLDER = """
+import sys, typing
+from hatch_build import PackageMetadata
+sys.version_info = (3, 10, 13, "final", 0)
+del typing.Self
+PackageMetadata(".", {}).update({"requires-python": ">=3.11"})
+"""
+
+
+def test_an_older_python_is_named_in_one_sentence() -> None:
+    ended = subprocess.run([sys.executable, "-c", OLDER], cwd=REPO, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "headrace needs Python 3.11 or newer, this is 3.10.13\n"
+
+
 def test_one_core_dependency_has_an_upper_bound(metadata: Message) -> None:
     """uvicorn, on whose internals the fast path relies; see tests/doors/http/test_server.py."""
     core = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
