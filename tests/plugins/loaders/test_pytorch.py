@@ -114,6 +114,15 @@ def test_an_exported_program(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer["OUTPUT__0"], EXPECTED[0][:1], rtol=1e-5)
 
 
+def test_an_exported_program_for_any_number_of_rows(tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows")
+    path = export(tmp_path, dynamic_shapes={"x": {0: rows}, "scale": {0: rows}})
+    served = Served("pytorch", path, trusted=True)
+    assert served.config["max_batch_size"] == 64
+    answer = served.ask({"INPUT__0": NUMBERS, "INPUT__1": SCALES})
+    np.testing.assert_allclose(answer["OUTPUT__0"], EXPECTED[0], rtol=1e-5)
+
+
 def test_an_exported_program_with_arguments_by_name(tmp_path: Path) -> None:
     program = torch.export.export(MODEL, TENSORS[:1], {"scale": TENSORS[1]})
     torch.export.save(program, tmp_path / "model.pt2")

@@ -105,10 +105,8 @@ def _most_rows(program: Any, values: Sequence[Any]) -> int:
     bounds = program.range_constraints.get(next(iter(symbols)))
     if len(symbols) > 1 or bounds is None or int(bounds.lower) > 1:
         return 0
-    try:
-        return min(int(bounds.upper), _UNBOUNDED)
-    except (OverflowError, TypeError, ValueError):  # infinite
-        return _UNBOUNDED
+    # Without a bound it is infinity, which is no number: it can be compared only.
+    return _UNBOUNDED if bounds.upper >= _UNBOUNDED else int(bounds.upper)
 
 
 _NUMBERED = re.compile(r".*__(\d+)")
