@@ -47,6 +47,7 @@ class Attack:
     title: str
     prepare: Callable[[Target], Fire]
     allowed: int = 0  # bytes that it may hold by a limit of its own, with which nothing is charged
+    options: Sequence[str] = ()  # settings of the server besides the default ones
 
 
 def _http(target: Target, model: str, body: bytes, times: int = 1, json_size: int = 0,
@@ -387,6 +388,57 @@ def _replayed(case: Case, target: Target) -> Fire:
     return lambda: replay(case, target.http, target.grpc)
 
 
+def _procedure(target: Target, name: str, message: bytes, times: int = 10) -> Fire:
+    def fire() -> None:
+        for _ in range(times):
+            with Http2(target.grpc, f"/inference.GRPCInferenceService/{name}") as connection:
+                connection.wait(connection.call(message))
+
+    return fire
+
+
+def trace_settings(target: Target) -> Fire:
+    settings = b"".join(
+        _with_field(1, _with_field(1, str(number % 1_000).encode()) + b"\x12\x00")
+        for number in range(4 * MB)
+    )
+    return _procedure(target, "TraceSetting", _compressed(settings))
+
+
+def log_settings(target: Target) -> Fire:
+    return _procedure(target, "LogSettings", _compressed(b"\x0a\x00" * (_BODY // 2)))
+
+
+def load_messages(target: Target) -> Fire:
+    entries = b"\x1a\x00" * (_BODY // 2)
+    return _procedure(target, "RepositoryModelLoad", grpc_message(b"\x12\x03mlp" + entries), 3)
+
+
+def _load(target: Target, body: bytes, times: int = 3) -> Fire:
+    def fire() -> None:
+        for _ in range(times):
+            post(target.http, f"/v2/repository/models/{MLP}/load", body, ())
+
+    return fire
+
+
+def load_containers(target: Target) -> Fire:
+    return _load(target, b'{"parameter":[' + b"[]," * (_BODY // 3) + b"[]]}")
+
+
+def load_files(target: Target) -> Fire:
+    data = b"A" * (_BODY // 4 * 4 - 400)
+    return _load(target, b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % data)
+
+
+def load_escapes(target: Target) -> Fire:
+    data = b"\\/" * (_BODY // 2 - 100)
+    return _load(target, b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % data)
+
+
+_EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--load-overrides=files")
+
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -416,6 +468,12 @@ ATTACKS = {
         Attack(
             "endless-upstream", "an upstream whose answer does not end", endless_upstream, 64 * MB
         ),
+        Attack("trace-settings", "4 M trace settings in gzip over gRPC", trace_settings),
+        Attack("log-settings", "32 M log settings in gzip over gRPC", log_settings),
+        Attack("load-messages", "32 M parameters of a load", load_messages, options=_EXPLICIT),
+        Attack("load-containers", "21 M arrays for a load", load_containers, options=_EXPLICIT),
+        Attack("load-files", "a file of 47 MB for a load", load_files, options=_EXPLICIT),
+        Attack("load-escapes", "a file of escapes for a load", load_escapes, options=_EXPLICIT),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
         *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),

@@ -119,6 +119,7 @@ def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
             stack.callback(upstream.close)
             upstream.write(root)
         options = ["--allow-metrics=true", "--metrics-port=0", f"--frontends={front_ends}"]
+        options += attack.options
         log = -1
         if attack.name == "stalled-log":
             log = stack.enter_context(_unread_pipe())

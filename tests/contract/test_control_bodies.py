@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS
 from tests.models.onnx_graphs import write_model
@@ -67,8 +69,8 @@ def test_a_client_that_disconnects_in_its_body_is_no_bug(
 ) -> None:
     async def scenario() -> None:
         connection = await HttpConnection.open(server.http)
-        await connection.send(head(path, LARGE, KEY) + b" " * 100_000)
-        await until(lambda: admitted(server), lambda found: found[1] >= 65_536)
+        await connection.send(head(path, LARGE, KEY) + b" " * 50_000)
+        await until(lambda: admitted(server), lambda found: found[1] >= 50_000)
         if ending == "close":
             await connection.close()
         else:
@@ -137,5 +139,46 @@ def _refused_for_its_head(
             answer = await connection.receive()
             assert (answer.status, text in answer.body.decode()) == (status, True), answer.body
         assert (await metrics(server))["headrace_admitted_bytes"] == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+@pytest.mark.parametrize(
+    ("procedure", "message"),
+    [
+        ("inference.GRPCInferenceService/TraceSetting",
+         pb.TraceSettingRequest(model_name="x" * LARGE)),
+        ("inference.GRPCInferenceService/LogSettings",
+         pb.LogSettingsRequest(
+             settings={"log_file": pb.LogSettingsRequest.SettingValue(string_param="x" * LARGE)})),
+        ("grpc.health.v1.Health/Check", pb.ModelReadyRequest(name="x" * LARGE)),
+    ],
+    ids=["trace", "log", "health"],
+)  # fmt: skip
+def test_large_control_messages_over_grpc_are_refused(
+    server: ServerProcess,
+    procedure: str,
+    message: pb.TraceSettingRequest,
+    compression: grpc.Compression,
+) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{procedure}")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(message.SerializeToString(), timeout=60, compression=compression)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "exceeds the maximum of 65536 bytes" in str(refused.value.details())
+
+
+def test_misspelt_members_are_refused_by_name(server: ServerProcess) -> None:
+    body = b'{"parameter": {"config": "{}"}}'
+
+    async def scenario() -> None:
+        async with await HttpConnection.open(server.http) as connection:
+            path = "/v2/repository/models/m/load"
+            await connection.send(head(path, len(body), KEY) + body)
+            answer = await connection.receive()
+            assert answer.status == 400
+            assert b"unknown member 'parameter'; did you mean 'parameters'?" in answer.body
 
     asyncio.run(scenario())

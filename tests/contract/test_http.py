@@ -169,7 +169,7 @@ def test_statistics_and_index_as_json(server: ServerProcess) -> None:
     (b'{"ready": 1}', 400, "Invalid value for 'ready': expected a boolean"),
     (b"[]", 400, "the request must be a JSON object"),
     (b"{", 400, "failed to parse the request JSON buffer"),
-    (b" " * 2_000_000, 413, "the request body exceeds 1048576 bytes"),
+    (b" " * 2_000_000, 413, "the request body exceeds the maximum of 65536 bytes"),
 ])  # fmt: skip
 def test_index_with_a_bad_body(server: ServerProcess, body: bytes, status: int, text: str) -> None:
     answer = ask(server.http, "POST", "/v2/repository/index", body)

@@ -5,6 +5,7 @@ path's parameters and the body, and its answer is sent as JSON; where Triton's d
 those messages, `json` answers instead. Both may be coroutines, and raise `ServerError`.
 """
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,32 +27,45 @@ from headrace.observability.logs import FORMATS
 from headrace.protocol.compression import check_size
 from headrace.protocol.documents import to_json
 from headrace.protocol.elements import json_name
+from headrace.protocol.json_text import parse_object
+from headrace.protocol.load_json import read_load
 from headrace.protocol.parameters import (
-    load_parameters_of_json,
     load_parameters_of_message,
     unload_dependents_of_json,
     unload_dependents_of_message,
 )
 from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.protobuf_contents import check_elements
+
+_LONG = 8 << 10  # bytes of a message from which on it is decoded on a thread
 
 Parts = Mapping[str, str]  # parameters of a path
 Unary = Callable[[Buffer, object], Coroutine[Any, Any, bytes]]
+
+
+def _read_object(operation: Operation, body: bytes | bytearray) -> Document:
+    return parse_object(body, operation.max_elements)
+
+
+def _allow_all(engine: Engine) -> None:
+    """Refuse nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
     """The handler of an operation.
 
-    `json` receives the path's parameters and the body, or the result of `read` for it, which may
-    take long for a large body; it returns the document, None for no body. `check` refuses an HTTP
-    request before its body is read.
+    `json` receives the path's parameters and the body as decoded by `read`, which may take long for
+    a large body; it returns the document, None for no body. `allow` refuses requests before they
+    are decoded; `check` also refuses an HTTP request by its path.
     """
 
     answer: Callable[[Engine, Any], Any]
     json: Callable[[Engine, Parts, Any], Any] | None = None
     check: Callable[[Engine, Parts], None] | None = None
-    read: Callable[[Document], Any] = lambda body: body
+    read: Callable[[Operation, bytes | bytearray], Any] = _read_object
+    allow: Callable[[Engine], None] = _allow_all
 
 
 # --- health and documents
@@ -114,12 +128,26 @@ async def _load(
 ) -> pb.RepositoryModelLoadResponse:
     _refuse_repository(asked.repository_name)
     parameters = load_parameters_of_message(asked.parameters)
-    await engine.control.load(asked.model_name, parameters)
+    await _load_with(engine, asked.model_name, parameters)
     return pb.RepositoryModelLoadResponse()
 
 
 async def _load_json(engine: Engine, parts: Parts, parameters: LoadParameters) -> None:
-    await engine.control.load(parts["name"], parameters)
+    await _load_with(engine, parts["name"], parameters)
+
+
+async def _load_with(engine: Engine, name: str, parameters: LoadParameters) -> None:
+    """Load a model; its files are charged meanwhile."""
+    nbytes = parameters.nbytes
+    engine.admission.count(nbytes)
+    try:
+        await engine.control.load(name, parameters)
+    finally:
+        engine.admission.count(-nbytes)
+
+
+def _read_load(operation: Operation, body: bytes | bytearray) -> LoadParameters:
+    return read_load(body, operation.max_elements)
 
 
 async def _unload(
@@ -133,6 +161,10 @@ async def _unload(
 
 async def _unload_json(engine: Engine, parts: Parts, body: Document) -> None:
     await engine.control.unload(parts["name"], unload_dependents_of_json(body))
+
+
+def _allow_control(engine: Engine) -> None:
+    engine.control.allow()
 
 
 def _check_control(engine: Engine, parts: Parts) -> None:
@@ -303,8 +335,8 @@ HANDLERS: Mapping[str, Handler] = {
     "ModelConfig": Handler(_model_config, _model_config_json),
     "ModelStatistics": Handler(lambda e, asked: e.model_statistics(asked.name, asked.version)),
     "RepositoryIndex": Handler(_index, _index_json),
-    "RepositoryModelLoad": Handler(_load, _load_json, _check_control, load_parameters_of_json),
-    "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control),
+    "RepositoryModelLoad": Handler(_load, _load_json, _check_control, _read_load, _allow_control),
+    "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control, allow=_allow_control),
     "SystemSharedMemoryStatus": _status(lambda e, name: e.regions.system_status(name)),
     "SystemSharedMemoryRegister": Handler(_register_system, _register_system_json),
     "SystemSharedMemoryUnregister": _unregister(pb.SystemSharedMemoryUnregisterResponse, False),
@@ -336,6 +368,25 @@ def request_class(operation: Operation) -> type[Message]:
     return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{operation.request}"))
 
 
+def limits(max_request_bytes: int, operations: Sequence[Operation] = OPERATIONS) -> dict[str, int]:
+    """The largest message of each procedure in bytes, by full path."""
+    return {
+        path: operation.max_bytes or max_request_bytes
+        for path, operation in by_procedure(operations).items()
+    }
+
+
+def read_message(operation: Operation, data: Buffer, max_request_bytes: int) -> Any:
+    """Decode a request's message within the limits of its operation; raises `ServerError`."""
+    check_size(data, operation.max_bytes or max_request_bytes, operation.max_bytes > 0)
+    kind = request_class(operation)
+    check_elements(data, kind.DESCRIPTOR, operation.max_elements)
+    try:
+        return kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
+    except DecodeError as error:
+        raise InvalidRequest(f"not a valid {kind.__name__} message: {error}") from None
+
+
 def unary_handlers(
     engine: Engine,
     max_request_bytes: int,
@@ -344,27 +395,35 @@ def unary_handlers(
 ) -> dict[str, Unary]:
     """The procedures answered by the engine, by full path: from message bytes to message bytes."""
 
-    def unary(operation: Operation, answer: Callable[[Engine, Any], Any]) -> Unary:
-        kind = request_class(operation)
-
+    def unary(operation: Operation, handler: Handler) -> Unary:
         async def handle(data: Buffer, call: object) -> bytes:
-            check_size(data, max_request_bytes)
-            try:
-                asked = kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
-            except DecodeError as error:
-                text = f"not a valid {kind.__name__} message: {error}"
-                raise InvalidRequest(text) from None
-            found = answer(engine, asked)
+            handler.allow(engine)
+            if len(data) <= _LONG:
+                asked = read_message(operation, data, max_request_bytes)
+            else:
+                asked = await _read_long(engine, operation, data, max_request_bytes)
+            del data
+            found = handler.answer(engine, asked)
+            del asked
             message: Message = await found if isawaitable(found) else found
             return message.SerializeToString()
 
         return handle
 
     found = by_procedure(operations)
-    return {
-        path: unary(found[path], handlers[found[path].name].answer)
-        for path in handed_on(operations)
-    }
+    return {path: unary(found[path], handlers[found[path].name]) for path in handed_on(operations)}
+
+
+async def _read_long(
+    engine: Engine, operation: Operation, data: Buffer, max_request_bytes: int
+) -> Any:
+    """Decode a message on a thread; its copies are charged meanwhile; raises `ServerError`."""
+    nbytes = len(data)
+    engine.admission.grow(nbytes, nbytes)
+    try:
+        return await asyncio.to_thread(read_message, operation, data, max_request_bytes)
+    finally:
+        engine.admission.count(-nbytes)
 
 
 async def answer_json(

@@ -44,8 +44,8 @@ class Route:
     """An HTTP method and path; parts of the path in brackets are optional.
 
     `errors` are the statuses beside 200, `also` are further paths that the description omits. A
-    `body` is a JSON object; a `large` one may be as long as an infer request. With `unready` the
-    answer's status is 503 if its document reports something as not ready.
+    `body` is a JSON object. With `unready` the answer's status is 503 if its document reports
+    something as not ready.
     """
 
     method: str
@@ -53,7 +53,6 @@ class Route:
     summary: str
     errors: Sequence[int] = ()
     body: bool = False
-    large: bool = False
     unready: bool = False
     reads: bool = False  # changes nothing, although its method is not GET
     also: Sequence[str] = ()
@@ -93,6 +92,10 @@ class Operation:
     `request` and `response` are message names without the package; by default those of the
     procedure. `service` is "" for HTTP-only operations. `in_door` marks operations answered by the
     door itself: inference and streams. `counted` is the label of its requests in the metrics.
+
+    Messages and bodies of more than `max_bytes` are refused before they are received, 0: as of
+    infer requests (`--max-request-bytes`); those of more than `max_elements` before they are
+    decoded: fields over gRPC, values over HTTP. Both are far beyond what clients send.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Operation:
     response: str = ""
     in_door: bool = False
     counted: str = ""
+    max_bytes: int = 64 << 10
+    max_elements: int = 1_000
     procedure: str = field(init=False)  # the full path, "" for none
 
     def __post_init__(self) -> None:
@@ -157,28 +162,28 @@ _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _CHANGED = 400, 404, 413, 503  # statuses of a change of traffic rules
 
 
-def _control(action: str, summary: str, *errors: int, large: bool = False) -> Route:
+def _control(action: str, summary: str, *errors: int) -> Route:
     """A load or unload route; it also matches invalid names and repositories, which are refused."""
     return Route(
         "POST", f"/v2/repository/models/{{name:path}}/{action}", summary, errors, body=True,
-        large=large, also=[f"/v2/repository/{{repository}}/models/{{name}}/{action}"],
+        also=[f"/v2/repository/{{repository}}/models/{{name}}/{action}"],
     )  # fmt: skip
 
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("ModelInfer", _C.INFERENCE,
               [Route("POST", _MODEL + "/infer", "Run the model")],
-              in_door=True, counted="infer"),
+              in_door=True, counted="infer", max_bytes=0),
     Operation("ModelStreamInfer", _C.INFERENCE,
-              request="ModelInferRequest", in_door=True, counted="stream_infer"),
+              request="ModelInferRequest", in_door=True, counted="stream_infer", max_bytes=0),
     Operation("Generate", _C.INFERENCE,
               [Route("POST", _MODEL + "/generate",
                      "Run the model, with inputs and outputs as flat JSON")],
-              service="", in_door=True, counted="generate"),
+              service="", in_door=True, counted="generate", max_bytes=0),
     Operation("GenerateStream", _C.INFERENCE,
               [Route("POST", _MODEL + "/generate_stream",
                      "Run the model, and get each response as it comes")],
-              service="", in_door=True, counted="generate_stream"),
+              service="", in_door=True, counted="generate_stream", max_bytes=0),
     Operation("ServerLive", _C.HEALTH,
               [Route("GET", "/v2/health/live", "Server liveness")]),
     Operation("ServerReady", _C.HEALTH,
@@ -199,7 +204,8 @@ OPERATIONS: tuple[Operation, ...] = (
               [Route("POST", "/v2/repository/index", "All models and their states", [400, 413],
                      body=True, reads=True, also=["/v2/repository/{repository}/index"])]),
     Operation("RepositoryModelLoad", _C.MODEL_REPOSITORY,
-              [_control("load", "Load a model", 400, 403, 404, 413, 503, large=True)]),
+              [_control("load", "Load a model", 400, 403, 404, 413, 503)],
+              max_bytes=0, max_elements=5_000),  # 1000 files of four fields
     Operation("RepositoryModelUnload", _C.MODEL_REPOSITORY,
               [_control("unload", "Unload a model", 400, 403, 413, 503)]),
     Operation("SystemSharedMemoryStatus", _C.SHARED_MEMORY,

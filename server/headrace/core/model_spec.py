@@ -107,5 +107,10 @@ class LoadParameters:
     config: str | None = None
     files: Mapping[str, Buffer] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the files."""
+        return sum(map(len, self.files.values()))
+
     def __bool__(self) -> bool:
         return self.config is not None or bool(self.files)

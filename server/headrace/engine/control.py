@@ -192,10 +192,7 @@ class Control:
 
     def check(self, name: str) -> None:
         """Raise the error with which a load or unload of this name is refused at once."""
-        if self._options.mode is not ControlMode.EXPLICIT:
-            polls = self._options.mode is ControlMode.POLL
-            more = "" if polls else ", nor in the model control mode 'none' of this server"
-            raise Unavailable(_DISABLED.format(more))
+        self.allow()
         if not name.strip():
             raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
         if ".." in name or "/" in name or "\0" in name:
@@ -203,6 +200,13 @@ class Control:
                 f"failed to load '{name[:80]}', model name must not contain path traversal"
                 " characters"
             )
+
+    def allow(self) -> None:
+        """Raise `Unavailable` unless clients control models."""
+        if self._options.mode is not ControlMode.EXPLICIT:
+            polls = self._options.mode is ControlMode.POLL
+            more = "" if polls else ", nor in the model control mode 'none' of this server"
+            raise Unavailable(_DISABLED.format(more))
 
     def _way(self, name: str, waiter: str) -> list[str]:
         """The chain of models, from one to the other, that each wait for the next.

@@ -22,7 +22,7 @@ from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.placement.placement import ModelServices
-from headrace.protocol.parameters import load_parameters_of_json
+from headrace.protocol.load_json import load_parameters
 from headrace.protocol.status import INTERNAL_TEXT
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,9 @@ class EngineServices:
         try:
             if document["op"] == "load":
                 given = {"config": document["config"]} if document["config"] else {}
-                parameters = load_parameters_of_json({"parameters": {**given, **document["files"]}})
+                parameters = await asyncio.to_thread(
+                    load_parameters, {**given, **document["files"]}
+                )
                 await self._models.control.load(name, parameters, self.loading)
             else:
                 await self._models.control.unload(name, bool(document["dependents"]))

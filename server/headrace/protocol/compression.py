@@ -34,13 +34,15 @@ def decompress(
     what: str = "request body",
     charge: Callable[[int], object] = _uncounted,
     max_ratio: int = 0,
+    fixed: bool = False,
 ) -> bytes | memoryview:
     """Unpack `body` to at most `limit` bytes.
 
     `what` names the body in error texts. `charge` is called with the size of each piece, at most
     about a megabyte, and may raise. With a `max_ratio`, the body may grow to `FREE_BYTES`, or to
-    that multiple of its size. Raises `UnsupportedEncoding` for an unknown encoding,
-    `InvalidRequest` for a damaged or truncated stream, `PayloadTooLarge` beyond the limit.
+    that multiple of its size. `fixed` as in `too_large`. Raises `UnsupportedEncoding` for an
+    unknown encoding, `InvalidRequest` for a damaged or truncated stream, `PayloadTooLarge` beyond
+    the limit.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
@@ -62,7 +64,7 @@ def decompress(
             piece = unpacker.decompress(pending, _CHUNK)
             size = len(whole) + len(piece)
             if size > limit:
-                raise PayloadTooLarge(too_large(f"decompressed {what}", limit))
+                raise PayloadTooLarge(too_large(f"decompressed {what}", limit, fixed=fixed))
             if max_ratio and size > max(FREE_BYTES, max_ratio * len(body)):
                 raise PayloadTooLarge(
                     f"the {what} grows to more than {max_ratio} times its compressed size"
@@ -95,19 +97,24 @@ def decompress_small(body: bytes | memoryview, encoding: str) -> bytes | None:
     return found if unpacker.eof and not unpacker.unused_data else None
 
 
-def too_large(what: str, limit: int, size: int | None = None) -> str:
-    """The text of every size error; names the setting that the operator can change."""
+def too_large(what: str, limit: int, size: int | None = None, fixed: bool = False) -> str:
+    """The text of every size error.
+
+    Names the setting that the operator can change, unless the limit is `fixed`: an operation's own.
+    """
     got = f" ({size} bytes)" if size is not None else ""
+    if fixed:
+        return f"the {what}{got} exceeds the maximum of {limit} bytes for this operation"
     return (
         f"the {what}{got} exceeds the maximum allowed value of {limit} bytes."
         " Use --max-request-bytes to increase the limit"
     )
 
 
-def check_size(message: Buffer, limit: int) -> int:
-    """Return the size of a request message; raises `PayloadTooLarge`."""
+def check_size(message: Buffer, limit: int, fixed: bool = False) -> int:
+    """Return the size of a request message; raises `PayloadTooLarge`; `fixed` as in `too_large`."""
     if len(message) > limit:
-        raise PayloadTooLarge(too_large("request message", limit, len(message)))
+        raise PayloadTooLarge(too_large("request message", limit, len(message), fixed))
     return len(message)
 
 

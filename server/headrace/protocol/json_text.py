@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     piece: int = 256 << 10
 
 
-_SIZES = Sizes()
+SIZES = Sizes()
 
 
 class LongArray:
@@ -45,7 +45,7 @@ class LongArray:
 
     __slots__ = ("_sizes", "_start", "_stop", "_text", "quoted")
 
-    def __init__(self, text: Buffer, start: int, stop: int, sizes: Sizes = _SIZES) -> None:
+    def __init__(self, text: Buffer, start: int, stop: int, sizes: Sizes = SIZES) -> None:
         """Refer to the array from its opening bracket at `start` to behind its closing one."""
         self._text = memoryview(text)
         self._start = start
@@ -100,7 +100,7 @@ class LongArray:
         return end
 
 
-def parse_long(given: Buffer, sizes: Sizes = _SIZES) -> Any:
+def parse_long(given: Buffer, sizes: Sizes = SIZES) -> Any:
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
     Only looked for where requests have tensors: no deeper than in objects of a list of the
@@ -147,7 +147,7 @@ def _long_arrays(text: memoryview, sizes: Sizes) -> Iterator[tuple[int, int]]:
     """Find long arrays without objects in them that are members of objects: (start, stop)."""
     opened = -1  # start of the array being skipped
     depth = events = 0
-    for codes, outside, start in _unquoted(text, 0, len(text), sizes):
+    for codes, outside, start in unquoted(text, 0, len(text), sizes):
         lower = codes | 32  # maps [ and ] to { and }
         places = np.flatnonzero(((lower == ord("{")) | (lower == ord("}"))) & outside)
         if not len(places):
@@ -212,8 +212,8 @@ def _blocks(text: memoryview, start: int, end: int, size: int) -> Iterator[tuple
         yield np.frombuffer(text, np.uint8, min(size, end - begin), begin), begin
 
 
-def _unquoted(
-    text: memoryview, start: int, end: int, sizes: Sizes
+def unquoted(
+    text: memoryview, start: int, end: int, sizes: Sizes = SIZES
 ) -> Iterator[tuple[Array, Array, int]]:
     """Blocks of a text that begins outside of strings: codes, mask outside of strings, position.
 
@@ -255,21 +255,43 @@ def containers(given: Buffer) -> int:
     """The number of opening brackets in a text, including those within strings."""
     return sum(
         int(np.count_nonzero((codes == _OPEN) | (codes == ord("{"))))
-        for codes, _ in _blocks(memoryview(given), 0, len(given), _SIZES.block)
+        for codes, _ in _blocks(memoryview(given), 0, len(given), SIZES.block)
     )
+
+
+def check_values(given: bytes | bytearray, most: int) -> None:
+    """Raise `InvalidRequest` for a text of more than `most` elements: values and containers."""
+    if sum(given.count(sign) for sign in (b",", b"[", b"{")) <= most:
+        return
+    count = 0
+    for codes, outside, _ in unquoted(memoryview(given), 0, len(given)):
+        count += count_values(codes, outside)
+    if count > most:
+        raise too_many_values(count, most)
+
+
+def count_values(codes: Array, outside: Array) -> int:
+    """The values of arrays and objects, and these themselves, that begin in a block of a text."""
+    lower = codes | 32  # maps [ to {
+    return int(np.count_nonzero(((codes == ord(",")) | (lower == ord("{"))) & outside))
+
+
+def too_many_values(count: int, most: int) -> InvalidRequest:
+    """The error of a text with `count` elements."""
+    return InvalidRequest(f"the request JSON may have at most {most} elements, got {count}")
 
 
 def _commas(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
     return sum(
         int(np.count_nonzero((codes == ord(",")) & outside))
-        for codes, outside, _ in _unquoted(text, start, stop, sizes)
+        for codes, outside, _ in unquoted(text, start, stop, sizes)
     )
 
 
 def _last_comma(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
     """The position of the last comma outside of strings, relative to `start`; -1 for none."""
     last = -1
-    for codes, outside, begin in _unquoted(text, start, stop, sizes):
+    for codes, outside, begin in unquoted(text, start, stop, sizes):
         found = np.flatnonzero((codes == ord(",")) & outside)
         if len(found):
             last = begin - start + int(found[-1])
@@ -278,7 +300,7 @@ def _last_comma(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
 
 def _depth_change(text: memoryview, start: int, stop: int, sizes: Sizes) -> int:
     change = 0
-    for codes, outside, _ in _unquoted(text, start, stop, sizes):
+    for codes, outside, _ in unquoted(text, start, stop, sizes):
         change += int(np.count_nonzero((codes == _OPEN) & outside))
         change -= int(np.count_nonzero((codes == _CLOSE) & outside))
     return change
@@ -345,6 +367,24 @@ def refuse_without_memory(error: orjson.JSONDecodeError) -> None:
         raise Overloaded("the server has not enough memory to parse the request; try again later")
 
 
+def parse_object(body: bytes | bytearray, most: int) -> dict[str, Any]:
+    """The JSON object of at most `most` elements in a body, an empty one for an empty body.
+
+    Raises `InvalidRequest`.
+    """
+    if not body or body.isspace():
+        return {}
+    check_values(body, most)
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        refuse_without_memory(error)
+        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+    if type(found) is not dict:
+        raise InvalidRequest("the request must be a JSON object")
+    return found
+
+
 def parse_piece(text: Buffer) -> Any:
     """`parse_json` for a text that is short enough to be parsed at once."""
     try:
@@ -383,7 +423,7 @@ _VALUES = (nan, inf, -inf)
 def _words(text: bytes) -> Iterator[tuple[int, int, float]]:
     """The bare words outside of strings, with their signs: (start, stop, value)."""
     behind = 0
-    for codes, outside, begin in _unquoted(memoryview(text), 0, len(text), _SIZES):
+    for codes, outside, begin in unquoted(memoryview(text), 0, len(text)):
         letters = ((codes == ord("N")) | (codes == ord("I"))) & outside
         for place in np.flatnonzero(letters).tolist():
             start = begin + place

@@ -9,9 +9,9 @@ and a unit, such as `100m` for milliseconds. Gateways from HTTP to gRPC accept t
 clients, too. Envoy sends its own timeout in milliseconds in a header.
 """
 
+import difflib
 import json
 import re
-from binascii import Error, a2b_base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,7 @@ from headrace.core.call import (
 from headrace.core.datatypes import ITEM_SIZES, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.model_spec import LoadParameters
+from headrace.core.signature import quoted
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
 from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER, shown
 from headrace.observability.trace_settings import TRACE_PARAMETER
@@ -199,33 +200,12 @@ def shared_output(name: str, parameters: Mapping[str, Any]) -> RegionSlice:
     return read_region_slice(f"output '{name}'", parameters)
 
 
-_CONFIG = "config"
-_FILE = "file:"
+CONFIG = "config"
+FILE = "file:"
+PARAMETERS_MEMBER = "parameters"
 _DEPENDENTS = "unload_dependents"
+_SHOWN = 60  # characters of an unknown member
 _MESSAGES: TypeAlias = "Mapping[str, pb.ModelRepositoryParameter]"
-
-
-def load_parameters_of_json(document: Mapping[str, Any]) -> LoadParameters:
-    """Parse the body of a load request; raises `InvalidRequest`."""
-    config: str | None = None
-    files: dict[str, Buffer] = {}
-    for name, value in _parameters(document).items():
-        if name != _CONFIG and not name.startswith(_FILE):
-            raise _unknown(name)
-        if type(value) is not str:
-            raise InvalidRequest(
-                f"invalid value for load parameter '{name[:80]}', expected a string"
-            )
-        if name == _CONFIG:
-            config = value
-            continue
-        try:
-            files[name.removeprefix(_FILE)] = a2b_base64(value, strict_mode=True)
-        except (Error, ValueError) as error:
-            raise InvalidRequest(
-                f"invalid value for load parameter '{name[:80]}', expected base64: {error}"
-            ) from None
-    return LoadParameters(config, files)
 
 
 def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
@@ -233,18 +213,18 @@ def load_parameters_of_message(parameters: _MESSAGES) -> LoadParameters:
     config: str | None = None
     files: dict[str, Buffer] = {}
     for name, value in parameters.items():
-        if name == _CONFIG:
+        if name == CONFIG:
             config = _value(name, value, "string_param")
-        elif name.startswith(_FILE):
-            files[name.removeprefix(_FILE)] = _value(name, value, "bytes_param")
+        elif name.startswith(FILE):
+            files[name.removeprefix(FILE)] = _value(name, value, "bytes_param")
         else:
-            raise _unknown(name)
+            raise unknown_load(name)
     return LoadParameters(config, files)
 
 
 def unload_dependents_of_json(document: Mapping[str, Any]) -> bool:
     """Parse `unload_dependents` of a JSON body; raises `InvalidRequest`."""
-    value = _parameters(document).get(_DEPENDENTS, False)
+    value = parameters_of(document).get(_DEPENDENTS, False)
     if type(value) is not bool:
         raise InvalidRequest(f"Invalid value for '{_DEPENDENTS}': expected a boolean")
     return value
@@ -257,8 +237,20 @@ def unload_dependents_of_message(parameters: _MESSAGES) -> bool:
     return bool(_value(_DEPENDENTS, parameters[_DEPENDENTS], "bool_param"))
 
 
-def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    found = document.get("parameters")
+def check_members(document: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse the members of a request that it cannot have; raises `InvalidRequest`."""
+    for name in document:
+        if name not in known:
+            near = difflib.get_close_matches(name[:_SHOWN].casefold(), known, 1)
+            raise InvalidRequest(
+                f"unknown member '{name[:_SHOWN]}'"
+                + (f"; did you mean '{near[0]}'?" if near else f", expected {quoted(known)}")
+            )
+
+
+def parameters_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a load or unload request; raises `InvalidRequest`."""
+    found = document.get(PARAMETERS_MEMBER)
     if found is None:
         return {}
     if type(found) is not dict:
@@ -274,7 +266,8 @@ def _value(name: str, value: "pb.ModelRepositoryParameter", expected: str) -> An
     return getattr(value, expected)
 
 
-def _unknown(name: str) -> InvalidRequest:
+def unknown_load(name: str) -> InvalidRequest:
+    """The error of a load request with a parameter of this name."""
     return InvalidRequest(
         f"unrecognized load parameter '{name[:80]}'; expected 'config' or 'file:PATH'"
     )

@@ -7,7 +7,7 @@ arrays of the contents in place, piece by piece.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from headrace.workers.elements import join
 # Fields of a message with all its inputs and outputs: two bytes make an empty one, which takes a
 # hundred times as much memory once it is parsed.
 MAX_FIELDS = 4 * MAX_TENSORS
+_MOST_FIELDS = (
+    f"a request may have {MAX_FIELDS} fields (inputs, raw_input_contents, outputs, parameters, and"
+    " what inputs and outputs have of their own), got more"
+)
 MAX_HEAD = 4 << 20  # bytes of a large message that are not the data of tensors
 # The field of typed contents for each datatype.
 CONTENTS: dict[Datatype, str] = {
@@ -74,11 +78,11 @@ def outline(data: Buffer) -> Outline:
     contents: list[list[Span]] = []
     raw: list[Span] = []
     left = [MAX_FIELDS]
-    for number, start, begin, stop in _fields(data, 0, len(data), left):
+    for number, start, begin, stop in fields(data, 0, len(data), left):
         if number == _INPUT and begin:
             spans: list[Span] = []
             pieces: list[Buffer] = []
-            for inner, inner_start, inner_begin, inner_stop in _fields(data, begin, stop, left):
+            for inner, inner_start, inner_begin, inner_stop in fields(data, begin, stop, left):
                 if inner == _CONTENTS and inner_begin:
                     spans.append((inner_begin, inner_stop))
                 else:
@@ -90,7 +94,7 @@ def outline(data: Buffer) -> Outline:
             raw.append((begin, stop))
         else:
             if number == _OUTPUT and begin:
-                for _ in _fields(data, begin, stop, left):
+                for _ in fields(data, begin, stop, left):
                     pass
             head.append(data[start:stop])
     if (size := sum(map(len, head))) > MAX_HEAD:
@@ -103,10 +107,26 @@ def check_fields(data: Buffer) -> None:
     if len(data) > MAX_HEAD:
         raise _too_long(len(data))
     left = [MAX_FIELDS]
-    for number, _, begin, stop in _fields(data, 0, len(data), left):
+    for number, _, begin, stop in fields(data, 0, len(data), left):
         if begin and number in (_INPUT, _OUTPUT):
-            for _ in _fields(data, begin, stop, left):
+            for _ in fields(data, begin, stop, left):
                 pass
+
+
+def check_elements(data: Buffer, kind: Any, most: int) -> None:
+    """Refuse a message with more than `most` fields, including those of the messages within it.
+
+    `kind` is its descriptor. Raises `InvalidRequest`.
+    """
+    left, name = [most], kind.name
+    refusal = f"a {name} may have at most {most} elements, got more"
+    inner = [(0, len(data), kind)]
+    while inner:
+        start, end, kind = inner.pop()
+        known = kind.fields_by_number
+        for number, _, begin, stop in fields(data, start, end, left, refusal, name):
+            if begin and number in known and (found := known[number].message_type) is not None:
+                inner.append((begin, stop, found))
 
 
 def tensor_from_contents(
@@ -189,42 +209,45 @@ def read_varint(data: Buffer, position: int, most: int = _LONGEST) -> tuple[int,
     return 0, 0
 
 
-def _fields(
-    data: Buffer, position: int, end: int, left: list[int]
+def fields(
+    data: Buffer,
+    position: int,
+    end: int,
+    left: list[int],
+    most: str = _MOST_FIELDS,
+    kind: str = "ModelInferRequest",
 ) -> Iterator[tuple[int, int, int, int]]:
     """Iterate over fields: number, start, start of the content (0 if it has no length), end.
 
-    `left` counts down the fields still allowed; raises `InvalidRequest`.
+    `left` counts down the fields still allowed, `most` is the text of the error of one more; `kind`
+    names the message. Raises `InvalidRequest`.
     """
     while position < end:
         left[0] -= 1
         if left[0] < 0:
-            raise InvalidRequest(
-                f"a request may have {MAX_FIELDS} fields (inputs, raw_input_contents, outputs,"
-                " parameters, and what inputs and outputs have of their own), got more"
-            )
+            raise InvalidRequest(most)
         start = position
         tag, position = read_varint(data, position)
-        kind, begin = tag & 7, 0
-        if position and kind == _BYTES:
+        wire, begin = tag & 7, 0
+        if position and wire == _BYTES:
             length, position = read_varint(data, position)
             begin = position
             position += length if position else 0
-        elif position and kind == 0:
+        elif position and wire == 0:
             _, position = read_varint(data, position)
-        elif position and kind in (1, 5):
-            position += 8 if kind == 1 else 4
+        elif position and wire in (1, 5):
+            position += 8 if wire == 1 else 4
         else:
-            raise _not_valid("a field of an unknown kind, or none")
+            raise _not_valid("a field of an unknown kind, or none", kind)
         if not start < position <= end or tag < 8:
-            raise _not_valid("a field without its end")
+            raise _not_valid("a field without its end", kind)
         yield tag >> 3, start, begin, position
 
 
 def _packed(data: Buffer, start: int, stop: int, number: int, name: str) -> list[Span]:
     """Spans of the packed numbers of one field; raises `InvalidRequest` for any other field."""
     spans: list[Span] = []
-    for field, _, begin, end in _fields(data, start, stop, [MAX_FIELDS]):
+    for field, _, begin, end in fields(data, start, stop, [MAX_FIELDS]):
         if field != number and field < len(_FIELDS):
             raise InvalidRequest(
                 f"unexpected explicit tensor data for input tensor '{name}', expected"
@@ -356,5 +379,5 @@ def _too_long(size: int) -> InvalidRequest:
     )
 
 
-def _not_valid(what: str) -> InvalidRequest:
-    return InvalidRequest(f"not a valid ModelInferRequest message: {what}")
+def _not_valid(what: str, kind: str = "ModelInferRequest") -> InvalidRequest:
+    return InvalidRequest(f"not a valid {kind} message: {what}")

@@ -32,7 +32,7 @@ async def test_writes_to_a_lost_connection_are_dropped() -> None:
     """Nor does it keep other connections from being written to in the same turn of the loop."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
-    context = ServerContext({}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
+    context = ServerContext({}, {}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
     gone, there = Transport(), Transport()
     connections = []
     for transport in (gone, there):

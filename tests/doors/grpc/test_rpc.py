@@ -27,7 +27,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 )
 async def test_deadline_of_a_call(waits: float | None, least: float, most: float) -> None:
     """Also a timeout of almost nothing: uvloop creates another kind of timer for it."""
-    context = ServerContext({}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
+    context = ServerContext({}, {}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
     fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
     head = RpcHead(fields, context, GrpcConnection(context))
     head.timeout = waits
@@ -62,7 +62,14 @@ def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
 
     path = "/any.Service/Any"
     context = ServerContext(
-        {path: (SessionRpc, open_session)}, {}, admission, 1 << 24, False, GrpcOptions(), Limits()
+        {path: (SessionRpc, open_session)},
+        {},
+        {},
+        admission,
+        1 << 24,
+        False,
+        GrpcOptions(),
+        Limits(),
     )
     connection = GrpcConnection(context)
     connection.connection_made(Transport())

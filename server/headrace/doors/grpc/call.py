@@ -109,13 +109,14 @@ class Handlers:
     `direct` ones are unary, but called synchronously; the call itself is answered, without a task
     or future. `sessions` exchange any number of messages. A handler raises `ServerError`; the
     transport maps it to a status by `headrace.protocol.status`. `keys` are the metadata that
-    restricted procedures require.
+    restricted procedures require, `limits` the bytes of the largest message of each.
     """
 
     direct: Mapping[str, Direct]
     unary: Mapping[str, Unary]
     sessions: Mapping[str, Open]
     keys: Mapping[str, Key] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         """The paths of all procedures."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from google.protobuf.descriptor import FileDescriptor
-from google.protobuf.message import DecodeError
 
+from headrace.api.handlers import limits, read_message
 from headrace.api.header_rules import HeaderRules, Key
 from headrace.api.operations import (
     HEALTH,
@@ -29,10 +29,13 @@ from headrace.doors.grpc.call import Direct, Handlers, Open, Peer, Unary
 from headrace.doors.grpc.inference import InferenceService, stream_opener
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance, Readiness
+from headrace.protocol.compression import check_size
 from headrace.protocol.pb import POOL, health_pb2, reflection_pb2
 from headrace.protocol.pb import reflection_v1alpha_pb2 as reflection_v1alpha_pb2  # into the pool
 
 _NOT_FOUND = 5
+_CHECK = NAMED["Check"]
+_REFLECT = by_procedure()[f"/{REFLECTION[0]}/ServerReflectionInfo"]
 _INFER, _STREAM = (NAMED[name].procedure for name in ("ModelInfer", "ModelStreamInfer"))
 _SERVICES = (INFERENCE, TRAFFIC, HEALTH, *REFLECTION)
 
@@ -63,7 +66,9 @@ def all_handlers(
         unary={**unary, f"/{HEALTH}/Check": check},
         sessions=sessions,
     )
-    return restricted(handlers, rules)
+    largest = limits(max_request_bytes)
+    limited = replace(handlers, limits={path: largest[path] for path in handlers.paths()})
+    return restricted(limited, rules)
 
 
 def restricted(
@@ -91,6 +96,7 @@ def health_handlers(readiness: Readiness, admission: Admission) -> tuple[Unary, 
     """Check and Watch: the server's readiness now, and on each change."""
 
     async def check(data: Buffer, call: object) -> bytes:
+        check_size(data, _CHECK.max_bytes, fixed=True)
         return _status(readiness.ready and not admission.exiting)
 
     return check, partial(Watch, readiness, admission)
@@ -166,10 +172,7 @@ class Reflection:
 
     def receive(self, message: Buffer) -> None:
         """Answer; stop reading while the client does not read."""
-        try:
-            request = reflection_pb2.ServerReflectionRequest.FromString(bytes(message))
-        except DecodeError as error:
-            raise InvalidRequest(f"not a valid ServerReflectionRequest: {error}") from None
+        request = read_message(_REFLECT, message, 0)
         self._peer.send([_reflected(request).SerializeToString()])
         if self._peer.congested:
             self._peer.hold(True)

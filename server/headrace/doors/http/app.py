@@ -27,13 +27,12 @@ from headrace.api.handlers import HANDLERS, Handler, answer_json
 from headrace.api.header_rules import NO_RULES, HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core import plugins
-from headrace.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.doors.http.head import check_key
 from headrace.doors.http.protocol import ACCOUNT, OPERATION
 from headrace.engine.admission import Account
 from headrace.engine.engine import Engine
 from headrace.protocol.compression import too_large
-from headrace.protocol.json_text import refuse_without_memory
 from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS, retry_after
 from headrace.protocol.v2_json import error_body
 
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 _JSON = "application/json"
 _HTML = "text/html; charset=utf-8"
 _NO_ROUTE = "Not Found: /docs describes all paths"
-_BODY_LIMIT = 1 << 20  # bytes of a body, unless it is large
 _ALWAYS = 64 << 10  # bytes of a body that are accepted even if the server is full
 _LONG = 64 << 10  # bytes of a body from which on it is parsed on a thread
 
@@ -127,9 +125,10 @@ class _Operations:
                 self._origins.check(scope["headers"], scope["server"])
             if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
+            handler.allow(self._engine)
             if handler.check is not None:
                 handler.check(self._engine, parts)
-            body = await self._body(request, route, handler) if route.body else {}
+            body = await self._body(request, operation, handler) if route.body else {}
             found = await answer_json(self._engine, operation, handler, parts, body)
             if found is None:
                 return Response(media_type=_JSON)
@@ -137,23 +136,25 @@ class _Operations:
 
         return answer
 
-    async def _body(self, request: Request, route: Route, handler: Handler) -> Any:
+    async def _body(self, request: Request, operation: Operation, handler: Handler) -> Any:
         """Read the request's body and pass it through the handler's `read`."""
-
-        def read() -> Any:
-            return handler.read(parse_object(body))
-
         account: Account = request.scope.get(ACCOUNT) or self._engine.admission
-        limit = self._limit if route.large else 0
-        async with whole_body(request.stream(), account, limit) as body:
-            return read() if len(body) < _LONG else await asyncio.to_thread(read)
+        fixed = operation.max_bytes
+        async with whole_body(request.stream(), account, fixed or self._limit, bool(fixed)) as body:
+            if len(body) < _LONG:
+                return handler.read(operation, body)
+            account.grow(len(body), len(body))  # what is decoded is about as long
+            try:
+                return await asyncio.to_thread(handler.read, operation, body)
+            finally:
+                account.count(-len(body))
 
 
 @asynccontextmanager
 async def whole_body(
-    pieces: AsyncIterator[bytes], account: Account, limit: int = 0
-) -> AsyncIterator[bytes]:
-    """Read a body of up to `limit` bytes, 0 for that of control requests.
+    pieces: AsyncIterator[bytes], account: Account, limit: int, fixed: bool = False
+) -> AsyncIterator[bytearray]:
+    """Read a body of up to `limit` bytes, which may be `fixed`: an operation's own.
 
     It is charged while it arrives and is in use, except for its first bytes: the operator of a full
     server has to be able to control it. Raises `PayloadTooLarge`, `Overloaded` and `ServerExiting`.
@@ -163,9 +164,8 @@ async def whole_body(
     try:
         async for piece in pieces:
             wanted = size + len(piece)
-            if wanted > (limit or _BODY_LIMIT):
-                refusal = f"the request body exceeds {_BODY_LIMIT} bytes"
-                raise PayloadTooLarge(too_large("request body", limit) if limit else refusal)
+            if wanted > limit:
+                raise PayloadTooLarge(too_large("request body", limit, fixed=fixed))
             if wanted <= _ALWAYS:
                 account.count(len(piece))
             else:
@@ -176,27 +176,11 @@ async def whole_body(
                 charged += len(piece)
             size = wanted
             body += piece
-        whole = bytes(body)
-        body.clear()
-        yield whole
+        yield body
     finally:
         account.count(charged - size)
         if begun:
             account.drop(charged)
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body, an empty one for an empty body; raises `InvalidRequest`."""
-    if not body.strip():
-        return {}
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        refuse_without_memory(error)
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
-    if type(found) is not dict:
-        raise InvalidRequest("the request must be a JSON object")
-    return found
 
 
 # --- errors

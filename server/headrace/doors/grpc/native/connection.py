@@ -80,6 +80,7 @@ class RpcHead(CallHead):
         super().__init__(headers)
         self.connection = connection
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
+        self.largest = context.sizes.get(self.path, context.max_message)
         # Counters by status for calls with this head.
         self.answers = context.admission.answers.of("grpc", operation_of(self.path))
         if context.level and self.path in INFERENCE:
@@ -100,13 +101,15 @@ class RpcHead(CallHead):
 class ServerContext:
     """State shared by the connections of a server.
 
-    `procedures` maps each path to its kind of call and handler.
+    `procedures` maps each path to its kind of call and handler, `sizes` to the bytes of its largest
+    message; `max_message` by default.
     """
 
     def __init__(
         self,
         procedures: Mapping[str, tuple[type["Rpc"], object]],
         keys: Mapping[str, Key],
+        sizes: Mapping[str, int],
         admission: Admission,
         max_message: int,
         access_log: bool,
@@ -115,6 +118,7 @@ class ServerContext:
     ) -> None:
         self.procedures = procedures
         self.keys = keys
+        self.sizes = sizes
         self.loop = asyncio.get_running_loop()
         self.admission = admission
         self.nobody = ConnectionAccount(admission, "")  # for connections that were not admitted
@@ -388,13 +392,18 @@ class Rpc(MessageStream):
     @property
     def largest(self) -> int:
         """The largest request message in bytes."""
-        return self._context.max_message
+        return self.head.largest
+
+    @property
+    def _fixed(self) -> bool:
+        """True if the operation has a limit of its own."""
+        return self.head.largest != self._context.max_message
 
     def begin_message(self, compressed: int, length: int, more: int) -> None:
         """Accept or refuse a message by its prefix; raises `ServerError`."""
-        limit = self._context.max_message
+        limit = self.head.largest
         if length > limit:
-            raise PayloadTooLarge(too_large("request message", limit, length))
+            raise PayloadTooLarge(too_large("request message", limit, length, self._fixed))
         if compressed > 1 or (compressed and not self.head.encoding):
             raise InvalidRequest("a message is compressed, but grpc-encoding does not say how")
         self.account.begin(length)
@@ -430,10 +439,12 @@ class Rpc(MessageStream):
         """
         self._gathering = self.place = None
         self.keeps_window = True
-        encoding, limit = self.head.encoding, self._context.max_message
+        encoding, limit, fixed = self.head.encoding, self.head.largest, self._fixed
         job = self._context.admission.workbench.do(
             part.length << 3,  # an estimate of the decompressed size
-            lambda charge: decompress(part.view, encoding, limit, "request message", charge),
+            lambda charge: decompress(
+                part.view, encoding, limit, "request message", charge, fixed=fixed
+            ),
             self._unpacked,
             self._charge,
         )

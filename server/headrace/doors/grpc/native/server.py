@@ -48,7 +48,7 @@ class NativeServer(ServerContext):
             path: (kind, handler) for kind, table in kinds for path, handler in table.items()
         }
         super().__init__(
-            procedures, handlers.keys, admission, max_request_bytes, access_log,
+            procedures, handlers.keys, handlers.limits, admission, max_request_bytes, access_log,
             options or GrpcOptions(), limits or Limits(),
         )  # fmt: skip
         self._tls = tls
