@@ -269,8 +269,8 @@ def test_nan_and_infinity(text: str, values: list[float]) -> None:
         assert np.array_equal(found, values, equal_nan=True)
 
 
-def test_half_surrogates_and_huge_integers_are_not_json() -> None:
-    """Also next to a NaN, which selects a more lenient parser."""
+def test_half_surrogates_are_not_json() -> None:
+    """Also next to a NaN, which is not JSON either."""
     nan = an_input(data=[NAN, 1])
     for wrong in (
         document(an_input(name="\ud800")),
@@ -281,10 +281,15 @@ def test_half_surrogates_and_huge_integers_are_not_json() -> None:
         document(nan, an_input(name="\ud800")),
         document(nan, parameters={"mine": "\ud800"}),
         document(nan, an_input(datatype="BYTES", data=["\ud800", ""])),
-        document(nan, parameters={"mine": 10**30}),
     ):
         with refused(NO_JSON):
             decode(wrong)
+
+
+def test_huge_integers_are_doubles_with_and_without_a_nan() -> None:
+    for data in ([0, 1], [NAN, 1]):
+        given = document(an_input(data=data), parameters={"mine": 10**30})
+        assert decode(given)[0].parameters == {"mine": 1e30}
 
 
 # Requests with binary tensors
