@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.call import MAX_TEXT
 from headrace.core.errors import InvalidRequest
 from headrace.protocol.pb.grpc_service_pb2 import ModelStatistics
 from tests.support.client import Client, Input, strings
@@ -69,6 +70,23 @@ _MISMATCH = "'INPUT1'.*input byte size mismatch|input byte size mismatch.*'INPUT
 def test_invalid_requests(client: Client, model: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         client.infer(model, **given)
+
+
+def test_ids_and_texts_of_parameters_are_bounded(client: Client) -> None:
+    most = "\u00e4" * (MAX_TEXT // 2)
+    for text in ("7", most):  # often enough to be known
+        for _ in range(3):
+            answer = client.infer("simple", _SIMPLE, id=text)
+            assert answer.id == text
+    client.infer("simple", _SIMPLE, id=most, parameters={"p" * MAX_TEXT: "x" * MAX_TEXT})
+    longer: list[dict[str, Any]] = [
+        {"id": most + "i"}, {"id": "i" * 60_000}, {"id": "\\" * (1 << 20)},
+        {"parameters": {"given": most + "x"}}, {"parameters": {"x" * (MAX_TEXT + 1): 1}},
+        {"parameters": {"sequence_id": "x" * (MAX_TEXT + 1)}},
+    ]  # fmt: skip
+    for given in longer:
+        with pytest.raises(InvalidRequest, match=rf"may have {MAX_TEXT} bytes, got \d+$"):
+            client.infer("simple", _SIMPLE, **given)
 
 
 def test_strings_that_are_not_utf8(client: Client) -> None:

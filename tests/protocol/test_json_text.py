@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import chain
 from math import nan
+from sys import maxsize
 from typing import Any
 
 import orjson
@@ -97,6 +98,13 @@ def test_wrong_arrays(array: str) -> None:
     assert isinstance(outcome(in_pieces, text), InvalidRequest)
 
 
+def test_text_beside_long_arrays_is_bounded() -> None:
+    text = b'{"id":"%b","x":[%b1]}' % (b"i" * 90, b"1," * 100)
+    assert parse_long(text, SMALL, 120)["id"] == "i" * 90
+    with pytest.raises(InvalidRequest, match="holds 103 bytes beside long arrays, at most 102 are"):
+        parse_long(text, SMALL, 102)
+
+
 def test_a_member_cannot_forge_a_long_array() -> None:
     text = b'{"inputs":[{"data":{"":0}},{"data":{"0":0}},{"data":[1,2,3,4,5,6]}]}'
     first, second, third = parse_long(text, SMALL)["inputs"]
@@ -177,7 +185,7 @@ def test_numbers_beside_bare_words_follow_the_rules_of_json(text: str) -> None:
 def test_scanning_many_escapes_takes_little_memory(behind: bytes) -> None:
     text = b'{"x":["%b"%b]}' % (b"\\\\" * (2 << 20), behind)
     with memory_within(3 * len(text)):
-        found = parse_json(text, lifts=True)["x"]
+        found = parse_json(text, lifts=maxsize)["x"]
     assert [len(item) for item in next(found.pieces()) if type(item) is str] == [2 << 20]
 
 

@@ -24,6 +24,8 @@ MAX_TENSORS = 4096  # inputs, or named outputs, of a request; far more than any 
 # Per request, and per tensor. Parameters are named options, of which clients set a handful; each
 # costs a few microseconds to check.
 MAX_PARAMETERS = 1024
+# Bytes of an id, of a parameter's name and of its text: larger things are tensors.
+MAX_TEXT = 8 << 10
 
 
 # The constructor's arguments.

@@ -9,6 +9,7 @@ alphabetical order.
 
 import difflib
 from math import prod
+from sys import maxsize
 from typing import Any
 
 import orjson
@@ -29,6 +30,7 @@ from headrace.protocol.elements import (
 from headrace.protocol.json_text import LongArray, parse_json
 from headrace.protocol.parameters import (
     TIMING_PARAMETER,
+    check_text,
     is_reserved,
     json_parameter,
     split_parameters,
@@ -118,7 +120,7 @@ def decode_generate(
     reported. `charge` is called with the decoded size of long values. Raises `InvalidRequest`, and
     whatever `charge` raises.
     """
-    document = parse_json(body, lifts=True)
+    document = parse_json(body, maxsize)
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     members = _Members(signature, charge)
@@ -195,6 +197,7 @@ def _text(value: Any) -> str:
         raise InvalidRequest(
             f"Unable to parse 'id': expected a string, got {json_name(type(value))}"
         )
+    check_text("the id of a request", value)
     return value
 
 

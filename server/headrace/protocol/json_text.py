@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from math import inf, nan
 from secrets import randbits, token_hex
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,16 +101,21 @@ class LongArray:
         return end
 
 
-def parse_long(given: Buffer, sizes: Sizes = SIZES) -> Any:
+def parse_long(given: Buffer, sizes: Sizes = SIZES, most: int = maxsize) -> Any:
     """Parse `given`, with a `LongArray` for every long array that is a member of an object.
 
     Only looked for where requests have tensors: no deeper than in objects of a list of the
-    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES` in the remaining
-    text.
+    outermost object. Raises `InvalidRequest`, also for more than `MAX_VALUES`, or `most` bytes, in
+    the remaining text.
     """
     # Copying the text in one piece would hold the interpreter lock while its pages are allocated.
     text = memoryview(given)
     spans = list(_long_arrays(text, sizes))
+    beside = len(text) - sum(stop - start for start, stop in spans)
+    if beside > most:
+        raise InvalidRequest(
+            f"the request JSON holds {beside} bytes beside long arrays, at most {most} are allowed"
+        )
     mark = token_hex(8)
     pieces: list[bytes] = []
     position = 0
@@ -336,10 +342,11 @@ MAX_CONTAINERS = 4_000_000  # arrays and objects in the JSON of one request
 _WORD = re.compile(rb"\b(?:NaN|Inf(?:inity)?)\b")
 
 
-def parse_json(text: Buffer, lifts: bool = False) -> Any:
+def parse_json(text: Buffer, lifts: int = 0) -> Any:
     """Parse a JSON text, which may contain NaN and infinities; raises `InvalidRequest`.
 
-    With `lifts`, long arrays in a long text become `LongArray`; see `parse_long`.
+    With `lifts`, long arrays in a long text become `LongArray`, and the text beside them may have
+    as many bytes; see `parse_long`.
     """
     if len(text) <= LONG:
         return parse_piece(text)
@@ -354,7 +361,7 @@ def parse_json(text: Buffer, lifts: bool = False) -> Any:
     gc.disable()
     try:
         if lifts and len(text) > WHOLE:
-            return parse_long(text)
+            return parse_long(text, most=lifts)
         return parse_piece(text)
     finally:
         if collecting:

@@ -20,6 +20,7 @@ import orjson
 from headrace.core.bytes_array import wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
+    MAX_TEXT,
     Call,
     InferResponse,
     Parameter,
@@ -61,13 +62,17 @@ def split_parameters(
 
     Names in `also_reserved` belong to the transport and are left out, as are those of the server's
     own processes (traces, headers, deadlines). Raises `InvalidRequest` for a value of a wrong type,
-    an integer beyond 64 bits and names that start with `triton_`.
+    an integer beyond 64 bits, a text beyond `MAX_TEXT` and names that start with `triton_`.
     """
     if len(given) > MAX_PARAMETERS:
         raise too_many_parameters("a request", len(given))
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for name, value in given.items():
+        if len(name) > _SURELY:
+            check_text("the name of a parameter", name)
+        if type(value) is str and len(value) > _SURELY:
+            check_text(f"parameter {shown(name)}", value)
         if name in _RESERVED:
             types, expected = _RESERVED[name]
             wrong = type(value) not in types or (
@@ -96,6 +101,22 @@ def split_parameters(
                 " It should be either 'int', 'double', 'bool', or 'string'."
             )
     return reserved, custom
+
+
+_SURELY = MAX_TEXT // 4  # characters that take at most `MAX_TEXT` bytes
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse an id, or a text among parameters, of more than `MAX_TEXT` bytes of UTF-8."""
+    if len(text) > _SURELY:
+        size = len(text) if len(text) > MAX_TEXT else len(text.encode(errors="replace"))
+        if size > MAX_TEXT:
+            raise too_long(what, size)
+
+
+def too_long(what: str, size: int) -> InvalidRequest:
+    """The error of an id, or a text among parameters, of more than `MAX_TEXT` bytes."""
+    return InvalidRequest(f"{what} may have {MAX_TEXT} bytes, got {size}")
 
 
 def is_reserved(name: str) -> bool:

@@ -66,6 +66,7 @@ from headrace.protocol.elements import (
 from headrace.protocol.json_text import LONG, LongArray, parse_json
 from headrace.protocol.parameters import (
     REGION,
+    check_text,
     json_parameters,
     shared_input,
     shared_output,
@@ -76,6 +77,8 @@ from headrace.protocol.parameters import (
 JSON_SIZE = "inference-header-content-length"  # the header's name
 _JSON_SIZE = re.compile(r"-?[0-9]{1,10}")
 _TRANSPORT = frozenset({"binary_data_output"})
+# Bytes of JSON beside long arrays: more than all tensors and parameters that a request may have.
+MAX_BESIDE = 8 << 20
 _INT = frozenset({int})
 _NOTHING: dict[str, Any] = {}
 
@@ -159,12 +162,13 @@ def decode_infer(
     if size <= LONG:
         body = bytes(body)
         quick = body.rfind(b"true", 0, json_size) < 0 and body.rfind(b"false", 0, json_size) < 0
-    document, tail = _parse(body, json_size, lifts=True)
+    document, tail = _parse(body, json_size, MAX_BESIDE)
     if type(document) is not dict:
         raise InvalidRequest(f"the request must be a JSON object, got {json_name(type(document))}")
     request_id = document.get("id", "")
     if type(request_id) is not str:
         request_id = _member(document, "id", str, "")
+    check_text("the id of a request", request_id)
     form = ResponseForm()
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
@@ -394,12 +398,12 @@ def takes_long(body: Buffer, json_size: str | None, signature: Signature | None)
 # --- common to requests and responses
 
 
-def _parse(body: Buffer, json_size: int | None, lifts: bool = False) -> tuple[Any, memoryview]:
+def _parse(body: Buffer, json_size: int | None, lifts: int = 0) -> tuple[Any, memoryview]:
     """Parse the JSON part; returns it and the binary data behind it; `lifts` as in `parse_json`."""
     if json_size is None:
-        return parse_json(body, lifts=lifts), memoryview(b"")
+        return parse_json(body, lifts), memoryview(b"")
     view = memoryview(body)
-    return parse_json(view[:json_size], lifts=lifts), view[json_size:]
+    return parse_json(view[:json_size], lifts), view[json_size:]
 
 
 def _member(

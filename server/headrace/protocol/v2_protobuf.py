@@ -21,6 +21,7 @@ from headrace.core.bytes_array import COPIED, BytesArray, wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
+    MAX_TEXT,
     NOBODY,
     Call,
     Computed,
@@ -50,9 +51,11 @@ from headrace.protocol.elements import Charge, charge_objects, tensor_from_value
 from headrace.protocol.parameters import (
     PARAMETERS,
     REGION,
+    check_text,
     shared_input,
     shared_output,
     split_parameters,
+    too_long,
     too_many_parameters,
 )
 from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -101,6 +104,7 @@ def decode_infer(
     of each input likewise. Large inputs that do not fit `signature`, if given, are refused before
     their data is decoded; the complete check is the caller's.
     """
+    check_text("the id of a request", message.id)
     parameters = {name: _value(name, value) for name, value in message.parameters.items()}
     reserved, custom = split_parameters(parameters, _TRANSPORT)
     if type(parameters.get(EMPTY_FINAL_RESPONSE, False)) is not bool:
@@ -597,6 +601,8 @@ class InferReader:
             outlined = outline(data) if len(data) > LONG else None
             message = parse_infer(data if outlined is None else outlined.head)
             return InferMessage(self, data, message.id, message=message, outline=outlined)
+        if (size := fields.id_stop - fields.id_start) > MAX_TEXT:
+            raise too_long("the id of a request", size)
         try:
             id = str(data[fields.id_start : fields.id_stop], "utf-8")
         except UnicodeDecodeError:
