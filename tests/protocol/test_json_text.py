@@ -99,10 +99,12 @@ def test_wrong_arrays(array: str) -> None:
 
 
 def test_text_beside_long_arrays_is_bounded() -> None:
-    text = b'{"id":"%b","x":[%b1]}' % (b"i" * 90, b"1," * 100)
-    assert parse_long(text, SMALL, 120)["id"] == "i" * 90
-    with pytest.raises(InvalidRequest, match="holds 103 bytes beside long arrays, at most 102 are"):
-        parse_long(text, SMALL, 102)
+    before, behind = b'{"id":"%b","x":' % (b"i" * 90), b"}"
+    text = before + b"[%b1]" % (b"1," * 100) + behind
+    beside = len(before + behind)
+    assert parse_long(text, SMALL, beside)["id"] == "i" * 90
+    with pytest.raises(InvalidRequest, match=f"holds {beside} bytes beside long arrays, at most"):
+        parse_long(text, SMALL, beside - 1)
 
 
 def test_a_member_cannot_forge_a_long_array() -> None:
