@@ -211,6 +211,9 @@ def test_protocol_descriptions_are_unrestricted(served: ServerProcess) -> None:
         assert told not in connection.ask("GET", "/openapi.json").document["paths"]
         right = connection.ask("GET", "/openapi.json", b"", **{"X_meta": "a=secret of meta"})
         assert told in right.document["paths"]
+        link = b">told</a>"
+        assert link not in connection.ask("GET", "/").body
+        assert link in connection.ask("GET", "/", b"", **{"X_meta": "a=secret of meta"}).body
     assert ask(served.metrics, "GET", "/metrics").status == 200
     assert ask(served.http, "GET", "/v2/nothing").status == 404
 

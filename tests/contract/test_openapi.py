@@ -1,5 +1,6 @@
 """The OpenAPI document of the HTTP routes, and its page."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -245,16 +246,44 @@ def test_schemas_are_valid_json_schema(
         validator(whole).validate(value)
 
 
-def test_documentation_page(server: ServerProcess) -> None:
-    answer = ask(server.http, "GET", "/docs")
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    assert b"/openapi.json" in answer.body
-    for path in (b"/v2/models/{name}/infer", b"/v2/health/ready"):
-        assert path in answer.body
-    assert b"<a href='#ModelMetadataResponse'>" in answer.body
-    assert b"<details id='ModelMetadataResponse'>" in answer.body
-    assert not re.search(rb"(src|href)=['\"]?(https?:)?//", answer.body)  # no external resources
+def test_models_come_first(document: Any) -> None:
+    tags = [
+        operation["tags"][0] for item in document["paths"].values() for operation in item.values()
+    ]
+    models = tags.count("models")
+    assert models > 1
+    assert set(tags[:models]) == {"models"}
+    assert [tag["name"] for tag in document["tags"]] == list(dict.fromkeys(tags))
+
+
+def test_documentation_page_comes_from_this_server_alone(server: ServerProcess) -> None:
+    page = ask(server.http, "GET", "/docs")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    links = re.findall(r"(?:src|href)=([^ >]+)", page.body.decode())
+    paths = [link for link in links if not link.startswith("data:")]
+    assert len(paths) == 4
+    for path in paths:
+        plain = ask(server.http, "GET", f"/{path}")
+        assert plain.status == 200, path
+        small = ask(server.http, "GET", f"/{path}", b"", **{"Accept-Encoding": "gzip"})
+        assert "content-encoding" not in plain.headers
+        if small.headers.get("content-encoding") == "gzip":
+            assert gzip.decompress(small.body) == plain.body
+        assert path == "openapi.json" or re.match(
+            "text/(javascript|css)", plain.headers["content-type"]
+        )
+    assert b"SwaggerUIBundle" in ask(server.http, "GET", "/docs/swagger-ui-bundle.js").body
+    for path in ("/docs/nothing.js", "/docs/NOTICE.txt", "/docs/..%2F__init__.py"):
+        assert ask(server.http, "GET", path).status == 404
+
+
+def test_overview_lists_the_models(server: ServerProcess) -> None:
+    page = ask(server.http, "GET", "/").body.decode()
+    assert (
+        "<a href='docs#/models/run_row_sum'>row_sum</a><td>1<td><code>INPUT0 FP32 [-1,-1]" in page
+    )
+    assert not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
 def _references(value: object) -> Iterator[str]:

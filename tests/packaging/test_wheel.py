@@ -21,7 +21,7 @@ from headrace.core.plugins import OWN
 
 REPO = Path(__file__).parents[2]
 PACKAGE = REPO / "server" / "headrace"
-SHIPPED = {".py", ".pyi", ".binpb", ".typed"}
+SHIPPED = {".py", ".pyi", ".binpb", ".typed", ".js", ".gz", ".txt"}
 EXAMPLES = "headrace/example_models/"
 
 pytestmark = pytest.mark.slow
@@ -112,6 +112,8 @@ def test_metadata(wheel: ZipFile, metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in dist_info(wheel, "licenses/LICENSE")
+    notice = "server/headrace/plugins/openapi/swagger_ui/NOTICE.txt"
+    assert "SmartBear" in dist_info(wheel, f"licenses/{notice}")
 
 
 def test_the_readme_has_no_broken_link(metadata: Message) -> None:

@@ -1,11 +1,12 @@
 """Pages of the HTTP door: an overview at `/`, the OpenAPI document, and its page at `/docs`."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 
 from headrace import __version__
 from headrace.api.header_rules import HeaderRules
@@ -13,10 +14,18 @@ from headrace.api.operations import Category, Operation
 from headrace.doors.http.head import opens
 from headrace.engine.engine import Engine
 from headrace.plugins.openapi.document import document, loaded
-from headrace.plugins.openapi.html import render_docs, render_root
+from headrace.plugins.openapi.html import DOCS, SAFETY, render_root
 
 _JSON = "application/json"
 _HTML = "text/html; charset=utf-8"
+_CACHED = {"Cache-Control": "max-age=3600", "Vary": "Accept-Encoding"}
+_FILES = Path(__file__).with_name("swagger_ui")
+# Files of the page at `/docs`, with their types: compressed ones of Swagger UI, and our own script.
+_ASSETS = {
+    "swagger-ui-bundle.js": ("swagger-ui-bundle.js.gz", "text/javascript; charset=utf-8"),
+    "swagger-ui.css": ("swagger-ui.css.gz", "text/css; charset=utf-8"),
+    "start.js": ("start.js", "text/javascript; charset=utf-8"),
+}
 
 
 def add_pages(
@@ -25,24 +34,45 @@ def add_pages(
     """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
     key = rules.keys().get(Category.METADATA)
 
-    async def described(
-        request: Request, write: Callable[[dict[str, Any]], bytes | str]
-    ) -> bytes | str:
-        """The output of `write`, made on a thread: there may be thousands of models."""
-        shown = key is None or opens(key, request.scope["headers"])
-        models = loaded(engine.versions()) if shown else ()
-        return await asyncio.to_thread(lambda: write(document(models, operations)))
+    def shown(request: Request) -> bool:
+        """True if models may be shown to this client."""
+        return key is None or opens(key, request.scope["headers"])
+
+    # Documents are made on a thread: there may be thousands of models.
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
-    async def root() -> Response:
-        return Response(render_root(__version__), media_type=_HTML)
+    async def root(request: Request) -> Response:
+        visible = shown(request)
+        models = loaded(engine.versions()) if visible else []
+        missing = engine.unavailable() if visible else []
+        page = await asyncio.to_thread(render_root, __version__, models, missing)
+        return Response(page, media_type=_HTML, headers=SAFETY)
 
     @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> Response:
-        return Response(await described(request, render_docs), media_type=_HTML)
+    async def docs() -> Response:
+        return Response(DOCS, media_type=_HTML, headers=SAFETY)
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    async def asset(name: str, request: Request) -> Response:
+        if name not in _ASSETS:
+            raise HTTPException(404)
+        plain = "gzip" not in request.headers.get("accept-encoding", "")
+        return await asyncio.to_thread(_asset, *_ASSETS[name], plain)
 
     @app.get("/openapi.json", include_in_schema=False)
     @app.head("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
-        return Response(await described(request, orjson.dumps), media_type=_JSON)
+        models = loaded(engine.versions()) if shown(request) else []
+        made = await asyncio.to_thread(lambda: orjson.dumps(document(models, operations)))
+        return Response(made, media_type=_JSON)
+
+
+def _asset(file: str, media_type: str, plain: bool) -> Response:
+    """A file of the page; `plain` for a client that takes no gzip."""
+    content, headers = (_FILES / file).read_bytes(), dict(_CACHED)
+    if file.endswith(".gz") and plain:
+        content = gzip.decompress(content)
+    elif file.endswith(".gz"):
+        headers["Content-Encoding"] = "gzip"
+    return Response(content, media_type=media_type, headers=headers)

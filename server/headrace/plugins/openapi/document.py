@@ -123,6 +123,7 @@ class LoadedVersion(NamedTuple):
     """A loaded version at the time of description; it may be unloaded meanwhile."""
 
     model: str
+    version: str
     signature: Signature
     config: ModelConfig
     decoupled: bool
@@ -131,21 +132,25 @@ class LoadedVersion(NamedTuple):
 def loaded(versions: Iterable[ModelVersion]) -> list[LoadedVersion]:
     """The highest ready version of each model."""
     newest = {version.model: version for version in versions if version.ready}
-    return [LoadedVersion(v.model, v.signature, v.config, v.decoupled) for v in newest.values()]
+    return [
+        LoadedVersion(v.model, v.name, v.signature, v.config, v.decoupled) for v in newest.values()
+    ]
 
 
 def document(
     models: Iterable[LoadedVersion] = (), operations: Sequence[Operation] = OPERATIONS
 ) -> Schema:
-    """The OpenAPI document of the operations, and of `models`; thread-safe."""
+    """The OpenAPI document of `models`, and of the operations; thread-safe."""
     paths: dict[str, Schema] = {}
+    for version in models:
+        paths |= _model(version)
+    tags = {"models": "The models of this server, with an example for each"} if paths else {}
+    tags |= dict.fromkeys((operation.tag for operation in operations if operation.routes), "")
     for operation in operations:
         for route in operation.routes:
             for path in route.forms:
                 item = paths.setdefault(path.replace(":path}", "}"), {})
                 item[route.method.lower()] = _described(operation, route, path)
-    for version in models:
-        paths |= _model(version)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -155,6 +160,10 @@ def document(
             "description": "An operation that the server restricts is answered with 403 without its"
             " header, and any with 500 where the server has a bug.",
         },
+        # Viewers keep this order.
+        "tags": [
+            {"name": name} | ({"description": text} if text else {}) for name, text in tags.items()
+        ],
         "paths": paths,
         "components": {"schemas": _schemas(operations)},
     }
