@@ -133,7 +133,7 @@ _BIG = b" " * 2_000_000
         ("post", "/v2/trace/setting", {}, b'{"trace_file": "x"}', 501),
         ("post", "/v2/trace/setting", {}, _BIG, 413),
         ("post", "/v2/systemsharedmemory/region/{region}/register", {"region": "r"},
-         b'{"key": "/none-of-this-name", "byte_size": 1}', 400),
+         b'{"key": "/none-of-this-name", "byte_size": 1}', 500),
         ("post", "/v2/systemsharedmemory/region/{region}/register", {"region": "r"}, _BIG, 413),
         ("post", "/v2/models/{name}/traffic", {"name": "simple"}, _BIG, 413),
     ],

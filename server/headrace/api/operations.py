@@ -213,7 +213,7 @@ OPERATIONS: tuple[Operation, ...] = (
                      "All regions of system shared memory", [404])]),
     Operation("SystemSharedMemoryRegister", _C.SHARED_MEMORY,
               [Route("POST", _SYSTEM + "/region/{region}/register",
-                     "Register system shared memory", [400, 413, 501], body=True)]),
+                     "Register system shared memory", [400, 413, 500, 501], body=True)]),
     Operation("SystemSharedMemoryUnregister", _C.SHARED_MEMORY,
               [Route("POST", _SYSTEM + "[/region/{region}]/unregister",
                      "Unregister all system shared memory", [501])]),

@@ -100,7 +100,7 @@ _STATUSES = {
     404: "No such model, version or region",
     413: "The body is too large",
     422: "Workers have died of these inputs before",
-    500: "The model failed",
+    500: "The model failed, or there is no such shared memory",
     501: "Not offered, or not allowed by the server's settings",
     503: "Not now, or not allowed by the server's settings",
 }
