@@ -32,6 +32,11 @@ def npy(array: object) -> bytes:
     return file.getvalue()
 
 
+def standard_input(content: bytes | str) -> io.TextIOWrapper:
+    """Standard input with this content."""
+    return io.TextIOWrapper(io.BytesIO(content if isinstance(content, bytes) else content.encode()))
+
+
 def outputs(headrace: Headrace, *words: str) -> dict[str, object]:
     """Data of each output of a request."""
     ended = headrace("infer", *words, "--json")
@@ -123,7 +128,7 @@ def test_a_request_in_the_protocols_json(
         }}],
         "parameters": {"headrace_timing": True, "binary_data_output": False},
     }  # fmt: skip
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
+    monkeypatch.setattr(sys, "stdin", standard_input(json.dumps(request)))
     document = headrace("infer", "digits", "-", "--json").document
     assert (document["id"], document["parameters"]["batch_rows"]) == ("7", 1)
     assert {item["name"]: item["data"] for item in document["outputs"]} == {
@@ -144,7 +149,7 @@ def test_texts(headrace: Headrace, lone_file: Write, monkeypatch: pytest.MonkeyP
     assert languages(str(lone_file("x.npy", npy([german, english])))) == ["de", "en"]
     assert languages(str(lone_file("x.csv", f"text\n{german}\n"))) == ["de"]
     for words in ("--input=text=-", "-"):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{english}\n"))
+        monkeypatch.setattr(sys, "stdin", standard_input(f"{english}\n"))
         assert languages(words) == ["en"]
 
 
@@ -223,7 +228,7 @@ def test_a_stream(headrace: Headrace) -> None:
         (["digits", "{"], "the JSON on the command line: not JSON: "),
         (["digits", "no.npy"], "no.npy: No such file or directory\n"),
         (["digits", "no.png"], "no.png: No such file or directory\n"),
-        (["digits", "@no.dat"], "no.dat: what it holds is told by its suffix; known are .csv "),
+        (["digits", "@no.dat"], "no.dat: what it holds is told by its suffix; known are .json "),
         (["digits", "1", f"--input=image={FLAT}"], "every input is given by --input: there is"),
         (["simple", "1"], "simple has 2 inputs to be given (INPUT0, INPUT1): --input NAME=VALUE"),
         (["simple", "--random", "--input=INPUT0=1.5"], "expected whole numbers for INT32"),
@@ -256,8 +261,8 @@ def test_failures(headrace: Headrace, words: list[str], text: str) -> None:
 @pytest.mark.parametrize(("name", "content", "text"), [
     ("x.npy", b"no", "not an array that can be read"),
     ("x.npz", b"no", "not an archive that can be read"), ("x.json", b"{", "not JSON"),
-    ("x.csv", "", "it is empty"), ("x.csv", "1,2\n3\n", "row 2 has 1 cells, not 2"),
-    ("x.csv", "1,2\n3,a\n", "could not convert string to float: 'a'"),
+    ("x.csv", "", "it is empty"), ("x.csv", "1,2\n3\n", "Expected 2 columns, got 1: 3"),
+    ("x.csv", "1,2\n3,a\n", "column '1': expected numbers for FP32"),
     ("x.png", b"no", "not an image that Pillow can read"),
 ])  # fmt: skip
 def test_unreadable_files(

@@ -26,6 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = onnx_examples(tmp_path_factory.mktemp("client"))
     for datatype in Datatype:
         write_model(root, f"identity_{datatype}", identity(datatype, ["rows", "length"]))
+    write_model(root, "narrow", identity(), "max_batch_size: 4")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
     options = ("--model-control-mode=explicit", "--load-model=*", "--load-overrides=config")
     with clean_server(root, options=options) as process:

@@ -116,6 +116,19 @@ def test_calling_a_model(client: Any) -> None:
             ask(np.zeros((8, 8)))
 
 
+def test_more_rows_than_the_model_takes(client: Any) -> None:
+    array = np.arange(46, dtype=np.float32).reshape(23, 2)
+    for version in ("", "1"):  # the first is refused before its limit is known
+        found = client.infer("narrow", {"INPUT0": array}, version=version, id="7")
+        assert (found.id, found.version) == ("7", "1")
+        np.testing.assert_array_equal(found.array, array)
+        np.testing.assert_array_equal(client.model("narrow", version)(INPUT0=array).array, array)
+    with pytest.raises(StatusError, match="batch-size must be <= 4"):
+        client.infer("narrow", {"INPUT0": array}, parameters={"sequence_id": 7})
+    with pytest.raises(StatusError, match="unexpected shape"):
+        client.infer("narrow", {"INPUT0": array[:, :1]})
+
+
 def test_a_stream(client: Any) -> None:
     found = list(client.stream("teller", {"TEXT": "no. ", "COUNT": 3}))
     assert [result.texts("OUT") for result in found] == [[[f"no. {number}"]] for number in range(3)]

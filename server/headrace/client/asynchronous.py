@@ -11,6 +11,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,6 +24,7 @@ from headrace.client import (
     TimedOut,
 )
 from headrace.client.address import DEFAULT_URL, Address
+from headrace.client.division import PARTS_AT_ONCE, divided, joined
 from headrace.client.tables import ArrowStream
 from headrace.client.transport import InferRequest, Result
 from headrace.client.values import Signature, needs_signature, tensor_of
@@ -41,6 +43,7 @@ _LOOK_SECS = 0.05  # between two readiness checks
 Inputs = Mapping[str, Any] | ArrowStream  # by name, or a table
 T = TypeVar("T")
 _NOT_READY = frozenset({400, 404, 503})
+_TOO_MANY_ROWS = "batch-size must be <="  # in the refusal of servers, Triton's too
 
 
 class AsyncClient:
@@ -129,7 +132,48 @@ class AsyncClient:
         )  # fmt: skip
 
     async def send(self, request: InferRequest, timeout: float | None = None) -> Result:
-        """Run a model with a request of finished tensors."""
+        """Run a model with a request of finished tensors.
+
+        A request with more rows than the model takes is sent in parts, to one version. `timeout` is
+        each part's.
+        """
+        known = self._signatures.get((request.model, request.version))
+        parts = divided(request, known.most_rows if known is not None else 0)
+        if len(parts) > 1:
+            return await self._send_parts(parts, timeout)
+        try:
+            return await self._send(request, timeout)
+        except StatusError as error:
+            if _TOO_MANY_ROWS not in str(error):
+                raise
+            refused = error
+        # Refused before anything was run, so it may be sent again.
+        signature = await self.signature(request.model, request.version, fresh=True)
+        parts = divided(request, signature.most_rows)
+        if len(parts) < 2:
+            raise refused
+        return await self._send_parts(parts, timeout)
+
+    async def _send_parts(self, parts: Sequence[InferRequest], timeout: float | None) -> Result:
+        """The joined responses to parts of a request, all of the version of the first one."""
+        first = await self._send(parts[0], timeout)
+        rest = [replace(part, version=first.version) for part in parts[1:]]
+        found: list[Result | None] = [None] * len(rest)
+        places = iter(range(len(rest)))
+
+        async def work() -> None:
+            for place in places:
+                found[place] = await self._send(rest[place], timeout)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(min(PARTS_AT_ONCE, len(rest)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return Result(joined([one.response for one in (first, *found) if one is not None]))
+
+    async def _send(self, request: InferRequest, timeout: float | None) -> Result:
         seconds = self._seconds(timeout)
         try:
             return Result(await self._retried(lambda: self._open().infer(request, seconds)))

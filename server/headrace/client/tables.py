@@ -28,10 +28,14 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of equal length by name, in order; each is something that `column_of` reads."""
+    """Columns of equal length by name, in order; each is something that `column_of` reads.
+
+    Unless `named`, the names are positions, and the order is the model's.
+    """
 
     columns: Mapping[str, Any]
     rows: int
+    named: bool = True
 
     def arranged(self, names: Sequence[str]) -> list[tuple[str, Any]]:
         """The columns with their names in the order of `names`, as they are if that is empty.
@@ -41,7 +45,7 @@ class Table:
         are the positions "0", "1" was trained without names: columns with others keep their order.
         """
         given = [*self.columns]
-        if not names or given == [*names]:
+        if not (names and self.named) or given == [*names]:
             return [*self.columns.items()]
         known = dict(self.columns)
         if set(given) != set(names):
@@ -61,10 +65,12 @@ class Table:
 
 
 def table_of(value: object) -> Table | None:
-    """A data frame or structured array as a table; None for anything else.
+    """A table, data frame or structured array as a table; None for anything else.
 
     Raises `InputError` for columns with one name, and if pyarrow is needed and missing.
     """
+    if isinstance(value, Table):
+        return value
     if isinstance(value, np.ndarray):
         names = value.dtype.names
         return None if names is None else Table({name: value[name] for name in names}, len(value))

@@ -124,7 +124,7 @@ class Signature:
         if len(self.inputs) != 1:
             return False
         [declared] = self.inputs.values()
-        return declared.name not in table.columns and bool(
+        return {*table.columns} != {declared.name} and bool(
             declared.columns or len(table.columns) > 1
         )
 
@@ -162,7 +162,7 @@ def _declared(
 def _fitting(model: str, declared: Declared, value: Any, nulls: Declared | None) -> list[Tensor]:
     """The tensor of a value, and the one in `nulls` that marks its missing elements, if any."""
     try:
-        array, missing = _read(value, declared, nulls is not None)
+        array, missing = read_value(value, declared, nulls is not None)
         array = fit(array, declared)
         found = [Tensor(declared.name, declared.datatype, array)]
         if missing is not None and nulls is not None:
@@ -177,7 +177,9 @@ def _fitting(model: str, declared: Declared, value: Any, nulls: Declared | None)
     return found
 
 
-def _read(value: Any, declared: Declared, nullable: bool) -> tuple[Array, Array | None]:
+def read_value(
+    value: Any, declared: Declared, nullable: bool = False
+) -> tuple[Array, Array | None]:
     """A value as an array of the declared datatype, with the mask of missing elements.
 
     Unless `nullable`, missing elements are NaN; raises `ValueError` if the datatype has none.
@@ -190,7 +192,7 @@ def _read(value: Any, declared: Declared, nullable: bool) -> tuple[Array, Array 
         matrix = np.empty((table.rows, len(columns)), dtype)
         for place, (name, column) in enumerate(columns):
             try:
-                matrix[:, place] = _read(column, declared, False)[0]
+                matrix[:, place] = read_value(column, declared)[0]
             except ValueError as error:
                 raise ValueError(f"column '{name}': {error}") from None
         return matrix, None

@@ -10,6 +10,7 @@ from headrace.cli.remote import parse_model, parse_version, remote_command
 if TYPE_CHECKING:
     from headrace.client.blocking import Client
 
+FORMATS = ("csv", "tsv", "parquet", "feather", "arrow", "orc", "jsonl")
 _LAYOUTS = ("HWC", "CHW", "HW")
 
 
@@ -82,6 +83,10 @@ INFER = remote_command(
     ),
     option("--version N", "version of the model", type=parse_version),
     option(
+        "--format", "kind of a table whose name does not tell, such as standard input",
+        action="store", choices=FORMATS, default="",
+    ),
+    option(
         "--input NAME=VALUE", "value of one input; may be repeated", many=True, type=_named
     ),
     option("--output NAME", "request only this output; may be repeated", many=True),
@@ -135,8 +140,9 @@ INFER = remote_command(
     help="send an inference request to a running server",
     description="Send an inference request to a running server, and print the response.",
     epilog="""\
-A VALUE is the name of a .json, .npy, .npz, .csv or image file; @ and the name
-of any other file; JSON; - for standard input; or text, if the model takes text.
+A VALUE is the name of a .json, .npy, .npz or image file, or of a table (.csv,
+.tsv, .parquet, .feather, .arrow, .orc, .jsonl); @ and the name of any other
+file; JSON; - for standard input; or text, if the model takes text.
 
   headrace infer text_language "Wann fährt der nächste Zug nach Hamburg?"
   headrace infer digits three.png --scale=-16/255 --mean=-16 --classes 3

@@ -5,7 +5,6 @@ are arrays, tables and images; each is converted to the declared form. Functions
 `CommandFailed` that names the file and the problem.
 """
 
-import csv
 import difflib
 import json
 import math
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.cli.remote import CommandFailed, content, parse_json
-from headrace.client.values import Declared, cast, elements, fit
+from headrace.client.tables import Table
+from headrace.client.values import NULLS, Declared, cast, elements, fit, read_value
 from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Tensor, brackets, element_count
+from headrace.plugins.commands.infer_tables import KINDS, Columns, kind_of, read_columns
 from headrace.workers.elements import object_array
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ def _resized(image: "Image", size: tuple[int, int]) -> "Image":
 
 # --- files
 
-KNOWN_SUFFIXES = (".csv", ".json", ".npy", ".npz", *SUFFIXES)
+_TABLES = tuple(f".{kind}" for kind in KINDS)
+KNOWN_SUFFIXES = (".json", ".npy", ".npz", *_TABLES, *SUFFIXES)
 
 
 def file_of(text: str) -> Path | None:
@@ -183,10 +185,9 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
             return read_member(path, arrays, declared.name)
     if suffix == ".json":
         return to_array(parse_json(read_text(path), str(path)), declared)
-    if suffix == ".csv":
-        rows = read_rows(path)
-        named = {cell.strip() for cell in rows[0]} == {declared.name}
-        return read_cells(path, rows[1:] if named and len(rows) > 1 else rows, declared)
+    if suffix in _TABLES:
+        table = read_columns(content(path), suffix[1:], str(path), [declared])
+        return input_array(table, declared, str(path))
     if declared.datatype is Datatype.BYTES:
         return np.array(content(path), object)
     if suffix in SUFFIXES:
@@ -197,9 +198,32 @@ def read_file(path: Path, declared: Declared, images: ImageOptions) -> Array:
     )
 
 
-def read_standard_input() -> str:
-    """Standard input, without the final line break."""
-    return sys.stdin.read().removesuffix("\n")
+def read_standard_input() -> bytes:
+    """Standard input."""
+    return sys.stdin.buffer.read()
+
+
+def as_text(data: bytes) -> str:
+    """Text without the final line break."""
+    return data.decode("utf-8-sig", "replace").removesuffix("\n")
+
+
+def input_array(table: Columns, declared: Declared, where: str) -> Array:
+    """A table for one input, whose columns are put in order if the model knows their names."""
+    names = table.names
+    if names is None or not declared.columns:
+        columns = {str(place): column for place, column in enumerate(table.columns)}
+        given = Table(columns, table.rows, named=False)
+    else:
+        given = Table(dict(zip(names, table.columns, strict=True)), table.rows)
+        if len(given.columns) < len(names):
+            twice = next(name for name in names if list(names).count(name) > 1)
+            raise CommandFailed(f"{where}: there are several columns {twice!r}")
+    try:
+        array, _ = read_value(given, declared)
+    except ValueError as error:
+        raise CommandFailed(f"{where}: input {declared.name!r}: {error}") from None
+    return array
 
 
 def to_array(value: Any, declared: Declared) -> Array:
@@ -247,45 +271,6 @@ def _texts(array: Array) -> Array:
     return array.astype(object) if array.dtype.kind in "SU" else array
 
 
-def read_rows(path: Path) -> list[list[str]]:
-    """The cells of a CSV file, with equally long rows."""
-    rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
-    if not rows:
-        raise CommandFailed(f"{path}: it is empty")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise CommandFailed(f"{path}: row {number} has {len(row)} cells, not {len(rows[0])}")
-    return rows
-
-
-def read_cells(path: Path, rows: list[list[str]], declared: Declared) -> Array:
-    """A table as an array; a first row without numbers is the header."""
-    if declared.datatype is Datatype.BYTES:
-        return np.array(rows, object)
-    if len(rows) > 1 and not any(map(_is_number, rows[0])):
-        rows = rows[1:]
-    try:
-        values = [[_number(cell) for cell in row] for row in rows]
-    except ValueError as error:
-        raise CommandFailed(f"{path}: input {declared.name!r}: {error}") from None
-    return np.array(values)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _number(cell: str) -> int | float:
-    try:
-        return int(cell)  # a float would lose digits of a large one
-    except ValueError:
-        return float(cell)
-
-
 @dataclass(frozen=True, slots=True)
 class Random:
     """Options of generated inputs: number of rows, and shapes of some inputs."""
@@ -310,8 +295,11 @@ class Reader:
     """Reads the inputs of one model; every method raises `CommandFailed`."""
 
     def __init__(
-        self, model: str, inputs: Mapping[str, Declared], images: ImageOptions | None = None
-    ) -> None:
+        self, model: str, inputs: Mapping[str, Declared], images: ImageOptions | None = None,
+        form: str = "",
+    ) -> None:  # fmt: skip
+        """`form` is the kind of tables, "" if their name or content tells."""
+        self._form = form
         self._model = model
         self._inputs = inputs
         self._images = images or ImageOptions()
@@ -364,25 +352,39 @@ class Reader:
 
     def _whole(self, given: Given, text: str) -> None:
         path = file_of(text)
-        if path is not None and path.suffix == ".npz":
+        suffix = "" if path is None else path.suffix.lower()
+        if text == "-":
+            self._standard_input(given)
+        elif path is not None and self._form:
+            self._table(given, content(path), self._form, str(path))
+        elif path is not None and suffix == ".npz":
             with open_archive(path) as arrays:
                 for name in arrays.files:
                     self._add(given, self._declared(name), read_member(path, arrays, name))
-        elif text == "-" or text.lstrip()[:1] in ("{", "["):
-            where = "standard input" if text == "-" else "the JSON on the command line"
-            text = read_standard_input() if text == "-" else text
-            if text.lstrip()[:1] in ("{", "["):
-                self._document(given, parse_json(text, where), where)
-            else:
-                declared = self._only(given)
-                self._add(given, declared, self._inline(text, declared))
-        elif path is not None and path.suffix == ".json":
+        elif path is not None and suffix == ".json":
             self._document(given, parse_json(read_text(path), str(path)), str(path))
-        elif path is not None and path.suffix == ".csv" and len(self._left(given)) > 1:
-            self._table(given, path)
+        elif path is not None and suffix in _TABLES:
+            self._table(given, content(path), suffix[1:], str(path))
+        elif text.lstrip()[:1] in ("{", "["):
+            where = "the JSON on the command line"
+            self._document(given, parse_json(text, where), where)
         else:
             declared = self._only(given)
             self._add(given, declared, self._value(text, declared))
+
+    def _standard_input(self, given: Given) -> None:
+        """Read JSON, a table, or the text for an input of BYTES."""
+        data, where = read_standard_input(), "standard input"
+        left = self._left(given)
+        form = self._form or kind_of(data)
+        if form:
+            self._table(given, data, form, where)
+        elif data.lstrip()[:1] in (b"{", b"["):
+            self._document(given, parse_json(as_text(data), where), where)
+        elif len(left) == 1 and left[0].datatype is Datatype.BYTES:
+            self._add(given, left[0], self._inline(as_text(data), left[0]))
+        else:
+            self._table(given, data, "csv", where)
 
     def _left(self, given: Given) -> list[Declared]:
         return [
@@ -447,22 +449,44 @@ class Reader:
         given.parameters.update(document.get("parameters", {}))
         given.parameters.pop("binary_data_output", None)
 
-    def _table(self, given: Given, path: Path) -> None:
-        """Read columns named like inputs; several of one name form one input."""
-        names, *rows = read_rows(path)
-        columns: dict[str, list[int]] = {}
-        for column, name in enumerate(names):
-            columns.setdefault(name.strip(), []).append(column)
-        for name, places in columns.items():
+    def _table(self, given: Given, data: bytes, kind: str, where: str) -> None:
+        """Read columns named like inputs, of which several may form one; or the only input."""
+        left = self._left(given)
+        if not left:
+            self._only(given)
+        several = len(left) > 1
+        inputs = [*self._inputs.values()] if several else left
+        table = read_columns(data, kind, where, inputs)
+        names = [name.strip() for name in table.names or ()]
+        if not (several or (names and {*names} <= {*self._inputs})):
+            self._add(given, left[0], input_array(table, left[0], where))
+            return
+        parts: dict[str, list[Any]] = {}
+        for name, column in zip(names, table.columns, strict=True):
+            parts.setdefault(name, []).append(column)
+        for name, columns in parts.items():
             declared = self._declared(name)
-            cells = [[row[place] for place in places] for row in rows]
-            self._add(given, declared, read_cells(path, cells, declared))
+            values = {str(place): column for place, column in enumerate(columns)}
+            nulls = None if name + NULLS in parts else self._inputs.get(name + NULLS)
+            value = Table(values, table.rows, named=False) if len(columns) > 1 else columns[0]
+            try:
+                array, missing = read_value(value, declared, nulls is not None)
+            except ValueError as error:
+                raise CommandFailed(f"{where}: input {name!r}: {error}") from None
+            self._add(given, declared, array)
+            if missing is not None and nulls is not None:
+                self._add(given, nulls, missing)
 
     # --- one input
 
     def _value(self, text: str, declared: Declared) -> Array:
         if text == "-":
-            return self._inline(read_standard_input(), declared)
+            data = read_standard_input()
+            form = self._form or kind_of(data)
+            if not form:
+                return self._inline(as_text(data), declared)
+            table = read_columns(data, form, "standard input", [declared])
+            return input_array(table, declared, "standard input")
         if (path := file_of(text)) is not None:
             return read_file(path, declared, self._images)
         return self._inline(text, declared)

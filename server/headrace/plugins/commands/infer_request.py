@@ -10,8 +10,6 @@ import statistics
 import sys
 import time
 from collections.abc import Container, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from headrace.api.operations import Document
 from headrace.cli.remote import CommandFailed, print_json
 from headrace.cli.text import duration, printable, table
-from headrace.client import AnswerError, StatusError
+from headrace.client.division import divided
 from headrace.client.http import flat_document
 from headrace.client.transport import InferRequest
 from headrace.client.values import Signature
@@ -38,36 +36,29 @@ _FLOATS = (Datatype.FP32, Datatype.FP64)
 def infer(options: argparse.Namespace, server: "Client") -> int:
     """Send the request of the command line, and print the response."""
     model, version = options.model, options.version or ""
-    config: Document = {}
-    metadata = server.document("ModelMetadata", name=model, version=version)
-    with suppress(StatusError):  # configurations are an extension of the protocol
-        config = server.document("ModelConfig", name=model, version=version)
-    known = Signature.of(metadata, config)
+    known = server.signature(model, version)
     images = ImageOptions(options.layout, options.scale, options.mean, options.std)
     make_up = Random(options.rows, options.seed, dict(options.shape)) if options.random else None
-    given = Reader(model, known.inputs, images).read(options.data, options.input, make_up)
+    reader = Reader(model, known.inputs, images, options.format or "")
+    given = reader.read(options.data, options.input, make_up)
     given.parameters.update(options.parameter)
     if options.id is not None:
         given.request_id = options.id
     if options.stream or known.decoupled:
         return _stream(options, server, given, known)
     question = _question(options, given, known)
-    parts = divided(question, known.most_rows)
-    if len(parts) > 1:
+    parts = len(divided(question, known.most_rows))
+    if parts > 1:
         print(
-            f"asked in {len(parts)} requests: {model} takes {known.most_rows} rows at a time",
+            f"asked in {parts} requests: {model} takes {known.most_rows} rows at a time",
             file=sys.stderr,
         )
     seconds = []
     reply: InferResponse
     for _ in range(options.repeat):
         started = time.perf_counter()
-        first = server.send(parts[0])
-        # Of the same version, however traffic is divided.
-        others = [server.send(replace(part, version=first.version)) for part in parts[1:]]
-        replies = [result.response for result in (first, *others)]
+        reply = server.send(question).response
         seconds.append(time.perf_counter() - started)
-        reply = joined(replies)
     written = save(reply, Path(options.save)) if options.save is not None else []
     if options.json:
         print_json(reply_document(reply, seconds))
@@ -96,39 +87,6 @@ def _question(options: argparse.Namespace, given: Given, known: Signature) -> In
         options.model, list(given.tensors.values()), outputs, classes, given.parameters,
         given.request_id, options.version or "",
     )  # fmt: skip
-
-
-def divided(request: InferRequest, most_rows: int) -> list[InferRequest]:
-    """Divide a request into requests of at most `most_rows` rows; 0: no limit."""
-    counts = {tensor.array.shape[:1] for tensor in request.inputs}
-    if not most_rows or len(counts) != 1 or counts == {()}:
-        return [request]
-    [(rows,)] = counts
-    return [
-        replace(
-            request,
-            inputs=[
-                Tensor(tensor.name, tensor.datatype, tensor.array[start : start + most_rows])
-                for tensor in request.inputs
-            ],
-        )
-        for start in range(0, max(rows, 1), most_rows)
-    ]
-
-
-def joined(replies: Sequence[InferResponse]) -> InferResponse:
-    """Concatenate the rows of responses; raises `AnswerError` if they do not match."""
-    first, *others = replies
-    if not others:
-        return first
-    outputs = []
-    try:
-        for place, tensor in enumerate(first.outputs):
-            arrays = [reply.outputs[place].array for reply in replies]
-            outputs.append(Tensor(tensor.name, tensor.datatype, np.concatenate(arrays)))
-    except (IndexError, ValueError) as error:
-        raise AnswerError(f"answers to parts of a request do not fit together: {error}") from error
-    return replace(first, outputs=outputs)
 
 
 def _stream(options: argparse.Namespace, server: "Client", given: Given, known: Signature) -> int:
