@@ -39,8 +39,7 @@ class World(worlds.World):
         return await ask(self.engine.find_version(name))
 
     async def index(self) -> list[tuple[str, str, str]]:
-        models = (await self.control.index()).models
-        return [(m.name, m.state, m.reason) for m in models]
+        return [(m.name, m.state, m.reason) for m in await self.control.index()]
 
 
 @asynccontextmanager

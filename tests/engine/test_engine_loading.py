@@ -18,7 +18,7 @@ from headrace.engine.opening import LoadOptions
 from headrace.repository.layout import ModelSource, read_model_directory
 from headrace.repository.model_files import write_manifest
 from tests.engine import worlds
-from tests.engine.worlds import CONFIG, INLINE, LOAD_OPTIONS, ask, until
+from tests.engine.worlds import CONFIG, INLINE, LOAD_OPTIONS, ask, entries, until
 
 
 class World(worlds.World):
@@ -65,7 +65,7 @@ class World(worlds.World):
         return asked
 
     def index(self) -> list[tuple[str, str, str]]:
-        return [(m.version, m.state, m.reason) for m in self.engine.index().models]
+        return [(m.version, m.state, m.reason) for m in entries(self.engine)]
 
 
 @asynccontextmanager
@@ -275,8 +275,8 @@ async def test_an_unloaded_model_stays_in_the_index_and_can_be_loaded_again(
     assert await world.replace("2") == ""
     assert world.index() == [("1", "READY", "")]
     assert await world.ask() == 2
-    (document,) = world.engine.model_statistics("m").model_stats
-    assert document.inference_count == 2
+    (version,) = world.engine.counted("m")
+    assert version.statistics.inference_count == 2
 
 
 async def test_an_unloaded_model_finishes_accepted_requests(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headrace.engine.model import ModelVersion
 from headrace.engine.opening import LoadOptions
 from headrace.placement.backend import Backend
 from headrace.placement.local.instances import LoadedModel
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.layout import ModelSource, read_model_directory
 
 LOAD_OPTIONS = LoadOptions(cores=1)
@@ -77,6 +78,11 @@ class Constants(Backend):
             raise LoadFailed(f"{text!r} is no number") from None
         self.loaded.append(model)
         return model
+
+
+def entries(engine: Engine) -> list[pb.RepositoryIndexResponse.ModelIndex]:
+    """The index of an engine's models."""
+    return [entry for model in engine.models() for entry in engine.index(model)]
 
 
 class FutureCall(Call):

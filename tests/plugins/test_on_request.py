@@ -26,7 +26,7 @@ from headrace.observability.machine import GrowthMeter
 from headrace.plugins.on_request import OnRequest
 from headrace.repository.layout import Catalogue, scan
 from tests.engine import worlds
-from tests.engine.worlds import INLINE, FutureCall, number, question, until
+from tests.engine.worlds import INLINE, FutureCall, entries, number, question, until
 
 MIB = 1 << 20
 # A model whose files are small counts for as much before it is measured, and these never are.
@@ -208,10 +208,10 @@ async def test_cancelling_the_last_waiting_request_cancels_the_load(tmp_path: Pa
 async def test_a_model_unloaded_by_the_operator_stays_unloaded(tmp_path: Path) -> None:
     async with serving(World(tmp_path, ResidencyOptions(), "a")) as world:
         await world.engine.unload("a")
-        (model,) = world.engine.index().models
+        (model,) = entries(world.engine)
         assert (model.name, model.state, model.reason) == ("a", "UNAVAILABLE", "unloaded")
         world.engine.follow(world.source("a"), False)
-        (model,) = world.engine.index().models
+        (model,) = entries(world.engine)
         assert (model.name, model.state, model.reason) == ("a", "", "")
         assert await world.ask("a") == 0
         await world.engine.unload("a")
@@ -219,7 +219,7 @@ async def test_a_model_unloaded_by_the_operator_stays_unloaded(tmp_path: Path) -
             world.ask("a")
         assert not world.engine.model_ready("a")
         world.engine.follow(world.source("a"), False)
-        (model,) = world.engine.index().models
+        (model,) = entries(world.engine)
         assert (model.version, model.state, model.reason) == ("1", "UNAVAILABLE", "unloaded")
         assert world.engine.model_ready("a")
         await world.engine.unload("a")

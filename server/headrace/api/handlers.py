@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
+import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -22,7 +23,9 @@ from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
 from headrace.core.model_spec import LoadParameters
 from headrace.core.tensors import Buffer
 from headrace.core.texts import shown
+from headrace.engine import documents
 from headrace.engine.engine import Engine
+from headrace.engine.model import ModelVersion
 from headrace.observability.logs import FORMATS
 from headrace.protocol.compression import check_size
 from headrace.protocol.documents import to_json
@@ -105,12 +108,30 @@ async def _model_config_json(engine: Engine, parts: Parts, body: Document) -> Me
     return (await _model_config(engine, pb.ModelConfigRequest(**parts))).config
 
 
+async def _statistics(
+    engine: Engine, asked: pb.ModelStatisticsRequest
+) -> pb.ModelStatisticsResponse:
+    versions = engine.counted(asked.name, asked.version)
+    found = await engine.turns.each(versions, documents.statistics)
+    return pb.ModelStatisticsResponse(model_stats=found)
+
+
+async def _statistics_json(engine: Engine, parts: Parts, body: Document) -> Document:
+    versions = engine.counted(parts.get("name", ""), parts.get("version", ""))
+    return {"model_stats": await engine.turns.each(versions, _counters)}
+
+
+def _counters(version: ModelVersion) -> orjson.Fragment:
+    # As text: the document of a thousand models takes longer to write than a piece of it may take.
+    return orjson.Fragment(orjson.dumps(to_json(documents.statistics(version))))
+
+
 # --- model repository
 
 
 async def _index(engine: Engine, asked: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
     _refuse_repository(asked.repository_name)
-    return await engine.control.index(asked.ready)
+    return pb.RepositoryIndexResponse(models=await engine.control.index(asked.ready))
 
 
 async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Document]:
@@ -118,9 +139,12 @@ async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Docu
     ready = body.get("ready", False)
     if type(ready) is not bool:
         raise InvalidRequest("Invalid value for 'ready': expected a boolean")
-    models = to_json(await engine.control.index(ready))["models"]
+    return await engine.turns.each(await engine.control.index(ready), _entry)
+
+
+def _entry(model: Message) -> Document:
     # A model that was never loaded has only a name.
-    return [{key: value for key, value in model.items() if value} for model in models]
+    return {key: value for key, value in to_json(model).items() if value}
 
 
 async def _load(
@@ -333,7 +357,7 @@ HANDLERS: Mapping[str, Handler] = {
     "ServerMetadata": Handler(lambda engine, _: engine.server_metadata(), _server_metadata),
     "ModelMetadata": Handler(_model_metadata),
     "ModelConfig": Handler(_model_config, _model_config_json),
-    "ModelStatistics": Handler(lambda e, asked: e.model_statistics(asked.name, asked.version)),
+    "ModelStatistics": Handler(_statistics, _statistics_json),
     "RepositoryIndex": Handler(_index, _index_json),
     "RepositoryModelLoad": Handler(_load, _load_json, _check_control, _read_load, _allow_control),
     "RepositoryModelUnload": Handler(_unload, _unload_json, _check_control, allow=_allow_control),

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -29,6 +30,7 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
+from headrace.engine.turns import Turns
 from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.completion import normalise
@@ -104,42 +106,48 @@ class Control:
         self,
         models: dict[str, Model],
         lifecycle: Loads,
-        index: Callable[[bool], pb.RepositoryIndexResponse],
+        index: Callable[[Model, bool], list[pb.RepositoryIndexResponse.ModelIndex]],
+        turns: Turns,
         open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
     ) -> None:
-        """`index` lists the models that have been loaded or attempted; `open_source` reads and
-        checks a model's configuration.
+        """`index` lists the versions of a model that has been loaded or attempted, all of them in
+        `turns`; `open_source` reads and checks a model's configuration.
         """
         self._models = models
         self._lifecycle = lifecycle
         self._index = index
+        self.turns = turns
         self._options = options
         self._uploads = Uploads(options.max_bytes)
         self._open = open_source
         self._uploaded: dict[str, None] = {}  # names outside of repositories, oldest first
         self._threads = Threads(_READERS, "read repositories")
         self._names: asyncio.Task[Mapping[str, str]] | None = None
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of models with requests
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of models with requests
         self._tasks: set[asyncio.Task[Any]] = set()  # kept alive, even if no one waits for them
         self._handed: dict[str, _State] = {}  # states of the models being loaded
         # Configurations from requests, and the states of the directories that they were given for.
         self._kept: dict[str, tuple[Fingerprint, ConfigFile]] = {}
         self._waits: dict[str, list[str]] = {}  # models that wait for others while being loaded
 
-    async def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
+    async def index(self, ready_only: bool = False) -> list[pb.RepositoryIndexResponse.ModelIndex]:
         """Every model version with its state; models that were never loaded by name only."""
-        if self._options.mode is not ControlMode.EXPLICIT or ready_only:
-            return self._index(ready_only)
-        found = dict(await self._all_names())
-        response = self._index(False)
-        for model in response.models:
-            found.pop(model.name, None)
-        for name, reason in found.items():
+        explicit = self._options.mode is ControlMode.EXPLICIT and not ready_only
+        never_loaded = await self._all_names() if explicit else {}
+
+        def entries(name: str) -> list[pb.RepositoryIndexResponse.ModelIndex]:
+            if (model := self._models.get(name)) is not None and (
+                found := self._index(model, ready_only)
+            ):
+                return found
+            if (reason := never_loaded.get(name)) is None:
+                return []
             state = State.UNAVAILABLE.value if reason else ""
-            response.models.add(name=name, state=state, reason=reason)
-        response.models.sort(key=lambda model: (model.name, int(model.version or 0)))
-        return response
+            return [pb.RepositoryIndexResponse.ModelIndex(name=name, state=state, reason=reason)]
+
+        names = sorted({*self._models, *never_loaded})
+        return list(chain.from_iterable(await self.turns.each(names, entries)))
 
     async def load(
         self, name: str, parameters: LoadParameters = NO_PARAMETERS, waiter: str = ""
@@ -421,7 +429,7 @@ class Control:
 
     def _turn(self, name: str) -> asyncio.Lock:
         """The lock that serialises the requests for a model."""
-        return self._turns.setdefault(name, asyncio.Lock())
+        return self._locks.setdefault(name, asyncio.Lock())
 
 
 def _not_polled(name: str, reason: str) -> str:

@@ -3,7 +3,7 @@
 Both transports answer from these: gRPC sends the message, HTTP its JSON form.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from headrace.core.columns import COLUMNS
 from headrace.core.signature import Signature, TensorSpec
@@ -50,18 +50,14 @@ def model_metadata(version: ModelVersion, versions: Iterable[str]) -> pb.ModelMe
     )
 
 
-def model_statistics(versions: Sequence[ModelVersion]) -> pb.ModelStatisticsResponse:
-    """The counters of `versions`."""
-    return pb.ModelStatisticsResponse(model_stats=[_statistics(version) for version in versions])
-
-
 def _tensor(signature: Signature, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(
         name=spec.name, datatype=spec.datatype.value, shape=signature.wire_shape(spec)
     )
 
 
-def _statistics(version: ModelVersion) -> pb.ModelStatistics:
+def statistics(version: ModelVersion) -> pb.ModelStatistics:
+    """The counters of a version."""
     counters = version.statistics
     return pb.ModelStatistics(
         name=version.model,
@@ -95,30 +91,31 @@ def _memory(version: ModelVersion) -> Iterator[pb.MemoryUsage]:
 
 
 def index(
-    models: Mapping[str, Model], reason: Callable[[str, int], str], ready_only: bool
-) -> pb.RepositoryIndexResponse:
-    """Every version with its state, and models without any version by name.
+    model: Model, reason: Callable[[str, int], str], ready_only: bool
+) -> list[pb.RepositoryIndexResponse.ModelIndex]:
+    """Every version of a model with its state, or the name of one without any.
 
     `reason` returns further remarks on a version, by model and number.
     """
-    response = pb.RepositoryIndexResponse()
-    for name in sorted(models):
-        model = models[name]
-        if not model.versions and not ready_only:
-            coming = State.LOADING.value if model.awaited else ""
-            state = State.UNAVAILABLE.value if model.reason else coming
-            response.models.add(name=name, state=state, reason=model.reason)
-        for number in sorted(model.versions):
-            version = model.versions[number]
-            if version.ready or not ready_only:
-                told = version.obstacle or version.reason or version.detour
-                response.models.add(
-                    name=name,
-                    version=version.name,
-                    state=version.state.value,
-                    reason=told or reason(name, number),
-                )
-    return response
+    entry, name = pb.RepositoryIndexResponse.ModelIndex, model.name
+    if not model.versions and not ready_only:
+        coming = State.LOADING.value if model.awaited else ""
+        state = State.UNAVAILABLE.value if model.reason else coming
+        return [entry(name=name, state=state, reason=model.reason)]
+    versions = [model.versions[number] for number in sorted(model.versions)]
+    return [
+        entry(
+            name=name,
+            version=version.name,
+            state=version.state.value,
+            reason=version.obstacle
+            or version.reason
+            or version.detour
+            or reason(name, version.number),
+        )
+        for version in versions
+        if version.ready or not ready_only
+    ]
 
 
 def _response(counters: ResponseCounters) -> pb.InferResponseStatistics:

@@ -30,6 +30,7 @@ from headrace.engine.model_services import EngineServices
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
+from headrace.engine.turns import Turns
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import VersionStatistics
@@ -201,6 +202,7 @@ class Engine:
             self._models, backends, options, self._on_change, self._host_for_version, self.regions,
             statistics, self.readiness.may_have_changed,
         )  # fmt: skip
+        self.turns = Turns()
         self.loads: Loads = self._lifecycle
         if residency is not None:
             self.loads = plugins.part("on_request")(self._models, self._lifecycle, residency)
@@ -211,6 +213,7 @@ class Engine:
             self._models,
             self.loads,
             self.index,
+            self.turns,
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
         )
@@ -347,14 +350,13 @@ class Engine:
         names = [found.name] if version else [v.name for v in ready]
         return documents.model_metadata(found, names)
 
-    def model_statistics(self, name: str = "", version: str = "") -> pb.ModelStatisticsResponse:
-        """Counters of one version, of all ready versions of a model, or of everything.
+    def counted(self, name: str = "", version: str = "") -> list[ModelVersion]:
+        """The versions whose statistics are asked for: one, all ready ones of a model, or of all.
 
         Raises `InvalidRequest` for a model or version that is not available.
         """
         if not name:
-            every = [v for n in sorted(self._models) for v in self._models[n].ready_versions()]
-            return documents.model_statistics(every)
+            return [v for n in sorted(self._models) for v in self._models[n].ready_versions()]
         model = self._models.get(name)
         ready = model.ready_versions() if model else []
         if not ready:
@@ -366,11 +368,13 @@ class Engine:
                 raise InvalidRequest(
                     f"requested model version is not available for model '{name}': {number}"
                 )
-        return documents.model_statistics(ready)
+        return ready
 
-    def index(self, ready_only: bool = False) -> pb.RepositoryIndexResponse:
-        """Every model version of the repositories with its state; models without any by name."""
-        return documents.index(self._models, self.traffic.reason, ready_only)
+    def index(
+        self, model: Model, ready_only: bool = False
+    ) -> list[pb.RepositoryIndexResponse.ModelIndex]:
+        """Every version of a model with its state; one without any by its name."""
+        return documents.index(model, self.traffic.reason, ready_only)
 
     def models(self) -> Collection[Model]:
         """All models."""

@@ -8,7 +8,6 @@ Only this module imports prometheus_client, which brings an HTTP server and 4 MB
 imported on the first scrape.
 """
 
-import asyncio
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -29,6 +28,7 @@ from prometheus_client.core import Metric
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
+from headrace.engine.turns import Turns
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
@@ -56,7 +56,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
 _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
-_SAMPLES_A_TURN = 200  # formatted in a millisecond or two
+_SAMPLES_A_PART = 200  # formatted in a millisecond or two
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 S = TypeVar("S")
@@ -78,6 +78,11 @@ class ServerCollector:
         self._gpus = gpus
         self._version_families = version_families(options or MetricsOptions())
 
+    @property
+    def turns(self) -> Turns:
+        """The turns in which a scrape is written."""
+        return self._engine.turns
+
     def parts(self) -> Iterator[Metric]:
         """All families, including empty ones, in parts of a bounded size.
 
@@ -89,9 +94,9 @@ class ServerCollector:
         while group := list(islice(versions, _VERSIONS_A_PART)):
             yield from self._of_versions(group)
         for family in self._of_server():
-            for first in range(0, max(len(family.samples), 1), _SAMPLES_A_TURN):
+            for first in range(0, max(len(family.samples), 1), _SAMPLES_A_PART):
                 part = Metric(family.name, family.documentation, family.type)
-                part.samples = family.samples[first : first + _SAMPLES_A_TURN]
+                part.samples = family.samples[first : first + _SAMPLES_A_PART]
                 yield part
 
     def _of_versions(self, versions: list[ModelVersion]) -> Iterator[Metric]:
@@ -206,19 +211,18 @@ async def scrape(
 ) -> bytes:
     """The response to a scrape, in Prometheus' text format.
 
-    A thousand models have tens of thousands of samples, whose formatting takes most of a second:
-    the event loop gets a turn after every few of them. `plain` as in `render`.
+    A thousand models have tens of thousands of samples, whose formatting takes most of a second: it
+    is done in turns of the event loop. `plain` as in `render`.
     """
     texts: dict[str, list[bytes]] = {}
-    written = 0
+    turns = collector.turns
+    await turns.begin()
     for part in collector.parts():
         text = render(_Families([part]), plain)
         of_family = texts.setdefault(part.name, [])
         of_family.append(_HEADER.sub(b"", text) if of_family else text)
-        written += len(part.samples)
-        if written >= _SAMPLES_A_TURN:
-            written = 0
-            await asyncio.sleep(0)
+        if turns.over:
+            await turns.begin()
     pieces = [piece for of_family in texts.values() for piece in of_family]
     return b"".join([*pieces, render(process)])
 

@@ -26,7 +26,16 @@ from headrace.plugins.traffic.router import ShadowCopies, ShadowLedger, VersionR
 from headrace.plugins.traffic.rules import Shadow
 from headrace.repository.layout import ModelSource
 from tests.engine import worlds
-from tests.engine.worlds import CONFIG, LOAD_OPTIONS, FutureCall, ask, number, question, until
+from tests.engine.worlds import (
+    CONFIG,
+    LOAD_OPTIONS,
+    FutureCall,
+    ask,
+    entries,
+    number,
+    question,
+    until,
+)
 
 SPLIT = {"split": {"1": 90, "2": 10}}
 
@@ -248,7 +257,7 @@ async def test_promotion_and_its_rollback(world: World) -> None:
     assert await world.count(10) == {1: 10}
     document = world.engine.traffic.document("m")
     assert (document.source, document.reason) == ("rollback", "it was worse")
-    assert {m.version: m.reason for m in world.engine.index().models}["2"] == "it was worse"
+    assert {m.version: m.reason for m in entries(world.engine)}["2"] == "it was worse"
     traffic.promote("m", "3")
     assert await world.count(10) == {3: 10}
     assert {v.version: v.role for v in world.engine.traffic.document("m").versions} == {
