@@ -10,6 +10,7 @@ import pytest
 
 from headrace.core.daemon_thread import NoResources
 from headrace.engine.workbench import Stopped, Threads, TookTooLong
+from tests.engine.worlds import until
 from tests.placement.threads import no_threads
 
 
@@ -124,6 +125,17 @@ def test_the_event_loop_does_not_wait_for_threads_to_begin() -> None:
     finally:
         sys.setprofile(None)
     assert starts == 1  # of the thread that starts the others
+
+
+async def test_threads_take_further_work_and_end() -> None:
+    threads, before = Threads(2, "t"), set(threading.enumerate())
+    go = threading.Event()
+    held = asyncio.ensure_future(threads.run(lambda: go.wait(30)))
+    used = {await threads.run(threading.current_thread) for _ in range(100)}
+    assert len(used) < 100
+    go.set()
+    assert await held
+    await until(lambda: set(threading.enumerate()) <= before)
 
 
 async def test_without_a_thread_it_fails_and_later_work_is_done() -> None:

@@ -1,6 +1,7 @@
 """Blocking work on a daemon thread, which no exit waits for.
 
-A pool would not do: work that hangs must delay neither other work nor the server's exit.
+A pool of a fixed size would not do: work that hangs must delay neither other work nor the server's
+exit.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from typing import TypeVar
 from headrace.core.errors import LoadFailed
 
 T = TypeVar("T")
+# Has the first function run by a thread, or calls the second with the reason why there is none.
+Start = Callable[[Callable[[], None], Callable[[Exception], None]], None]
 
 
 class NoResources(LoadFailed):
@@ -21,13 +24,13 @@ def run_in_daemon_thread(
     work: Callable[[], T],
     name: str,
     unwanted: Callable[[T], object] = lambda result: None,
-    start: Callable[[Callable[[], None]], None] = lambda begin: begin(),
+    start: Start | None = None,
 ) -> asyncio.Future[T]:
     """The result of `work`, or its exception; `NoResources` if no thread can be started.
 
     Cancelling the future does not stop the work. `unwanted` receives a result that is no longer
     wanted, due to cancellation or a closed loop. Call it on the event loop; `start` may call its
-    argument, which starts the thread, on another one.
+    arguments on another thread. By default, the work has a thread of its own.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -61,11 +64,14 @@ def run_in_daemon_thread(
             if result:
                 unwanted(result[0])
 
-    def begin() -> None:
-        try:
-            Thread(target=run, name=name, daemon=True).start()
-        except RuntimeError as error:
-            tell([], NoResources(f"cannot {name}: {error}"))
+    def give_up(error: Exception) -> None:
+        tell([], NoResources(f"cannot {name}: {error}"))
 
-    start(begin)
+    if start is not None:
+        start(run, give_up)
+        return future
+    try:
+        Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        give_up(error)
     return future

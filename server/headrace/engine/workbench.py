@@ -1,8 +1,8 @@
 """Threads for work that would block the event loop for too long.
 
-Each piece of work of `Threads` has a thread of its own, a few at a time, so that one that hangs, in
+Each piece of work of `Threads` has a thread for itself, a few at a time, so that one that hangs, in
 a library or on a file system, can be abandoned: it does not delay later work, nor keep the process
-from ending.
+from ending. A thread that is done takes other work, until there is none.
 
 On the `Workbench`, large data of admitted requests is decompressed, decoded, encoded and sorted;
 the requests continue on the event loop. There are two threads, each working in order of arrival:
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar, cast
 
@@ -53,6 +53,7 @@ class Threads:
         # Functions that start a thread each. Starting one in Python waits until it runs, which
         # takes many milliseconds on a busy process: so a thread calls them, while any are in use.
         self._starter: SimpleQueue[Callable[[], None] | None] | None = None
+        self._idle = _Idle(count)
         self.under_way = 0  # including abandoned work
 
     async def run(
@@ -68,6 +69,7 @@ class Threads:
         """
         await self._turn()
         self.under_way += 1
+        self._idle.wanted = True
         future = run_in_daemon_thread(work, self._name, too_late, self._start)
         future.add_done_callback(self._ended)
         try:
@@ -119,7 +121,10 @@ class Threads:
                 self._free -= 1
                 turn.set_result(None)
 
-    def _start(self, begin: Callable[[], None]) -> None:
+    def _start(self, run: Callable[[], None], give_up: Callable[[Exception], None]) -> None:
+        if self._idle.take(run):
+            return
+        begin = partial(self._idle.start, self._name, run, give_up)
         if (starter := self._starter) is None:
             starter = SimpleQueue()
             try:
@@ -132,14 +137,64 @@ class Threads:
 
     def _ended(self, future: "asyncio.Future[T]") -> None:
         self.under_way -= 1
-        if not self.under_way and self._starter is not None:
-            self._starter.put(None)
-            self._starter = None
+        if not self.under_way:
+            self._idle.end()
+            if self._starter is not None:
+                self._starter.put(None)
+                self._starter = None
         future.exception()  # mark the exception as retrieved
 
     def _give_away(self, too_late: Callable[[T], object], future: "asyncio.Future[T]") -> None:
         if future.exception() is None:
             run_in_daemon_thread(partial(too_late, future.result()), self._name)
+
+
+_Inbox = SimpleQueue[Callable[[], None] | None]
+
+
+class _Idle:
+    """Threads without work, at most `most`, and none unless they are `wanted`; for any thread."""
+
+    def __init__(self, most: int) -> None:
+        self.wanted = False
+        self._most = most
+        self._inboxes: SimpleQueue[_Inbox] = SimpleQueue()
+
+    def take(self, run: Callable[[], None]) -> bool:
+        """Give work to one of them; returns False if there is none."""
+        try:
+            self._inboxes.get_nowait().put(run)
+        except Empty:
+            return False
+        return True
+
+    def start(
+        self, name: str, run: Callable[[], None], give_up: Callable[[Exception], None]
+    ) -> None:
+        """Start a further one, with work."""
+        inbox: _Inbox = SimpleQueue()
+        inbox.put(run)
+        try:
+            Thread(target=self._work, args=(inbox,), name=name, daemon=True).start()
+        except RuntimeError as error:
+            give_up(error)
+
+    def end(self) -> None:
+        """End all of them."""
+        self.wanted = False
+        with suppress(Empty):
+            while True:
+                self._inboxes.get_nowait().put(None)
+
+    def _work(self, inbox: _Inbox) -> None:
+        while (run := inbox.get()) is not None:
+            run()
+            del run  # release the work's references when it is done
+            if self._inboxes.qsize() >= self._most:
+                return  # others were started while the work of this one was abandoned
+            self._inboxes.put(inbox)
+            if not self.wanted:  # `end` may have come just before
+                self.end()
 
 
 def _start_all(starter: "SimpleQueue[Callable[[], None] | None]") -> None:
