@@ -55,7 +55,10 @@ from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
-_COLLECT_AFTER = 20_000  # allocations between garbage collections
+# Allocations between garbage collections, collections of the youngest objects between those of the
+# next ones, and so on: loading a thousand models makes 250 000 objects.
+_COLLECT_AFTER = 20_000, 2, 50
+_STEP_SECS = 0.02  # between collections at start-up
 _TRACES_SECS = 5  # time limit for writing the last traces
 _UNFINISHED_SECS = 2  # time limit for incomplete requests at shutdown
 
@@ -178,7 +181,6 @@ class Application:
             print(f"headrace {__version__}")
             await self._doors.open()
             gc.freeze()  # imported modules and objects made so far
-            gc.enable()  # disabled before the imports, see `headrace.cli`
         except (RepositoryError, OSError) as error:
             print(f"headrace serve: {error}", file=sys.stderr)
             await self._doors.close(0)
@@ -195,12 +197,11 @@ class Application:
             )
             await self._doors.close(0)
             return 1
-        # Objects made at start-up stay for good: the garbage collector need not visit them again.
-        # Requests leave no cycles behind, so that it need not run often; one batch of 64 has a
-        # thousand live objects, more than trigger a collection by default.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_COLLECT_AFTER, 10, 10)
+        # Requests leave no cycles behind, so that the garbage collector need not run often; one
+        # batch of 64 has a thousand live objects, more than trigger a collection by default.
+        _collect()
+        gc.set_threshold(*_COLLECT_AFTER)
+        gc.enable()  # disabled before the imports, see `headrace.cli`
         keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
@@ -225,7 +226,12 @@ class Application:
         everything = self._settings.exit_on_error
         loading = asyncio.ensure_future(self._engine.load_all(sources, everything))
         stop = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            ends = (loading, stop)
+            await asyncio.wait(ends, timeout=_STEP_SECS, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() or stop.done():
+                break
+            _collect()
         stop.cancel()
         if not loading.done():
             loading.cancel()
@@ -307,6 +313,17 @@ class Application:
             log.error("still running after %d s: %s", self._settings.exit_timeout_secs, names)
             return False
         return True
+
+
+def _collect() -> None:
+    """Collect garbage, and spare the collector what has been made so far.
+
+    Objects made at start-up stay for good. While models are loaded this happens every few of them:
+    a collection visits all objects since the last one, at once, which for a thousand models takes a
+    tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def sources_at_start(
