@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,30 @@ def test_functions_classes_and_files(serve_model: Any) -> None:
         assert grpc.ready("one")
     with pytest.raises(headrace.ClientError, match="1048576"):
         client.infer("digits", {"image": np.zeros((1 << 12, 8, 8), np.float32)})
+
+
+@model(instances=3)
+def process(x: float) -> int:
+    return os.getpid()
+
+
+def test_instances(tmp_path: Path) -> None:
+    """A configuration takes precedence over the code."""
+    with headrace.serve({"three": process}) as server:
+        groups = server.client.model_config("three")["instance_group"]
+        assert [(group["name"], group["count"]) for group in groups] == [("three_0", 3)]
+        assert server.client.model_metadata("three")["properties"]["instances"] == "3"
+        three = server.client.model("three")
+        found: set[int] = set()
+        with ThreadPoolExecutor(8) as pool:
+            while len(found) < 3:
+                found |= set(pool.map(lambda x: three(x=x).array.item(), range(50)))
+        assert len(found) == 3
+    (tmp_path / "two" / "1").mkdir(parents=True)
+    (tmp_path / "two" / "1" / "model.py").write_text(source_of(process))
+    (tmp_path / "two" / "config.pbtxt").write_text("instance_group { count: 2 }")
+    with headrace.serve(tmp_path) as server:
+        assert server.client.model_metadata("two")["properties"]["instances"] == "2"
 
 
 def test_two_models_with_one_name() -> None:

@@ -205,6 +205,15 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             model = _load(opened, replace(first_spec, threads=first_threads))
             loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
             config = complete(opened, model, options)
+            if opened.backend.isolated and not opened.config.instance_group:
+                placements = reading.placements(config)  # as its code says
+                threads = threads_for(len(placements), options.cores)
+                if threads != first_threads:
+                    # The libraries of the first worker have started the threads of all cores.
+                    loaded.pop().model.close()
+                    model = _load(opened, replace(first_spec, threads=threads))
+                    loaded.append(LoadedInstance(placements[0].name, model, InstanceKind.INLINE))
+                    first_threads = threads
             signature = _divided(reading.signature(config), opened, model, config)
             if not model.reads_parameters:
                 signature = replace(signature, parameters=frozenset())

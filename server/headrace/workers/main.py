@@ -184,7 +184,7 @@ class Worker:
 
     def _load(self, document: dict[str, Any]) -> dict[str, Any]:
         """Import the model; returns its completed configuration, None for no change, whether it may
-        read request parameters, and the columns that it was trained with.
+        read request parameters, the columns that it was trained with, and its instances.
         """
         import_freshly(document["paths"])
         sys.path[:0] = document["paths"]
@@ -197,6 +197,7 @@ class Worker:
             "config": completed,
             "reads_parameters": model_class.reads_parameters(found),
             "columns": model_class.columns(found),
+            "instances": model_class.instances(found),
         }
 
     def _start(self, document: dict[str, Any]) -> dict[str, Any]:

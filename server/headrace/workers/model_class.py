@@ -95,6 +95,11 @@ def columns(found: Any) -> Sequence[str]:
     return [*getattr(found, "trained_columns", ())]
 
 
+def instances(found: Any) -> int:
+    """The number of instances that a model asks for."""
+    return int(getattr(found, "wanted_instances", 1))
+
+
 def start(found: Any, args: dict[str, str]) -> Any:
     """A started model; passes on its exceptions; `AttributeError` if it has no `execute`."""
     model = found()

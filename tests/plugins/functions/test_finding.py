@@ -64,7 +64,9 @@ def test_objects_that_cannot_be_models(target: Any, says: str) -> None:
     ("options", "says"),
     [
         ({"outputs": "label"}, "`outputs` is a list of names, got 'label'"),
-        ({"max_streams": 0}, "max_streams is at least 1, got 0"),
+        ({"max_streams": 0}, "max_streams is a number from 1 on, got 0"),
+        ({"instances": 0}, "instances is a number from 1 on, got 0"),
+        ({"instances": 2.0}, "instances is a number from 1 on, got 2.0"),
     ],
 )
 def test_invalid_options(options: Any, says: str) -> None:

@@ -34,6 +34,7 @@ from headrace.placement.worker.python_options import (
     start_arguments,
     with_columns,
     with_completion,
+    with_instances,
 )
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.placement.worker.worker_set import WorkerSet
@@ -234,6 +235,7 @@ class LoadedWorker(LoadedModel):
             (*spec.environments.variables, *self.options.variables),
         )
         self._columns: Sequence[str] = ()
+        self._instances = 1
         self.process, self._completed = self._loaded(spec.auto_complete, spec.deadline)
         self._config = "{}"
         self._decoupled = False
@@ -251,7 +253,8 @@ class LoadedWorker(LoadedModel):
         return self.options.quarantine_deaths
 
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
-        return with_columns(with_completion(config, self._completed), self._columns)
+        result = with_columns(with_completion(config, self._completed), self._columns)
+        return with_instances(result, self._instances) if auto_complete else result
 
     def kind(
         self, wanted: str, signature: Signature, device: int | None
@@ -310,7 +313,7 @@ class LoadedWorker(LoadedModel):
         }
         answer = ask_worker(process, Kind.LOAD, document, _LOAD_SECS)
         self.reads_parameters = bool(answer["reads_parameters"])
-        self._columns = answer["columns"]
+        self._columns, self._instances = answer["columns"], answer["instances"]
         return process, answer.get("config")
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:

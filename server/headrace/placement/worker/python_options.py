@@ -21,7 +21,7 @@ from headrace.core.errors import Contradiction, InvalidConfig, InvalidOption
 from headrace.core.limits import ExecutionLimits, seconds
 from headrace.core.model_spec import LoadSpec, variable_names
 from headrace.placement.isolation import passed_variables
-from headrace.protocol.pb.model_config_pb2 import ModelConfig
+from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.scheduling.quarantine import DEATHS
 from headrace.workers.limits import Limits
 
@@ -262,6 +262,16 @@ def with_columns(config: ModelConfig, columns: Sequence[str]) -> ModelConfig:
     result = ModelConfig()
     result.CopyFrom(config)
     result.parameters[COLUMNS].string_value = columns_text({name: columns})
+    return result
+
+
+def with_instances(config: ModelConfig, count: int) -> ModelConfig:
+    """A copy of `config` with the instances that the code asks for, if it says none itself."""
+    if config.instance_group or count == 1:
+        return config
+    result = ModelConfig()
+    result.CopyFrom(config)
+    result.instance_group.add(count=count, kind=ModelInstanceGroup.KIND_CPU)
     return result
 
 

@@ -251,6 +251,10 @@ def adapted(declaration: Declaration) -> type[FunctionModel]:
     base: Any = AsyncModel if signature.asynchronous else PlainModel
     if signature.mode is Mode.STREAM:
         base = AsyncStreamModel if signature.asynchronous else StreamModel
-    namespace = {"declaration": declaration, "reads_parameters": bool(signature.context)}
+    namespace = {
+        "declaration": declaration,
+        "reads_parameters": bool(signature.context),
+        "wanted_instances": declaration.instances,
+    }
     made: type[FunctionModel] = type(declaration.name, (base,), namespace)
     return made

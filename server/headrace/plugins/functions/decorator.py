@@ -14,11 +14,15 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A decorated function or class. `max_streams` is the number of threads for generators."""
+    """A decorated function or class.
+
+    `max_streams` is the number of threads for generators, `instances` that of processes.
+    """
 
     target: Any
     signature: Signature
     max_streams: int
+    instances: int = 1
 
     @property
     def name(self) -> str:
@@ -37,6 +41,7 @@ def model(
     outputs: Sequence[str] | None = None,
     per_row: bool | None = None,
     max_streams: int = _THREADS,
+    instances: int = 1,
 ) -> Callable[[_T], _T]: ...
 
 
@@ -48,6 +53,7 @@ def model(
     outputs: Sequence[str] | None = None,
     per_row: bool | None = None,
     max_streams: int = _THREADS,
+    instances: int = 1,
 ) -> Any:
     """Declare a function, or a class with `predict` and optional `load` and `close`, as a model.
 
@@ -59,18 +65,21 @@ def model(
     them; without it, the function is called for each request. `per_row` calls it for each row,
     which is the default for functions whose parameters are all single values (`str`, `float`, ...).
     `outputs` names the outputs of a function that returns a tuple. `max_streams` is the number of
-    requests that a generator may answer concurrently, each on a thread; others wait.
+    requests that a generator may answer concurrently, each on a thread; others wait. `instances` is
+    the number of processes that run the model, unless its `config.pbtxt` has instance groups.
 
     Raises `SignatureError` if the annotations are insufficient.
     """
     if isinstance(outputs, str):
         raise SignatureError(f"`outputs` is a list of names, got {outputs!r}")
-    if max_streams < 1:
-        raise SignatureError(f"max_streams is at least 1, got {max_streams}")
+    for name, number in (("max_streams", max_streams), ("instances", instances)):
+        if type(number) is not int or number < 1:
+            raise SignatureError(f"{name} is a number from 1 on, got {number!r}")
     options = Options(max_batch_size, None if outputs is None else tuple(outputs), per_row)
 
     def mark(found: _T) -> _T:
-        setattr(found, MARK, Declaration(found, _signature(found, options), max_streams))
+        signature = _signature(found, options)
+        setattr(found, MARK, Declaration(found, signature, max_streams, instances))
         return found
 
     return mark if target is None else mark(target)
