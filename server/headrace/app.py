@@ -118,6 +118,7 @@ class Application:
             settings.model_load_timeout_secs,
             gpus=gpus,
             limits=settings.execution_limits,
+            overload_delay_ms=settings.overload_delay_ms,
             stages=load_stages(),
         )
         self._control = control_options(settings)

@@ -384,6 +384,13 @@ class Settings:
         least=1,
         most=100,
     )
+    overload_delay_ms: int = setting(
+        1_000,
+        "Milliseconds in the queue of an overloaded model, or 8 runs if that is longer, after which"
+        " a request is refused with 503 / UNAVAILABLE; a model is overloaded when its requests have"
+        " waited for so long for a while and its queue grows; a model's parameter of the same name"
+        " overrides this; its queue policy or priorities replace it; 0: never",
+    )
     max_connections: int = setting(
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"

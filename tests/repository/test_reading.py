@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.call import Call
 from headrace.core.datatypes import BY_CONFIG_NUMBER, CONFIG_NUMBERS, NUMPY, Datatype
-from headrace.core.errors import InvalidConfig
+from headrace.core.errors import InvalidConfig, InvalidOption
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import raw_bytes
 from headrace.placement.warming import Sample
@@ -19,6 +19,7 @@ from headrace.repository import reading
 from headrace.repository.completion import normalise
 from headrace.repository.config import parse_config
 from headrace.repository.reading import Placement, read_samples
+from headrace.scheduling.overload import DelayBound
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 from tests.repository.files import config_of
 
@@ -313,3 +314,26 @@ def test_truncated_strings(tmp_path: Path) -> None:
     told = value("input_data_file: 'texts'", "STRING", "dims: 1", "t")
     with pytest.raises(InvalidConfig, match="'texts': incomplete string data: element 0 claims 5"):
         read(tmp_path, f"model_warmup {{ batch_size: 1 {told} }}", T)
+
+
+@pytest.mark.parametrize(("text", "delay"), [
+    ("", 1_500), ("dynamic_batching {}", 1_500),
+    ('parameters { key: "overload_delay_ms" value { string_value: "0" } }', 0),
+    ('parameters { key: "overload_delay_ms" value { string_value: "200" } }', 200),
+    ("dynamic_batching { default_queue_policy {} }", 0),
+    ("dynamic_batching { priority_queue_policy { key: 1 value {} } }", 0),
+    ("dynamic_batching { priority_levels: 2 default_priority_level: 1 }", 0),
+    ("sequence_batching {}", 0),
+    ('dynamic_batching { default_queue_policy {} } parameters { key: "overload_delay_ms"'
+     ' value { string_value: "200" } }', 200),
+])  # fmt: skip
+def test_the_bound_on_the_delay_of_an_overloaded_queue(text: str, delay: int) -> None:
+    bound = reading.scheduling_policy(config_of(text), 1_500).overload
+    assert bound == (DelayBound(delay * 1_000_000) if delay else None)
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "soon", "99999999999"])
+def test_an_invalid_bound_on_the_delay(value: str) -> None:
+    text = f'parameters {{ key: "overload_delay_ms" value {{ string_value: "{value}" }} }}'
+    with pytest.raises(InvalidOption, match="expected a whole number of milliseconds"):
+        reading.scheduling_policy(config_of(text))

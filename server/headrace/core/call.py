@@ -151,6 +151,8 @@ class Call:
 
     # The door that the call came through, `HTTP` or `GRPC`; "" for internal calls.
     door = ""
+    # True for a part of a request whose other parts may have run: it waits however long it takes.
+    committed = False
     # Reason why a model that may answer any number of times is refused; "" if it is not.
     refusal = ""
 

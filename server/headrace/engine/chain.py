@@ -348,6 +348,7 @@ class DividedCall:
             nbytes=whole.nbytes * (stop - start) // self._rows,
         )  # fmt: skip
         part.divided, part.place, part.rows = self, number, stop - start
+        part.committed = number > 0
         return part
 
     def _join(self) -> None:
@@ -395,10 +396,11 @@ class DividedCall:
 class _Part(Call):
     """A part, at its `place`. Client information is that of the whole call."""
 
-    __slots__ = ("divided", "place")
+    __slots__ = ("committed", "divided", "place")
 
     divided: DividedCall
     place: int
+    committed: bool
 
     def header(self, name: str) -> str:
         return self.divided.whole.header(name)

@@ -217,7 +217,8 @@ def load_version(opened: Opened, version: int, options: LoadOptions) -> LoadedVe
             signature = _divided(reading.signature(config), opened, model, config)
             if not model.reads_parameters:
                 signature = replace(signature, parameters=frozenset())
-            scheduling = reading.scheduling_policy(config)
+            with opened.options_explained():
+                scheduling = reading.scheduling_policy(config, options.overload_delay_ms)
             limits = _limits(opened, config, options)
             stages = _stages(opened, config, signature, version, options)
             labels, problems = read_labels(opened.source.path, config)
@@ -358,7 +359,7 @@ def _stages(
 
 def _begin(opened: Opened, model: LoadedModel, config: ModelConfig, options: LoadOptions) -> None:
     """Start a loaded model with its complete configuration; raises `RepositoryError`."""
-    batches = reading.scheduling_policy(config).batch.max_rows > 0
+    batches = completion.batches(config)
     with opened.options_explained():
         model.begin(config, reading.signature(config), batches, options.host)
 

@@ -43,8 +43,8 @@ class LoadOptions:
     disables either. `meter` measures models loaded into this process, `gpus` are those available.
     `host` is the interface for models while they are started and warmed up, None for none. With
     `elsewhere`, models are checked for another machine, whatever GPUs this one has. `limits` are
-    those on executions, unless a model's configuration has its own. `stages` are those of plugins,
-    by name.
+    those on executions, and `overload_delay_ms` that on the delay in an overloaded queue, unless a
+    model's configuration has its own. `stages` are those of plugins, by name.
     """
 
     cores: int
@@ -60,6 +60,7 @@ class LoadOptions:
     elsewhere: bool = False
     gpus: Gpus = field(default_factory=Gpus)
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
+    overload_delay_ms: int = 0
     stages: Mapping[str, StagePlugin] = field(default_factory=dict)
 
 

@@ -222,6 +222,8 @@ class VersionStatistics:
         self.success_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.faults = 0  # failures that count against the version
+        self.overloaded = False  # requests are being refused for their delay in the queue
+        self.overload_refusals = 0  # included in the failures
         self.fail_ns = 0
         self.queue_ns = 0
         self.compute_input_ns = 0

@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 
 from headrace.core.datatypes import BY_CONFIG_NUMBER, ITEM_SIZES, NUMPY, Datatype
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidOption, InvalidRequest
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Shape, Signature, TensorSpec, fits, quoted
 from headrace.core.tensors import Array, Tensor, brackets, element_count
+from headrace.core.texts import shown, whole_number
 from headrace.observability.statistics import FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS
 from headrace.placement import warming
 from headrace.placement.warming import MakeInput, Sample
@@ -27,6 +28,7 @@ from headrace.protocol.pb import model_config_pb2 as pb
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelWarmup
 from headrace.repository.completion import batches
 from headrace.repository.config import ConfigFile, Problem, parameter, refuse
+from headrace.scheduling.overload import DelayBound
 from headrace.scheduling.policy import BatchPolicy, QueuePolicy, SchedulingPolicy, TimeoutAction
 
 
@@ -64,9 +66,34 @@ def _strict_outputs(config: ModelConfig) -> bool:
     return strict or config.backend not in ("python", "triton")
 
 
-def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
-    """The policies for queueing and batching the model's requests."""
+OVERLOAD_DELAY = "overload_delay_ms"
+_MOST_DELAY_MS = 86_400_000
+
+
+def scheduling_policy(config: ModelConfig, delay_ms: int = 0) -> SchedulingPolicy:
+    """The policies for queueing and batching the model's requests.
+
+    `delay_ms` is the server's bound on the delay in an overloaded queue, 0 for none. A queue
+    policy, priorities or sequences of the configuration replace it, unless the model has a bound of
+    its own. Raises `InvalidOption`.
+    """
     batching = config.dynamic_batching
+    own = parameter(config, OVERLOAD_DELAY)
+    if own:
+        found = whole_number(own, 0, _MOST_DELAY_MS)
+        if found is None:
+            expected = "a whole number of milliseconds, 0 for no bound"
+            raise InvalidOption(
+                f"parameters['{OVERLOAD_DELAY}']", f"expected {expected}, got {shown(own)}"
+            )
+        delay_ms = found
+    elif (
+        batching.HasField("default_queue_policy")
+        or batching.priority_queue_policy
+        or batching.priority_levels
+        or config.WhichOneof("scheduling_choice") == "sequence_batching"
+    ):
+        delay_ms = 0
     policy = BatchPolicy(max_rows=0)
     if batches(config):
         policy = BatchPolicy(
@@ -82,6 +109,7 @@ def scheduling_policy(config: ModelConfig) -> SchedulingPolicy:
         batching.default_priority_level,
         {n: _queue_policy(policy, True) for n, policy in batching.priority_queue_policy.items()},
         batching.preserve_ordering,
+        DelayBound(delay_ms * 1_000_000, policy.max_delay) if delay_ms else None,
     )
 
 

@@ -24,6 +24,7 @@ from headrace.repository import fail_over
 from headrace.repository.completion import ModelTensor, can_divide, divides, model_dims
 from headrace.repository.config import Problem
 from headrace.repository.fail_over import PARAMETERS as FAIL_OVER
+from headrace.repository.reading import OVERLOAD_DELAY
 
 EFFECTIVE = frozenset(
     {
@@ -55,7 +56,8 @@ EFFECTIVE = frozenset(
 # The server's settings in the `parameters` map; backends read further ones.
 TRAFFIC = "traffic"  # the parameter with traffic rules, changed in place
 OWN_PARAMETERS = (
-    frozenset({"execution", "batching", "split_requests", TRAFFIC, COLUMNS}) | FAIL_OVER
+    frozenset({"execution", "batching", "split_requests", OVERLOAD_DELAY, TRAFFIC, COLUMNS})
+    | FAIL_OVER
 )
 _ALIKE = 0.85  # similarity above which a name counts as misspelt
 

@@ -55,11 +55,13 @@ from headrace.scheduling.batch import (
     Part,
     Unanswered,
 )
+from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
 from headrace.scheduling.queue import RequestQueue
 
 log = logging.getLogger(__name__)
+_REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
 _load = attrgetter("load")
 
 
@@ -191,6 +193,7 @@ class Batcher:
         self._closed = statistics.batches_closed
         self._report = report
         self._queue = RequestQueue(policy)
+        self._overload = Overload(policy.overload)
         self._retries: deque[Batch] = deque()
         self._open: set[Call] = set()
         self._instances = Instances()
@@ -336,6 +339,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._statistics.overloaded = False
         self._instances.close()
 
     def when_drained(self, callback: Callable[[], None]) -> None:
@@ -381,6 +385,7 @@ class Batcher:
 
     def _next_batch(self, now: int) -> Batch | None:
         """The batch to run now; None if there is nothing to run, or it may still grow."""
+        refused = 0
         while True:
             again = False
             if self._retries:
@@ -393,6 +398,20 @@ class Batcher:
                         self._arm(ask_at)
                     return None
                 self._closed[reason] += 1
+                overload = self._overload
+                waited = now - calls[0].arrived
+                if waited > overload.late:
+                    if overload.late_start(now, self._queue.waiting):
+                        refused += len(calls)
+                        calls = self._in_time(calls, now)
+                        refused -= len(calls)
+                    if not calls:
+                        self._closed[reason] -= 1
+                        if refused >= _REFUSED_AT_ONCE:
+                            self._schedule_flush()  # others have their turn of the event loop
+                            return None
+                elif overload.since and overload.timely(waited, self._queue.waiting):
+                    self._tell_end()
             else:
                 return None
             if self.quarantine.cases:
@@ -402,6 +421,46 @@ class Batcher:
                 if self._alike is not None and len(calls) > 1:
                     calls = self._divided(calls, again, self._alike)
                 return Batch(self._signature, calls, again)
+
+    def _in_time(self, calls: list[Call], now: int) -> list[Call]:
+        """The calls that are not refused for their delay; those with a limit of their own stay."""
+        overload, counts = self._overload, self._statistics
+        late = [
+            call
+            for call in calls
+            if now - call.arrived > overload.late and call.deadline is None and not call.committed
+        ]
+        if late and not counts.overloaded:
+            counts.overloaded = True
+            log.warning(
+                "model %s version %s is overloaded: requests that have waited for more than %.3g s"
+                " are refused (--overload-delay-ms)", self._signature.model, self._version,
+                overload.late / 1e9, extra={"model": self._signature.model},
+            )  # fmt: skip
+        counts.overload_refusals += len(late)
+        self._expected += 1  # it is not drained: the other calls are in no queue
+        for call in late:
+            error = QueueTimeout(
+                f"model '{self._signature.model}' is overloaded: the request has waited in its"
+                f" queue for {(now - call.arrived) / 1e6:.0f} ms; try again later"
+            )
+            self._end(call, error, "REJECTED", now, begun=False)
+        self._expected -= 1
+        if not self._queue.waiting and overload.timely(0, 0):
+            self._tell_end()
+        return [call for call in calls if not call.ended]
+
+    def _tell_end(self) -> None:
+        """Log the end of an overload, if any request was refused."""
+        counts = self._statistics
+        if not counts.overloaded:
+            return
+        counts.overloaded = False
+        log.info(
+            "model %s version %s is not overloaded any more: %d requests were refused for their"
+            " delay so far", self._signature.model, self._version, counts.overload_refusals,
+            extra={"model": self._signature.model},
+        )  # fmt: skip
 
     def _divided(
         self, calls: list[Call], again: bool, alike: Callable[[Call], object]
@@ -434,6 +493,9 @@ class Batcher:
             self._idle.append(instance)
         elif (removed := self._instances.give_back(instance)) is not None:
             self._soon(removed)
+        took = outcome.computed - outcome.started
+        if took > self._overload.brief:
+            self._overload.ran(took)
         error = outcome.error
         if error is not None or self.quarantine.cases:
             self.quarantine.learn_batch(batch, outcome, self._now())

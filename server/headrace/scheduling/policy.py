@@ -10,6 +10,7 @@ from enum import Enum
 
 from headrace.core.call import Call
 from headrace.observability.statistics import Closed
+from headrace.scheduling.overload import DelayBound
 
 # Minimum queue time granted to a request whatever its timeout: the event loop's tick, at whose end
 # free instances get their batches.
@@ -159,6 +160,7 @@ class SchedulingPolicy:
     default_level: int = 0
     by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
     preserve_ordering: bool = False
+    overload: DelayBound | None = None
 
     def level(self, priority: int) -> int:
         """The level, from 1, for a request's `priority`; the default for 0."""

@@ -41,6 +41,7 @@ COUNTERS = {
 }  # fmt: skip
 GAUGES = {
     "headrace_model_instances", "headrace_stalled_instances", "headrace_model_memory_bytes",
+    "headrace_model_overloaded",
     "nv_inference_pending_request_count", "nv_model_load_duration_secs", "nv_cpu_utilization",
     "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes", "headrace_ready",
     "headrace_admitted_requests", "headrace_admitted_bytes", "headrace_admitted_bytes_peak",
@@ -132,6 +133,14 @@ def test_hung_executions_are_reported() -> None:
     assert values(found, {"reason": "limit", **ONE})["headrace_ended_runs_total"] == 2
 
 
+def test_an_overloaded_model_and_its_refusals_are_reported() -> None:
+    counted = worked()
+    counted.overloaded, counted.overload_refusals = True, 7
+    found = values(scrape(series(counted)), ONE)
+    assert found["headrace_model_overloaded"] == 1
+    assert found["headrace_overload_refusals_total"] == 7
+
+
 def test_every_sample_follows_the_header_of_its_family() -> None:
     lines = scrape(series(worked())).splitlines()
     named = [line.split("{")[0].split() for line in lines if "nv_" in line]
@@ -156,6 +165,7 @@ def test_every_family_is_announced_once_with_its_type(versions: tuple[FakeVersio
         **dict.fromkeys(GAUGES, "gauge"),
         **dict.fromkeys(HISTOGRAMS, "histogram"),
         "headrace_batch_closed_total": "counter",
+        "headrace_overload_refusals_total": "counter",
         "headrace_overloaded_total": "counter",
         "headrace_server_info": "gauge",
         "headrace_requests_total": "counter",

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # Parameters read by the server; the model itself may read any.
 PARAMETERS = WORKER_PARAMETERS | {
-    "batching", "execution", "function", "max_concurrency", "split_requests", "strict_outputs",
+    "batching", "execution", "function", "max_concurrency", "overload_delay_ms", "split_requests",
+    "strict_outputs",
 }  # fmt: skip
 
 
