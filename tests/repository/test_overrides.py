@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -109,6 +110,36 @@ def test_the_number_of_instances_is_bounded() -> None:
     for groups in ([{"count": 65}], [{"count": 9, "gpus": list(range(8))}], many):
         with pytest.raises(InvalidConfig, match="at most 64 instances"):
             over({"instance_group": groups})
+
+
+@pytest.mark.parametrize(("threads", "instances", "says"), [
+    ({"intra": "64"}, 1, ""), ({"intra": "16", "inter": "16"}, 2, ""), ({"intra": "x"}, 2, ""),
+    ({"intra": "1500"}, 3, "may have 64 threads, got 4500"),
+    ({"intra": "16", "inter": "17"}, 2, "may have 64 threads, got 66"),
+    ({"inter": "65"}, 1, r"parameters\['inter_op_thread_count'\]: .* got 65; --load-overrides="),
+    ({"intra": "9" * 5000}, 1, ""),  # no number of threads, as loading it says
+])  # fmt: skip
+def test_the_number_of_threads_is_bounded(
+    threads: dict[str, str], instances: int, says: str
+) -> None:
+    parameters = {f"{n}_op_thread_count": {"string_value": text} for n, text in threads.items()}
+    document = {"instance_group": [{"count": instances}], "parameters": parameters}
+    with pytest.raises(InvalidConfig, match=says) if says else nullcontext():
+        over(document)
+    with pytest.raises(InvalidConfig, match=says) if says else nullcontext():
+        of_own_files(parse_json_config(json.dumps(document), "c"))
+
+
+def test_threads_of_the_repository_may_be_sent_back() -> None:
+    base = parse_config(
+        'name: "m" parameters { key: "intra_op_thread_count" value { string_value: "96" } }', "m"
+    )
+    whole = normalise(base.config)
+    same = parse_json_config(json.dumps(to_json(whole)), "c")
+    assert overridden(base, whole, same).config.parameters == whole.parameters
+    same.config.parameters["intra_op_thread_count"].string_value = "97"
+    with pytest.raises(InvalidConfig, match="got 97"):
+        overridden(base, whole, same)
 
 
 def test_files_of_a_request_are_validated() -> None:

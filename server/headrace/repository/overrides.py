@@ -27,6 +27,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from headrace.core.errors import InvalidRequest, LoadFailed
 from headrace.core.tensors import Buffer
+from headrace.core.texts import whole_number
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository.config import ConfigFile, Problem, refuse
 
@@ -202,7 +203,10 @@ FREE_PARAMETERS = frozenset(
         "arena_extend_strategy", "do_copy_in_default_stream",
     }
 )  # fmt: skip
+_THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 _MOST_INSTANCES = 64
+_MOST_THREADS = 64  # of all instances together
+_LARGEST = 2**31 - 1
 _ALLOWED = "; --load-overrides=code lets a request decide that"
 
 
@@ -244,9 +248,25 @@ def _problems(whole: ModelConfig, change: ModelConfig, labels: Set[str]) -> Iter
     for index, output in enumerate(change.output):
         if output.label_filename and output.label_filename not in labels:
             yield _kept(f"output[{index}].label_filename")
-    count = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in change.instance_group)
-    if count > _MOST_INSTANCES:
+    if (count := _instances(change)) > _MOST_INSTANCES:
         yield Problem("instance_group", f"at most {_MOST_INSTANCES} instances, got {count}")
+    if (count := _threads(change)) > max(_MOST_THREADS, _threads(whole)):
+        named = next((name for name in _THREADS if name in change.parameters), _THREADS[0])
+        yield Problem(
+            f"parameters['{named}']",
+            f"all instances together may have {_MOST_THREADS} threads, got {count}{_ALLOWED}",
+        )
+
+
+def _instances(config: ModelConfig) -> int:
+    return sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
+
+
+def _threads(config: ModelConfig) -> int:
+    """The threads that a configuration asks for; other texts than numbers are refused later."""
+    given = [config.parameters[name].string_value for name in _THREADS if name in config.parameters]
+    each = sum(whole_number(text, 0, _LARGEST) or 0 for text in given)
+    return each * max(_instances(config), 1)
 
 
 def _parameter_problems(whole: ModelConfig, change: ModelConfig) -> Iterator[Problem]:
