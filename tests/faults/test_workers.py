@@ -139,6 +139,29 @@ def test_a_sibling_worker_continues(chaos: Chaos, tmp_path: Path) -> None:
         assert first.result().status_code == 500
 
 
+@pytest.mark.parametrize("command", ["stick", pytest.param("sleep", marks=pytest.mark.slow)])
+def test_workers_end_with_a_killed_server(own: Chaos, tmp_path: Path, command: str) -> None:
+    """Also one whose native code holds the interpreter's lock, and what it has started."""
+    begun = tmp_path / "begun"
+    with ThreadPoolExecutor(2) as pool:
+        child = int(own.answer("one", "child"))
+        asked = pool.submit(own.ask, "one", f"{command} {begun}")
+        eventually(begun.exists)
+        processes = own.workers()
+        own.server.stop(signal.SIGKILL)
+        assert child in {process.pid for process in processes}
+        eventually(lambda: not any(map(_runs, processes)))
+        with pytest.raises(httpx.HTTPError):
+            asked.result()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_worker_that_dies_repeatedly(own: Chaos) -> None:
     for status in range(5):  # with different inputs: the same one would be quarantined
         assert own.ask("one", f"exit {status}").status_code == 500

@@ -169,10 +169,12 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         folder: Path | None = None,
         reaping: Reaping | None = None,
+        lifeline: bool = False,
     ) -> None:
         """Start a process, under a reaper if `reaping` is given; raises `OSError`.
 
-        The process inherits `descriptors`, and the server's output unless `output` is given.
+        The process inherits `descriptors`, and the server's output unless `output` is given. Its
+        standard input is a `lifeline`, see `headrace.workers.lifeline`, or empty.
         """
         self.output = output
         self.ended = False
@@ -183,7 +185,7 @@ class ChildProcess:
             command = [sys.executable, "-I", "-S", str(_REAPER), *given, *command]
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE if self._reaped else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if self._reaped or lifeline else subprocess.DEVNULL,
             stdout=None if output is None else subprocess.PIPE,
             stderr=None if output is None else subprocess.STDOUT,
             pass_fds=descriptors, env=environment, cwd=folder, process_group=0,

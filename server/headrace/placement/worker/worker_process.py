@@ -271,6 +271,7 @@ _BOOT = (
     "given=sys.argv[1:];sys.argv[:]=[''];"  # as in Triton: models may read the command line
     "sys.path[:]=[p for p in sys.path if p];"
     "m=types.ModuleType('headrace');m.__path__=[given[1]];m.__version__=given[4];sys.modules['headrace']=m;"
+    "from headrace.workers.lifeline import end_with_server;end_with_server();"
     "from headrace.workers.limits import apply_limits;apply_limits(given[3]);"
     "from headrace.workers.heartbeat import beat;beat(int(given[2]));"
     "from headrace.workers.main import main;main(int(given[0]))"
@@ -310,7 +311,7 @@ class WorkerProcess:
                 theirs.callback(os.close, beats)
                 self._child = ChildProcess(
                     command(spec.python, other, beats, spec.limits), spec.environment(),
-                    self._output, descriptors=(other, beats),
+                    self._output, descriptors=(other, beats), lifeline=True,
                 )  # fmt: skip
             except OSError as error:
                 kind = NoResources if error.errno in _EXHAUSTED else LoadFailed
