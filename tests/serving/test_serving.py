@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -55,8 +56,27 @@ class Counter:
         return x + self.step
 
 
-def uses_an_array(x: float) -> float:
-    return float(LOADED[0]) * x
+class Scale:
+    """An object of the notebook."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def of(self, x: float) -> float:
+        return self.factor * x
+
+
+SCALE = Scale(2)
+LOCK = Lock()
+
+
+def uses_objects(x: float) -> float:
+    return float(LOADED[0]) + SCALE.of(x)
+
+
+def uses_a_lock(x: float) -> float:
+    with LOCK:
+        return x
 
 
 def test_functions_classes_and_files(serve_model: Any) -> None:
@@ -103,10 +123,54 @@ def test_instances(tmp_path: Path) -> None:
                 found |= set(pool.map(lambda x: three(x=x).array.item(), range(50)))
         assert len(found) == 3
     (tmp_path / "two" / "1").mkdir(parents=True)
-    (tmp_path / "two" / "1" / "model.py").write_text(source_of(process))
+    (tmp_path / "two" / "1" / "model.py").write_text(source_of(process).text)
     (tmp_path / "two" / "config.pbtxt").write_text("instance_group { count: 2 }")
     with headrace.serve(tmp_path) as server:
         assert server.client.model_metadata("two")["properties"]["instances"] == "2"
+
+
+def test_objects_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    scale = Scale(10)
+
+    def nested(x: float) -> float:
+        return scale.of(x)
+
+    with headrace.serve(uses_objects, nested) as server:
+        LOADED[0] += 1
+        scale.factor = 0
+        try:
+            assert server.client.model("uses_objects")(x=3).array.tolist() == [7]
+            assert server.client.model("nested")(x=3).array.tolist() == [30]
+        finally:
+            LOADED[0] -= 1
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(SourceError, match=r"cloudpickle: pip install 'headrace\[notebook\]'"):
+        source_of(uses_objects)
+
+
+def test_fitted_estimators() -> None:
+    for name in ("cloudpickle", "sklearn", "pandas"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    import pandas as pd
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    table = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [0.0, 1, 0, 1]})
+    target = table["a"] * 10 + table["b"]
+    own = make_pipeline(FunctionTransformer(lambda x: x), LinearRegression()).fit(table, target)
+    regression = LinearRegression()
+    for wrong, text in (
+        ({"m": regression}, "not fitted yet"), (regression, r'serve\(\{"name": LinearRegression'),
+    ):  # fmt: skip
+        with pytest.raises(SourceError, match=text):
+            headrace.serve(wrong)
+    with headrace.serve({"rf": regression.fit(table, target), "own": own}) as server:
+        assert server.client.model_config("rf")["max_batch_size"] == 4096
+        for name in ("rf", "own"):
+            found = server.client.infer(name, table[["b", "a"]])
+            np.testing.assert_allclose(found["predict"].ravel(), target)
 
 
 def test_two_models_with_one_name() -> None:
@@ -124,7 +188,7 @@ def test_a_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "kind", "text"), [
-    (uses_an_array, SourceError, "uses_an_array uses LOADED, a ndarray that has no source"),
+    (uses_a_lock, SourceError, r"LOCK, a lock, cannot be copied to another process \(.*: load it"),
     (lambda x: x, SourceError, "has no source"), (len, SourceError, "has no source"),
     (42, SourceError, "42 has no source: a model is a function or class, a path, or a mapping"),
     ({"it": 42}, SourceError, "42 has no source"),
@@ -156,7 +220,7 @@ def test_cells_of_a_notebook(serve_model: Any, monkeypatch: pytest.MonkeyPatch) 
         code = compile(source, name, "exec", flags)
         flags = code.co_flags & __import__("__future__").annotations.compiler_flag
         exec(code, vars(main))
-    assert source_of(vars(main)["cell"]).startswith("from __future__ import annotations\n")
+    assert source_of(vars(main)["cell"]).text.startswith("from __future__ import annotations\n")
     server = serve_model(vars(main)["cell"])
     assert server.client.model("cell")(x=[1, 2]).array.tolist() == [2.5, 3.5]
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from headrace.client.blocking import Client
 from headrace.placement import reaper
-from headrace.serving.sources import ServeError, name_of, source_of
+from headrace.serving.sources import OBJECTS, ServeError, name_of, source_of
 
 START_SECS = 120.0
 _STOP_SECS = 60.0
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
 _STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
 _SHOWN = 4000  # characters of the log shown in an error
 
-Model = Callable[..., Any] | str | os.PathLike[str]
+Model = Any  # a function, class, fitted estimator, or a path
 
 
 class Server:
@@ -150,8 +150,10 @@ def serve(
     """Serve models in a separate process; returns once they are ready.
 
     A model is a function or class, as for `headrace.model`, a file, or a repository's directory; in
-    a mapping, each is served under its key. `port` is the HTTP port, and `options` are settings of
-    the server such as `max_request_bytes`. Ports are free ones unless given.
+    a mapping, each is served under its key, and may be a fitted estimator of scikit-learn's kind.
+    The server gets copies, also of the objects that a function uses: changes are not seen there.
+    `port` is the HTTP port, and `options` are settings of the server such as `max_request_bytes`.
+    Ports are free ones unless given.
 
     `headrace.serve(...).wait()` runs until interrupted. Raises `ServeError`, or its subclass
     `SourceError` for a function that cannot be moved to another process.
@@ -210,7 +212,11 @@ def _write(directory: Path, found: Model) -> None:
         (directory / "1").mkdir(parents=True)
         (directory / "1" / f"model{path.suffix}").symlink_to(path)
         return
+    source = source_of(found)
     (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").write_text(source_of(found), encoding="utf-8")
-    which = f'parameters {{ key: "function" value {{ string_value: "{found.__name__}" }} }}\n'
-    (directory / "config.pbtxt").write_text(which)
+    (directory / "1" / "model.py").write_text(source.text, encoding="utf-8")
+    if source.objects:
+        (directory / "1" / OBJECTS).write_bytes(source.objects)
+    if source.function:
+        which = f'parameters {{ key: "function" value {{ string_value: "{source.function}" }} }}\n'
+        (directory / "config.pbtxt").write_text(which)

@@ -118,6 +118,13 @@ def load(document: dict[str, Any]) -> type[Any]:
     return model_class(Tabular(Estimator(read(path, document))), document, LEAST_ROWS)
 
 
+def model_of(estimator: Any) -> type[Any]:
+    """The model class for a fitted estimator; raises `ImportError` or `ValueError`."""
+    needed("sklearn", "scikit-learn")
+    document = {"default_max_batch_size": LEAST_ROWS}
+    return model_class(Tabular(Estimator(estimator)), document, LEAST_ROWS)
+
+
 class Estimator:
     """A fitted estimator or pipeline as a predictor; its outputs are named like its methods."""
 
