@@ -30,6 +30,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def not_negative(text: str) -> int:
+    """A whole number, 0 included."""
+    return 0 if text == "0" else count(text)
+
+
 def positive(text: str) -> float:
     """A number of seconds, more than 0."""
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import profile, remote, round_trip, stages
-from benchmarks.arguments import count, names_of, numbers, positive
+from benchmarks.arguments import count, names_of, not_negative, numbers, positive
 from benchmarks.hostile import run as hostile
 from benchmarks.hostile import search
 from benchmarks.hostile.attacks import ATTACKS
@@ -179,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         " and end; with names, only " + ", ".join(ATTACKS),
     )  # fmt: skip
     add(
-        "--frontends", type=count, metavar="N",
+        "--frontends", type=not_negative, metavar="N",
         help="with --hostile, of the server (default: none; of --search: none, then one)",
     )  # fmt: skip
     add(
