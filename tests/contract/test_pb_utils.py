@@ -182,11 +182,13 @@ def test_the_last_response_may_be_the_end(grpc_client: GrpcClient) -> None:
 
 
 @pytest.mark.parametrize(("command", "says"), [
-    ({"do": "raise"}, "Failed to process the request(s) for model 'many', message: ValueError"),
+    ({"do": "raise"}, "Failed to process the request(s) for model 'many_0', message: ValueError"),
     ({"do": "forget"}, "has dropped the request without completing it"),
     ({"do": "error"}, "broken off"),
     ({"do": "wrong"}, "gave output 'TOLD' as float32, its configuration says BYTES"),
-    ({"return": "a list"}, "using the decoupled mode and the execute function must return"),
+    ({"return": "a list"},
+     "Failed to process the request(s) for model 'many_0', message: Python model 'many_0' is"
+     " using the decoupled mode and the execute function must return None."),
 ])  # fmt: skip
 @pytest.mark.parametrize("count", [0, 2])
 def test_errors_of_a_decoupled_model(
@@ -263,22 +265,40 @@ def test_a_model_calls_a_decoupled_one_and_cancels(caller: Client, tmp_path: Pat
     assert ask(caller, "caller", "leave_stream", file=str(file)) == "left"
     until(file.exists, "the other model to see that nobody reads")
     other = tmp_path / "called_off"
-    assert ask(caller, "caller", "cancel_stream", file=str(other)) is True
-    until(other.exists, "the other model to see that nobody reads")
+    command = {"do": "until cancelled", "file": str(other)}
+    found = ask(caller, "caller", "cancel_stream", other=command)
+    assert found[:3] == ["0", "1", "2"]
+    assert found[-1] is None  # the end, which the other model decides on
+    until(other.exists, "the other model to see the cancellation")
+
+
+def test_responses_after_a_cancellation(caller: Client) -> None:
+    """As in Triton, the called model decides on them."""
+    found = ask(caller, "caller", "cancel_stream", other={"count": 40})
+    assert found == [*map(str, range(40)), None]
+    found = ask(caller, "caller", "cancel_stream", other={"do": "error when cancelled"})
+    assert found[:3] == ["0", "1", "2"]
+    assert found[-1] == [7, "request has been cancelled"]
 
 
 def test_errors_of_other_models_are_responses(caller: Client) -> None:
     nobody, version, wrong, decoupled = ask(caller, "caller", "errors")
-    assert nobody == [2, "Request for unknown model: 'nobody' is not found"]
-    assert version == [2, "Request for unknown model: 'add_sub' version 7 is not found"]
+    told = "Model {0} - Error when running inference: "
+    unready = f"{told}Failed for execute the inference request. Model '{{0}}' is not ready: "
+    unknown = "Request for unknown model: '{}' {}is not found"
+    assert nobody == [2, unready.format("nobody") + unknown.format("nobody", "")]
+    assert version == [2, unready.format("add_sub") + unknown.format("add_sub", "version 7 ")]
     assert wrong[0] == 3
+    assert wrong[1].startswith(told.format("add_sub"))
     assert "expected 2 inputs but got 0" in wrong[1]
     assert decoupled[0] == 5
-    assert "decoupled=True" in decoupled[1]
+    assert decoupled[1].startswith(f"{told.format('many')}Model many is using the decoupled.")
+    assert "Please use 'decoupled=True' argument" in decoupled[1]
 
 
 def test_invalid_calls_and_control_of_models(caller: Client) -> None:
-    assert "only while the model executes" in ask(caller, "caller", "start")
+    said = ask(caller, "caller", "start")
+    assert str(said).startswith("BLS is only supported during the 'execute' function.")
     name, inputs, sender = ask(caller, "caller", "misuse")
     assert "needs the name of a model" in name
     assert "inputs must be of Tensor, got int" in inputs

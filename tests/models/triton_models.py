@@ -147,11 +147,16 @@ MANY = (
             if what == "large":
                 rows = np.array([[b"x" * command["bytes"]]], object)
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", rows)]))
-            if what == "until cancelled":
+            if what in ("until cancelled", "error when cancelled"):
                 number = 0
                 while not sender.is_cancelled():
                     sender.send(told(number))
                     number += 1
+                if what == "error when cancelled":
+                    error = pb_utils.TritonError(
+                        "request has been cancelled", pb_utils.TritonError.CANCELLED)
+                    sender.send(pb_utils.InferenceResponse(error=error), FINAL)
+                    return
                 open(command["file"], "w").write(str(number))
             if what == "final with a response":
                 sender.send(told("last"), FINAL)
@@ -293,18 +298,19 @@ CALLER = (
             # As Triton's own test does: it continues to read cancelled responses.
             request = pb_utils.InferenceRequest(
                 model_name="many", requested_output_names=["TOLD"],
-                inputs=[text({"do": "until cancelled", "file": command["file"], "thread": True})],
+                inputs=[text({**command["other"], "thread": True})],
             )
             responses = request.exec(decoupled=True)
-            seen = 0
+            seen = []
             for response in responses:
-                if response.has_error():
-                    again = [each.has_error() for each in responses]
-                    assert len(again) == seen + 1 and again.index(True) == seen
-                    return response.error().code() == pb_utils.TritonError.CANCELLED
-                seen += 1
-                if seen == 3:
+                error = response.error()
+                told = [bytes(t.as_numpy()[0, 0]).decode() for t in response.output_tensors()]
+                seen.append([error.code(), error.message()] if error else (told or [None])[0])
+                if len(seen) == 3:
                     responses.cancel()
+            responses.cancel()  # nothing, after the end
+            assert len(list(responses)) == len(seen)
+            return seen
 
         def itself(self, command):
             request = pb_utils.InferenceRequest(
@@ -502,7 +508,8 @@ ODD = (
             return told([len(answer.output_tensors()) for answer in asyncio.run(both())])
 
         def call_off(self, command):
-            responses = self.ask("many", {"count": 10 ** 6, "thread": True}).exec(decoupled=True)
+            command = {"do": "error when cancelled", "thread": True}
+            responses = self.ask("many", command).exec(decoupled=True)
             threading.Timer(0.05, responses.cancel).start()
             return told(sum(1 for _ in responses) > 0)
 

@@ -209,7 +209,7 @@ def test_a_decoupled_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("1 / 0", "Failed .* for model 'm', message: ZeroDivisionError: division by zero"),
+        ("1 / 0", "Failed .* for model 'm_0', message: ZeroDivisionError: division by zero"),
         ("__import__('sys').exit(2)", "message: SystemExit: 2"),
         ("None", "Expected an 'InferenceResponse' object .* found type 'NoneType'"),
     ],

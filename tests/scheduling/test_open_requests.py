@@ -32,6 +32,9 @@ class FakeExecution:
     def cancel(self, call: Call) -> None:
         self.cancelled.append(call)
 
+    def call_off(self, call: Call) -> bool:
+        return False
+
     def hold(self, call: Call, held: bool) -> None:
         self.held.append(held)
 

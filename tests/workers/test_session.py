@@ -153,16 +153,16 @@ def test_unread_responses_are_cancelled() -> None:
         responses = session.exec(request(), True)
         _, told = server.receive()
         del responses
-        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"]})
+        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"], "answers": False})
 
 
-def test_a_call_that_is_cancelled_ends_with_an_error() -> None:
+def test_a_cancelled_call_goes_on_until_the_other_model_ends_it() -> None:
     with connected() as (session, server):
         responses = session.exec(request(), True)
         _, told = server.receive()
         server.reply(told["call"], final=False, **empty(n=1))
         responses.cancel()
-        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"]})
+        assert server.receive() == (Kind.DROP_CALL, {"call": told["call"], "answers": True})
         server.reply(told["call"], response={"error": [TritonError.CANCELLED, "called off"]})
         first, last = responses
         assert json.loads(first.parameters()) == {"n": 1}

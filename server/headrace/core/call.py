@@ -51,6 +51,18 @@ class Owner(Protocol):
         call.held = held
 
 
+class Execution(Owner, Protocol):
+    """An owner that is executing the call."""
+
+    __slots__ = ()
+
+    def call_off(self, call: "Call") -> bool:
+        """Tell the model that a call is called off, and pass on the responses that it still gives.
+
+        False if that is not possible; nothing has changed then.
+        """
+
+
 class Nobody(Owner):
     """Owner of calls that have not been submitted yet."""
 
@@ -145,7 +157,7 @@ class Call:
     started: bool
     ended: bool
     held: bool | None
-    execution: Owner | None
+    execution: Execution | None
     outcome: "InferResponse | Computed | Exception | None"
     first: int
 

@@ -268,7 +268,7 @@ class LoadedInProcess(LoadedModel):
                       extra=self._fields())  # fmt: skip
         else:
             log.error("%s: %s", self._spec.instance, text, extra=self._fields(lines))
-        return failed_to_process(self._spec.model, text[:_TEXT])
+        return failed_to_process(self._spec.instance, text[:_TEXT])
 
     def _fields(self, trace: str = "") -> dict[str, object]:
         fields = {"model": self._spec.model, "version": str(self._spec.version)}

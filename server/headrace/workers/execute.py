@@ -46,6 +46,7 @@ class Executor:
         batches: Batches,
         session: Session,
     ) -> None:
+        """`name` is the instance's, which errors name, as in Triton."""
         self._link = link
         self._model = model
         self._name = name
@@ -112,7 +113,7 @@ class Executor:
         """The frame for responses of `execute` that are no `result` of the whole batch."""
         if wrong := self._wrong(requests, returned):
             if self._decoupled:
-                return self._failed(slot, requests, wrong, times[0])
+                return self._failed(slot, requests, _failure(self._name, wrong), times[0])
             return self._broken(slot, wrong, "")
         if returned is None:  # response senders answer all of them
             returned = [None] * len(requests)
@@ -170,7 +171,8 @@ class Executor:
         return self._batches.responses(slot, told, wanted, (began, monotonic_ns()))
 
     def _broken(self, slot: int, text: str, lines: str) -> Sent:
-        meta = json.dumps({"text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}).encode()
+        told = {"name": self._name, "text": text[:_TEXT], "traceback": lines[-_TRACEBACK:]}
+        meta = json.dumps(told).encode()
         return Kind.BROKEN, meta, self._link.put(slot, [], 0)
 
     # --- readiness

@@ -147,7 +147,7 @@ class Kind(IntEnum):
     LOG = 22  # JSON: level, logger and text
     RESPONSE = 23  # JSON: a response to one request, or its end
     CALL = 24  # JSON: call another model, or a control operation
-    DROP_CALL = 25  # JSON: drop further replies to a call
+    DROP_CALL = 25  # JSON: call off a call, or drop further replies to it
     METRIC = 26  # JSON: an update of one of the model's metrics
     ANSWER = 27  # JSON: the model's readiness
     HOLD_CALL = 28  # JSON: pause or resume the replies to a call
@@ -167,7 +167,7 @@ FIRST = 8  # bytes of that number; the rest repeats for plain batches
 unpack_first = Struct("<Q").unpack_from
 PLAIN = bytes(_BATCH.size - FIRST)  # the sizes of no ids and no extras
 _LAYOUT = Struct("<II")  # number of the form, number of requests
-_REQUEST = Struct("<QB")  # number of a request, and whether it is held
+_REQUEST = Struct("<QB")  # number of a request, and a flag
 _TIMES = Struct("<QQ")  # start and end of the execution, monotonic ns
 unpack_times, TIMES = _TIMES.unpack_from, _TIMES.size  # the start of RESULT's meta
 
@@ -311,15 +311,15 @@ def unpack_sizes(meta: bytes) -> tuple[int, Sequence[int]]:
     return form, sizes
 
 
-def pack_request(number: int, held: bool = False) -> bytes:
-    """Encode the meta of CANCEL and HOLD."""
-    return _REQUEST.pack(number, held)
+def pack_request(number: int, flag: bool = False) -> bytes:
+    """Encode the meta of HOLD, with true to pause, and CANCEL, with true to go on responding."""
+    return _REQUEST.pack(number, flag)
 
 
 def unpack_request(data: bytes) -> tuple[int, bool]:
     """Decode the meta of CANCEL and HOLD; raises `BrokenFrame`."""
     try:
-        number, held = _REQUEST.unpack(data)
+        number, flag = _REQUEST.unpack(data)
     except _StructError as error:
         raise BrokenFrame(f"a request that cannot be read: {error}") from None
-    return number, bool(held)
+    return number, bool(flag)

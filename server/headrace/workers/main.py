@@ -208,7 +208,7 @@ class Worker:
         batches = Batches(link, decoupled, declared)
         self._session = session = Session(link, batches.add_form, declared)
         self._model = model = model_class.start(self._class, document["args"])
-        name = document["args"]["model_name"]
+        name = document["instance"]
         self._executor = executor = _kind(model)(link, model, name, decoupled, batches, session)
         gc.collect()
         gc.freeze()

@@ -28,9 +28,10 @@ from headrace.workers.triton_tensors import TritonModelException
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-NOT_NOW = (
-    "other models, and metrics' values, can be asked for only while the model executes; load_model,"
-    " unload_model and is_model_ready also while it is initialized"
+NOT_NOW = (  # the first sentence is Triton's
+    "BLS is only supported during the 'execute' function. Other models, and metrics' values, can be"
+    " asked for only while the model executes; load_model, unload_model and is_model_ready also"
+    " while it is initialized"
 )
 _EARLY = frozenset({"load", "unload", "ready"})  # operations allowed then
 _MOST = 20_000  # remembered cancelled requests, and held ones
@@ -58,6 +59,7 @@ class Session:
         self.open = False  # true while the model may call the server, as during execution
         self._wake: Callable[[], object] | None = None
         self.cancelled: dict[int, None] = {}
+        self._called_off: dict[int, None] = {}  # those of them whose responses are still taken
         self.held: dict[int, None] = {}
         self._watching: set[Callable[[], object]] = set()
         self._calls: dict[int, Call] = {}
@@ -149,7 +151,12 @@ class Session:
         elif kind is Kind.STOP:
             self.stopped = True
         elif kind is Kind.CANCEL:
-            _remember(self.cancelled, unpack_request(meta)[0])
+            number, answers = unpack_request(meta)
+            _remember(self.cancelled, number)
+            if answers:
+                _remember(self._called_off, number)
+            else:
+                self._called_off.pop(number, None)
             self._changed()
         elif kind is Kind.HOLD:
             number, held = unpack_request(meta)
@@ -245,13 +252,16 @@ class Session:
             self._watching.discard(wake)
 
     def _is_held(self, number: int) -> bool:
-        return number in self.held and number not in self.cancelled
+        return number in self.held and not self._is_unwanted(number)
+
+    def _is_unwanted(self, number: int) -> bool:
+        return number in self.cancelled and number not in self._called_off
 
     def respond(
         self, number: int, response: InferenceResponse | None, final: bool, wanted: Sequence[str]
     ) -> None:
         """Send a response to a request, `final` for the last one, or only the end."""
-        if number in self.cancelled:
+        if self._is_unwanted(number):
             if not final:
                 return
             response = None
@@ -275,6 +285,7 @@ class Session:
     def forget(self, number: int) -> None:
         """Drop the state of an answered request."""
         self.cancelled.pop(number, None)
+        self._called_off.pop(number, None)
         self.held.pop(number, None)
 
     def forget_answered(self, requests: Sequence[InferenceRequest]) -> None:
@@ -351,14 +362,15 @@ class Session:
         told = {"call": number, "held": held}
         self._link.send_soon(frame(Kind.HOLD_CALL, json.dumps(told).encode()))
 
-    def cancel_call(self, number: int) -> None:
-        """Cancel a call."""
+    def cancel_call(self, number: int, answers: bool = True) -> None:
+        """Cancel a call; with `answers`, its replies go on until the other model ends them."""
         if number in self._calls:
-            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps({"call": number}).encode()))
+            told = {"call": number, "answers": answers}
+            self._link.send_soon(frame(Kind.DROP_CALL, json.dumps(told).encode()))
 
     def drop_call(self, number: int) -> None:
         """Drop further replies to a call."""
-        self.cancel_call(number)
+        self.cancel_call(number, answers=False)
         self._calls.pop(number, None)
 
 

@@ -32,7 +32,7 @@ class Caller(Protocol):
         """Wait until `there` is true, or the server is gone."""
 
     def cancel_call(self, number: int) -> None:
-        """Cancel a call; its last reply is an error that says so."""
+        """Cancel a call; its replies go on until the other model ends them."""
 
     def drop_call(self, number: int) -> None:
         """Drop further replies to a call."""
@@ -158,9 +158,9 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Cancel the call; the last response is then an error, `TritonError.CANCELLED`.
+        """Cancel the call: the other model learns of it, and decides which responses follow.
 
-        Responses that have already arrived precede it.
+        As in Triton. If it has not begun, the only response is an error, `TritonError.CANCELLED`.
         """
         self._call.cancel()
 

@@ -337,6 +337,10 @@ class UpstreamInstance:
             # Deferred, since the canceller is still in the middle of its work.
             self._policy.loop.call_soon(self.failed, Cancelled("all clients have disconnected"))
 
+    def call_off(self, call: Call) -> bool:
+        """Implements `Execution.call_off`: upstreams know only requests that are abandoned."""
+        return False
+
     def hold(self, call: Call, held: bool) -> None:
         """Pause or resume the upstream's responses."""
         attempt = self._attempt_of(call)

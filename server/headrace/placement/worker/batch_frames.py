@@ -261,10 +261,10 @@ def model_error(code: int, text: object) -> ServerError:
     return kind(printable(text))
 
 
-def failed_to_process(model: str, text: str) -> ExecutionFailed:
+def failed_to_process(instance: str, text: str) -> ExecutionFailed:
     """The error of a batch whose model raised, or returned anything but responses."""
     return ExecutionFailed(
-        f"Failed to process the request(s) for model '{model}', message: {printable(text)}"
+        f"Failed to process the request(s) for model '{instance}', message: {printable(text)}"
     )
 
 

@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import BY_NAME
-from headrace.core.errors import Cancelled, ExecutionFailed, ServerError, WorkerDied
+from headrace.core.errors import (
+    Cancelled,
+    ExecutionFailed,
+    ModelNotReady,
+    NotFound,
+    ServerError,
+    WorkerDied,
+)
 from headrace.core.limits import Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
@@ -46,9 +53,10 @@ from headrace.workers.frames import (
 
 _MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
 
-_NOT_DECOUPLED = (
-    "model '{}' is decoupled: it may answer any number of times, so it has to be executed with"
-    " decoupled=True"
+_NOT_DECOUPLED = (  # Triton's words
+    "Model {} is using the decoupled. The current BLS request call doesn't support models using the"
+    " decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or"
+    " 'async_exec' calls for decoupled models."
 )
 
 
@@ -81,6 +89,10 @@ class ModelCall(Call):
         """Pass the error on."""
         self._calls.reply(self._number, True, {"response": {"error": _told(error)}})
 
+    def refuse(self, error: ServerError) -> None:
+        """Pass the refusal on."""
+        self._calls.refuse(self._number, self.model_name, error)
+
 
 class ModelCalls:
     """The calls of one worker process."""
@@ -109,7 +121,7 @@ class ModelCalls:
             call = ModelCall(self, number, bool(document["decoupled"]), asked)
             self._host.submit(call, batch is not None)
         except ServerError as error:
-            self.reply(number, True, {"response": {"error": _told(error)}})
+            self.refuse(number, str(document["model"]), error)
             return
         self._calls[number] = call
         if batch is not None:
@@ -147,6 +159,22 @@ class ModelCalls:
         if self._process.link.unsent > _MOST_UNSENT and not self._paused:
             self._paused = True
             self._tell_all()
+
+    def refuse(self, number: int, model: str, error: ServerError) -> None:
+        """End a call that `model` has not begun, in Triton's words."""
+        code, text = _told(error)
+        if isinstance(error, NotFound | ModelNotReady):
+            text = f"Failed for execute the inference request. Model '{model}' is not ready: {text}"
+        text = f"Model {model} - Error when running inference: {text}"
+        self.reply(number, True, {"response": {"error": (code, text)}})
+
+    def call_off(self, number: int) -> None:
+        """Tell the called model that the call is called off; its responses go on, as in Triton."""
+        call = self._calls.get(number)
+        if call is None or (call.started and call.execution is None):
+            return  # it cannot be stopped, and its answer is not far
+        if call.execution is None or not call.execution.call_off(call):
+            self.drop(number)
 
     def drop(self, number: int) -> None:
         """Cancel a call for the model, which may wait for the confirming reply."""
@@ -379,6 +407,11 @@ class Conversation:
         if batch is not None and all(other.ended for other in batch.calls):
             self._calls.abandon(batch)  # otherwise the batch might never end
 
+    def call_off(self, call: Call) -> bool:
+        """Implements `Execution.call_off`."""
+        self.process.send(Kind.CANCEL, pack_request(call.run_number, True))
+        return True
+
     def hold(self, call: Call, held: bool) -> None:
         """Pause or resume the responses to a request."""
         self.process.send(Kind.HOLD, pack_request(call.run_number, held))
@@ -399,7 +432,8 @@ class Conversation:
         elif kind is Kind.HOLD_CALL:
             self._calls.hold(int(document["call"]), bool(document["held"]))
         elif kind is Kind.DROP_CALL:
-            self._calls.drop(int(document["call"]))
+            stop = self._calls.call_off if document["answers"] else self._calls.drop
+            stop(int(document["call"]))
         else:
             raise BrokenFrame(f"a frame of kind {kind.name}")
 
@@ -439,7 +473,7 @@ class Conversation:
         """The outcome if the model raised, or returned anything but responses."""
         text = printable(document["text"])
         self._report(batch, text, printable(document["traceback"]))
-        error = failed_to_process(self._signature.model, text)
+        error = failed_to_process(printable(document["name"]), text)
         return Outcome((), error, slot.sent, slot.sent, monotonic_ns())
 
     def _on_response(self, document: dict[str, Any], data: Buffer, size: int) -> None:

@@ -318,7 +318,9 @@ class LoadedWorker(LoadedModel):
 
     def _start(self, process: WorkerProcess) -> dict[str, Any]:
         args = start_arguments(self._spec, self._config)
-        document = {"args": args, "decoupled": self._decoupled}
+        document = {
+            "args": args, "decoupled": self._decoupled, "instance": self._spec.instance,
+        }  # fmt: skip
         return ask_worker(process, Kind.START, document, _START_SECS, self._host)
 
     def _warm_up(self, process: WorkerProcess) -> None:
