@@ -36,6 +36,7 @@ _PARAMETERS = "a configuration's parameters are those of the backend"
 
 # Tests, or whole files of them.
 NOT_THROUGH_A_PROXY: dict[str, str] = {
+    "test_loose_models::test_any_number_of_rows_without_batching": _PARAMETERS,
     "test_documents::test_model_metadata": _PLATFORM,
     "test_documents::test_config_is_completed_from_the_model": _PLATFORM,
     "test_documents::test_config_as_written": _PARAMETERS,

@@ -58,6 +58,7 @@ OTHER = """
                     2: np.full((rows,), 7.5, np.float64),
                     3: np.full((rows, 1), b"seven", object),
                     4: np.full((rows + 1, 2), 7, np.float32),
+                    5: np.full((1,), 7, np.float32),
                 }[kind]
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OTHER", other)]))
             return responses
@@ -68,6 +69,18 @@ COMPLETES = """
             config.{}
             return config
 """
+# It answers each request with a single number.
+ONE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            one = pb_utils.Tensor("OTHER", np.array([7], np.float32))
+            return [pb_utils.InferenceResponse([one]) for request in requests]
+"""
+UNBATCHED = 'parameters { key: "batching" value { string_value: "off" } }\n'
 GIVEN = ("GIVEN", "INT32", "2")
 TAKEN = ("TAKEN", "INT64", "-1")
 
@@ -97,6 +110,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_python_model(root, "other", OTHER, other)
     write_python_model(root, "other_strict", OTHER, other + STRICT)
     write_python_model(root, "other_inline", OTHER, other + execution("inline"))
+    write_python_model(root, "unbatched", OTHER, other + UNBATCHED)
+    write_python_model(root, "unbatched_inline", OTHER, other + UNBATCHED + execution("inline"))
+    write_python_model(root, "unbatched_strict", OTHER, other + UNBATCHED + STRICT)
+    single = tensors("input", ("KIND", "INT32", "-1")) + tensors("output", ("OTHER", "FP32", "1"))
+    write_python_model(root, "no_rows", ONE, single)
     write_model(root, "onnx_source", without_inputs())
     return root
 
@@ -169,6 +187,23 @@ def test_requests_of_a_batch_get_their_own(client: Client) -> None:
 def test_a_wrong_number_of_rows(client: Client, model: str) -> None:
     with pytest.raises(ExecutionFailed, match=r"shape \[3,2\] for a batch of 2 rows"):
         client.infer(model, kinds(4))
+
+
+@pytest.mark.parametrize("model", ["unbatched", "unbatched_inline"])
+def test_any_number_of_rows_without_batching(
+    client: Client, model: str, pool: ThreadPoolExecutor
+) -> None:
+    """Triton's behaviour: no other request's rows can be mistaken for these."""
+    asked = [pool.submit(client.infer, model, kinds(kind)) for kind in (4, 5, 0) * 4]
+    shapes = [answer.result()["OTHER"].shape for answer in asked]
+    assert shapes == [(3, 2), (1,), (2, 2)] * 4
+    with pytest.raises(ExecutionFailed, match=r"shape \[3,2\] for a batch of 2 rows"):
+        client.infer("unbatched_strict", kinds(4))
+
+
+def test_a_model_without_rows(client: Client) -> None:
+    given = client.infer("no_rows", {"KIND": np.zeros(2, np.int32)})["OTHER"]
+    assert given.tolist() == [7]
 
 
 def test_strict_outputs(client: Client) -> None:

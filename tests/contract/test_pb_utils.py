@@ -273,7 +273,7 @@ def test_a_model_calls_a_decoupled_one_and_cancels(caller: Client, tmp_path: Pat
 
 
 def test_responses_after_a_cancellation(caller: Client) -> None:
-    """As in Triton, the called model decides on them."""
+    """Triton's behaviour: the called model decides on them."""
     found = ask(caller, "caller", "cancel_stream", other={"count": 40})
     assert found == [*map(str, range(40)), None]
     found = ask(caller, "caller", "cancel_stream", other={"do": "error when cancelled"})

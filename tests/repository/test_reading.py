@@ -312,7 +312,7 @@ def test_nothing_outside_of_the_directory_is_read(tmp_path: Path, name: str) -> 
 def test_truncated_strings(tmp_path: Path) -> None:
     write(tmp_path, "texts", b"\x05\x00\x00\x00ab")
     told = value("input_data_file: 'texts'", "STRING", "dims: 1", "t")
-    with pytest.raises(InvalidConfig, match="'texts': incomplete string data, expecting string of length 5"):
+    with pytest.raises(InvalidConfig, match="'texts': incomplete string data, expecting"):
         read(tmp_path, f"model_warmup {{ batch_size: 1 {told} }}", T)
 
 

@@ -57,7 +57,7 @@ class Execution(Owner, Protocol):
     __slots__ = ()
 
     def call_off(self, call: "Call") -> bool:
-        """Tell the model that a call is called off, and pass on the responses that it still gives.
+        """Notify the model of a cancellation, and pass on the responses that it still gives.
 
         False if that is not possible; nothing has changed then.
         """

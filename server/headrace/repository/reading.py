@@ -47,13 +47,16 @@ class Placement:
 
 def signature(config: ModelConfig) -> Signature:
     """The declared inputs and outputs."""
+    strict = _strict_outputs(config)
     return Signature(
         config.name,
         config.max_batch_size,
         tuple(_spec(tensor, tensor.optional) for tensor in config.input),
         tuple(_spec(tensor, False) for tensor in config.output),
         config.model_transaction_policy.decoupled,
-        strict_outputs=_strict_outputs(config),
+        strict_outputs=strict,
+        # As in Triton, where each request of a batch shares its outputs with no other.
+        any_rows=not (strict or batches(config)),
     )
 
 

@@ -55,7 +55,8 @@ class Part:
         A decoupled model may answer with any number of rows, and so may one without inputs, since
         no input determines the number.
         """
-        rows = call.rows if signature.inputs and not signature.decoupled else None
+        free = signature.decoupled or signature.any_rows or not signature.inputs
+        rows = None if free else call.rows
         outputs = [
             _output(signature, spec, self.arrays[spec.name], rows)
             for spec in signature.outputs
@@ -172,7 +173,8 @@ class Batch:
                 f"model '{signature.model}' gave {len(arrays)} outputs,"
                 f" asked for {len(self.outputs)}"
             )
-        rows = self.rows if signature.inputs or len(self.calls) > 1 else None
+        free = signature.any_rows or not signature.inputs
+        rows = None if free and len(self.calls) == 1 else self.rows
         self.tensors = tensors = []
         for spec, array in zip(self.outputs, arrays, strict=True):
             if spec.datatype is _BYTES and len(self.calls) > 1:
@@ -306,7 +308,7 @@ def _output(signature: Signature, spec: TensorSpec, array: TensorArray, rows: in
     if spec.reshape is None and array.shape == expected and array.dtype == NUMPY[spec.datatype]:
         return new_tensor((spec.name, spec.datatype, array))  # as nearly always
     shape = array.shape
-    if signature.batches and shape[:1] != (rows,):
+    if signature.batches and rows is not None and shape[:1] != (rows,):
         raise ExecutionFailed(
             f"model '{signature.model}' gave output '{spec.name}' of shape {brackets(shape)}"
             f" for a batch of {rows} rows; axis 0 must be the number of rows"
