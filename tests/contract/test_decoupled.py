@@ -1,6 +1,7 @@
 """Decoupled Python models over every door that streams."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,6 +32,13 @@ pytestmark = pytest.mark.skipif(
     not hasattr(triton_api, "InferenceResponseSender"), reason="there are no response senders yet"
 )
 
+# Numbers of Triton's own test.
+BUCKETS = """
+model_metrics { metric_control: [ {
+  metric_identifier: { family: "nv_inference_first_response_histogram_ms" }
+  histogram_options: { buckets: [ -1, 0.0, 1, 2.5 ] }
+} ] }
+"""
 _SIZE = 64 << 10  # bytes of a response of `flood`
 _READ = 8 << 20  # bytes of them that a slow client reads
 _WAITING = 96 << 20  # bytes queued for it: buffers of the system and the client
@@ -49,7 +57,7 @@ def streaming(
     """A server of these models, for each carrier; also with an upstream."""
     root = tmp_path_factory.mktemp("decoupled")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
-    write_python_model(root, "flood", FLOOD, FLOOD_CONFIG)
+    write_python_model(root, "flood", FLOOD, FLOOD_CONFIG + BUCKETS)
     carrier = request.param.removeprefix("remote").strip() or "default"
     latencies = ("--metrics-config=histogram_latencies=true",)
     with ExitStack() as stack:
@@ -279,6 +287,18 @@ def test_responses_are_counted_by_their_ordinals(
     assert after.inference_stats.success.count - before.inference_stats.success.count == 3
     first = idle.now().value("nv_inference_first_response_histogram_ms_count", model="teller")
     assert first == after.response_stats["0"].success.count
+
+
+def test_the_histogram_of_first_responses_in_tritons_form(idle: Scraper) -> None:
+    """Its clients look for whole lines, and read integers."""
+    lines = re.findall("^nv_inference_first_response_histogram_ms.*$", idle.now().text, re.M)
+    found = {name: int(value) for name, value in (line.rsplit(" ") for line in lines)}
+    name = 'nv_inference_first_response_histogram_ms_{}{{model="{}",version="1"{}}}'
+    for model, bounds in (("teller", (100, 500, 2000, 5000)), ("flood", (-1, 0, 1, 2.5))):
+        assert {name.format("count", model, ""), name.format("sum", model, "")} <= found.keys()
+        buckets = {name.format("bucket", model, f',le="{le}"') for le in (*bounds, "+Inf")}
+        assert buckets == {key for key in found if "_bucket" in key and model in key}
+    assert not [key for key in found if "teller" not in key and "flood" not in key]
 
 
 def test_doors_of_a_single_answer_refuse(

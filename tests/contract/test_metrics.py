@@ -43,6 +43,16 @@ def test_names_and_labels(metrics: Scraper) -> None:
     assert now.value("headrace_ready") == 1
 
 
+def test_integers_look_like_integers(metrics: Scraper) -> None:
+    """Clients read them as such, and have no patience for a point or an exponent."""
+    lines = [line for line in metrics.now().text.splitlines() if not line.startswith("#")]
+    values = [line.rpartition(" ")[2] for line in lines]
+    assert not [v for v in values if v.endswith(".0") or ("e" in v and float(v).is_integer())]
+    for name in ("nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"):
+        (value,) = [line.removeprefix(f"{name} ") for line in lines if line.startswith(name)]
+        assert int(value) > 1 << 20
+
+
 def test_failure_reasons_are_there_from_the_start(narrow: ServerProcess) -> None:
     with Scraper(narrow.metrics) as metrics:
         now = metrics.now()

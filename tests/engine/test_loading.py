@@ -120,8 +120,11 @@ def test_buckets_of_a_metric_without_buckets(tmp_path: Path) -> None:
     (warning,) = opened(tmp_path, own % "histogram_options { buckets: [1, 2] }").warnings
     assert warning.startswith("m/config.pbtxt:2: model_metrics.metric_control[0].metric_identifier")
     assert "has no effect: only 'nv_inference_first_response_histogram_ms'" in warning
-    with pytest.raises(InvalidConfig, match=r"buckets: must be numbers from above 0, each greater"):
+    with pytest.raises(InvalidConfig, match=r"buckets: must be numbers, each greater"):
         opened(tmp_path, own % "histogram_options { buckets: [2, 1] }")
+    found = opened(tmp_path, own % "histogram_options { buckets: [ -1, 0.0, 1, 2.5 ] }")
+    [control] = found.config.model_metrics.metric_control
+    assert list(control.histogram_options.buckets) == [-1, 0, 1, 2.5]
 
 
 def test_every_instance_is_warmed_up_also_an_added_one(tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ class ServerDoors:
                 scrape,
             )
 
-            collector = ServerCollector(engine, machine, settings.metrics, self._gpus)
+            collector = ServerCollector(
+                engine, machine, settings.metrics, self._gpus, settings.model_namespacing
+            )
             process = process_registry()
             return create_metrics_app(
                 lambda: scrape(collector, process, engine.model_metrics.plain_counters),

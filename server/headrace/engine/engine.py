@@ -376,6 +376,11 @@ class Engine:
         """Every version of a model with its state; one without any by its name."""
         return documents.index(model, self.traffic.reason, ready_only)
 
+    def repository_of(self, name: str) -> str:
+        """The repository of a model; "" for one that is outside of any."""
+        model = self._models.get(name)
+        return "" if model is None or model.source.upload else str(model.source.path.parent)
+
     def models(self) -> Collection[Model]:
         """All models."""
         return self._models.values()

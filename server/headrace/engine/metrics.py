@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from math import isfinite
 from time import monotonic_ns
 from typing import TypeVar
 
@@ -21,7 +22,6 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import Metric
 
@@ -51,9 +51,7 @@ from headrace.observability.statistics import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# prometheus_client appends _total to every counter's name in the header lines, even if the samples
-# do not have it.
-_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) )([\w:]+)_total ", re.MULTILINE)
+_LAST = ("le", "quantile")  # labels after the others, which are sorted, as in Triton
 _HEADER = re.compile(rb"^# (?:HELP|TYPE) .*\n", re.MULTILINE)
 _VERSIONS_A_PART = 5
 _SAMPLES_A_PART = 200  # formatted in a millisecond or two
@@ -71,8 +69,13 @@ class ServerCollector:
         machine: Machine | None,
         options: MetricsOptions | None = None,
         gpus: Callable[[], GpuSeries] = GpuSeries,
+        namespacing: bool = False,
     ) -> None:
-        """Without a `machine`, there are no machine metrics."""
+        """Without a `machine`, there are no machine metrics.
+
+        With `namespacing`, series of models have their repository as `namespace`, as in Triton.
+        """
+        self._namespacing = namespacing
         self._engine = engine
         self._machine = machine
         self._gpus = gpus
@@ -101,7 +104,7 @@ class ServerCollector:
 
     def _of_versions(self, versions: list[ModelVersion]) -> Iterator[Metric]:
         """The families with samples of these versions."""
-        labelled = [(_labels(version), version) for version in versions]
+        labelled = [(self._labels(version), version) for version in versions]
         yield from collected(self._version_families, labelled)
         gpu_memory = [
             ({**own, "gpu_uuid": each.uuid}, each.nbytes)
@@ -119,6 +122,13 @@ class ServerCollector:
             BACKEND_FAMILIES,
             [({**own, "backend": each.name}, each) for own, v in labelled for each in v.backends],
         )
+
+    def _labels(self, version: ModelVersion) -> dict[str, str]:
+        tags = {f"_{key}": value for key, value in version.config.metric_tags.items()}
+        labels = {"model": version.model, "version": version.name, **tags}
+        if self._namespacing and (space := self._engine.repository_of(version.model)):
+            labels["namespace"] = space
+        return labels
 
     def _of_server(self) -> Iterator[Metric]:
         """The other families."""
@@ -233,11 +243,37 @@ def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) 
     `plain` are further counters, beside Triton's, whose samples have no _total.
     """
 
-    def header(found: re.Match[bytes]) -> bytes:
-        name = found[2].decode()
-        return found[1] + found[2] + b" " if name.startswith("nv_") or name in plain else found[0]
+    return "".join([_text(metric, plain) for metric in source.collect()]).encode()
 
-    return _SUFFIX.sub(header, generate_latest(source))
+
+def _text(metric: Metric, plain: Container[str]) -> str:
+    name = metric.name
+    if metric.type == "counter" and not (name.startswith("nv_") or name in plain):
+        name += "_total"
+    described = metric.documentation.translate(_IN_HELP)
+    lines = [f"# HELP {name} {described}\n# TYPE {name} {metric.type}\n"]
+    for sample in metric.samples:
+        labels = ""
+        if found := sample.labels:
+            names = sorted(found) if len(found) > 1 else found
+            if last := [each for each in _LAST if each in found]:
+                names = [*(each for each in names if each not in _LAST), *last]
+            own = ",".join([f'{each}="{found[each].translate(_IN_LABEL)}"' for each in names])
+            labels = f"{{{own}}}"
+        lines.append(f"{sample.name}{labels} {_number(sample.value)}\n")
+    return "".join(lines)
+
+
+def _number(value: float) -> str:
+    """A value as Triton writes it: integers without a point or an exponent."""
+    if isfinite(value):
+        whole = int(value)
+        return str(whole) if whole == value else repr(value)
+    return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
+
+
+_IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_IN_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 # --- of versions
@@ -251,11 +287,6 @@ def version_families(options: MetricsOptions) -> list[Family[ModelVersion]]:
     if options.summaries:
         families += [_summary(kind, options.quantiles) for kind in LATENCY_KINDS]
     return families
-
-
-def _labels(version: ModelVersion) -> dict[str, str]:
-    tags = {f"_{key}": value for key, value in version.config.metric_tags.items()}
-    return {"model": version.model, "version": version.name, **tags}
 
 
 def _latency(
@@ -283,7 +314,7 @@ def _first_responses(version: ModelVersion) -> Buckets | None:
     if first is None:
         return None
     bounds = [f"{bound / 1e6:g}" for bound in first.bounds]
-    return Buckets(bounds, first.counts, first.total_ns / 1e6)
+    return Buckets(bounds, first.counts, first.total_ns // 1_000_000)  # whole, as in Triton
 
 
 def _summary(kind: str, quantiles: Sequence[float]) -> Family[ModelVersion]:

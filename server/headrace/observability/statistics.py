@@ -22,11 +22,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-# Upper bounds in nanoseconds, from 50 microseconds to 10 seconds, in steps of about 2.2.
+# Upper bounds in nanoseconds, from 50 microseconds to 10 minutes, in steps of about 2.2.
 LATENCY_BOUNDS: tuple[int, ...] = tuple(
     int(ms * 1_000_000)
     for ms in (
         0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000,
+        30_000, 60_000, 120_000, 300_000, 600_000,
     )
 )  # fmt: skip
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")

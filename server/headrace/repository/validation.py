@@ -336,8 +336,9 @@ def _metrics(config: ModelConfig) -> Iterator[Problem]:
     for index, control in enumerate(config.model_metrics.metric_control):
         path = f"model_metrics.metric_control[{index}]"
         bounds = list(control.histogram_options.buckets)
-        if not bounds or any(not low < high for low, high in pairwise([0.0, *bounds])):
+        rising = all(low < high for low, high in pairwise(bounds))  # false for NaN, too
+        if not (bounds and rising and all(map(math.isfinite, bounds))):
             yield Problem(
                 f"{path}.histogram_options.buckets",
-                f"must be numbers from above 0, each greater than the one before, got {bounds}",
+                f"must be numbers, each greater than the one before, got {bounds}",
             )

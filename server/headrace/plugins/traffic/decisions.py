@@ -222,5 +222,5 @@ def _alike(latency: float, usual: float) -> bool:
 
 def _ms(latency: float) -> str:
     if latency == float("inf"):
-        return f"above {LATENCY_BOUNDS[-1] / 1e6:g} ms"
-    return f"{latency:.3g} ms"
+        return f"above {LATENCY_BOUNDS[-1] / 1e6:.0f} ms"
+    return f"{latency:.3g} ms" if latency < 1_000 else f"{latency:.0f} ms"
