@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
@@ -17,8 +18,10 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, CLIENTS
 from tests.models.onnx_graphs import write_model
+from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
+from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess, clean_server
 
 CONFIG = "max_batch_size: 4"
@@ -106,6 +109,36 @@ def test_load_and_unload(world: World) -> None:
     assert world.ask(name) == 5
     world.client.unload(name)
     world.client.unload("nobody knows it")
+
+
+@pytest.mark.slow
+def test_a_load_that_meets_an_unload(
+    world: World, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    name = f"called_off_{world.transport}"
+    path = tmp_path / "go"
+    write_python_model(world.root / "one", name, WAITS.format(str(path)), FLOATS)
+    loading = pool.submit(world.client.load, name)
+    wait_until(lambda: world.index(name) == [("1", "LOADING", "")])
+    world.client.unload(name)
+    path.touch()
+    text = f"failed to load '{name}', no version is available"
+    with pytest.raises(InvalidRequest, match=text):
+        loading.result()
+
+
+@pytest.mark.slow
+def test_a_load_returns_after_removed_instances_are_finalized(world: World, tmp_path: Path) -> None:
+    name, log = f"shrinks_{world.transport}", tmp_path / "finalized"
+    source, folder = FINALIZES.format(str(log)), world.root / "one"
+    write_python_model(folder, name, source, FLOATS + "instance_group { count: 3 }")
+    world.client.load(name)
+    assert not log.exists()
+    config = folder / name / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 3", "count: 1"))
+    world.client.load(name)
+    assert log.read_text() == "xx"
+    world.client.unload(name)
 
 
 def test_a_changed_model_is_loaded_again_by_request_only(world: World) -> None:
@@ -241,6 +274,12 @@ def test_models_of_one_name_in_namespaces(tmp_path: Path) -> None:
         assert [world.ask(name) for name in [*names, "other"]] == [1, 2, 3, 9]
         client.unload("same@two")
         client.load("same@two")
+        with Scraper(server.metrics) as scraper:
+            found = scraper.now().samples("nv_inference_count")
+        folders = {labels["model"]: labels["namespace"] for labels, _ in found}
+        assert folders == dict(zip(names, map(str, repositories), strict=True)) | {
+            "other": str(tmp_path / "two")
+        }
         ambiguous = "There are 3 identifiers of model 'same' in global map, model namespace must be"
         with pytest.raises(NotFound, match=ambiguous):
             world.ask("same")
@@ -317,7 +356,8 @@ def test_a_model_of_files_is_loaded_and_restored(world: World) -> None:
 
 @pytest.mark.parametrize(("files", "text"), [
     (("../first/1/model.onnx",), "without '.', '..' and empty ones"),
-    (("/tmp/evil",), "must be relative to the model's directory"),
+    (("/../evil",), "without '.', '..' and empty ones"),
+    (("1/model.onnx", "/1/model.onnx"), "a file is given twice, with and without a slash"),
     (("1", "1/model.onnx"), "'1' is a file and a directory"),
     (("1/model.py",), "the files of a python model can run code"),
     (("model.onnx",), "no version directory"),
@@ -431,6 +471,30 @@ class TritonPythonModel:
 """
 
 
+FLOATS = tensors("input", ("INPUT0", "FP32", "1")) + tensors("output", ("OUTPUT0", "FP32", "1"))
+WAITS = """
+    import os, time
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            while not os.path.exists({!r}):
+                time.sleep(0.01)
+
+        def execute(self, requests):
+            return []
+"""
+FINALIZES = """
+    import time
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return []
+
+        def finalize(self):
+            time.sleep(0.3)
+            with open({!r}, "a") as log:
+                log.write("x")
+"""
 CONTROLLER = """
 import os
 import numpy as np

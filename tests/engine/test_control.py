@@ -94,6 +94,17 @@ async def test_requests_for_a_model_take_effect_in_their_order(world: World) -> 
     assert await world.index() == [("m", "UNAVAILABLE", "unloaded")]
 
 
+async def test_a_load_that_meets_an_unload(world: World) -> None:
+    world.write("m", "1")
+    world.backend.load_now.clear()
+    loading = asyncio.ensure_future(world.control.load("m"))
+    await until(lambda: world.backend.begun == ["1"])
+    await world.control.unload("m")
+    world.backend.load_now.set()
+    with pytest.raises(ModelLoadFailed, match="failed to load 'm', no version is available: it"):
+        await loading
+
+
 async def test_equal_load_requests_share_a_load(world: World) -> None:
     world.write("m", "1")
     world.backend.load_now.clear()

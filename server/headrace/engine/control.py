@@ -27,7 +27,7 @@ from headrace.core.errors import (
     Unavailable,
 )
 from headrace.core.model_spec import LoadParameters
-from headrace.engine.lifecycle import EXITING, Loads
+from headrace.engine.lifecycle import EXITING, UNLOADED, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
 from headrace.engine.turns import Turns
@@ -376,6 +376,10 @@ class Control:
         """The error for a failed load."""
         if problem == EXITING:
             return Unavailable(problem)
+        if problem == UNLOADED:  # in Triton's words
+            return ModelLoadFailed(
+                f"failed to load '{model.name}', no version is available: {problem}"
+            )
         if model.unreadable:
             return ModelLoadFailed(_not_polled(model.name, problem))
         failed = "; ".join(

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Result: TypeAlias = LoadedVersion | Change
 EXITING = "the server is shutting down"
-_UNLOADED = "it was unloaded before it was loaded"
+UNLOADED = "it was unloaded before it was loaded"
 _LONG_DRAIN_SECS = 30.0  # after which the log reports a version that still drains
 
 
@@ -196,7 +196,7 @@ class Lifecycle(Loads):
                 model.wanted = None
                 problem = await self._load(model, source)
             if model.unloaded and not self._stopped:
-                problem = _UNLOADED
+                problem = UNLOADED
         finally:
             model.loading = None
         return problem
@@ -233,7 +233,14 @@ class Lifecycle(Loads):
         elif any(isinstance(r, str) for r in results.values()) and model.ready_versions():
             problem = self._abandon(model, results)
         else:
-            return self._swap(model, source, results)
+            shrunk = [
+                model.versions[number] for number, result in results.items()
+                if isinstance(result, Change) and result.removed
+            ]  # fmt: skip
+            problem = self._swap(model, source, results)
+            # As in Triton, whose clients count finalized instances when a load has returned.
+            await asyncio.gather(*(version.settled() for version in shrunk))
+            return problem
         await self._discard([r for r in results.values() if not isinstance(r, str)])
         return problem
 

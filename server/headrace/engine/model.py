@@ -339,6 +339,10 @@ class ModelVersion:
             for instances in self._each:
                 instances.remove(name)
 
+    async def settled(self) -> None:
+        """Wait until instances that were removed without requests are finalized and gone."""
+        await asyncio.gather(*(instances.settled() for instances in self._each))
+
     def _add(self, service: _Service, loaded: Iterable[LoadedInstance]) -> None:
         """Add loaded instances to the scheduler."""
         for item in loaded:

@@ -138,6 +138,9 @@ class Placement(ABC):
     def remove(self, name: str) -> None:
         """Remove an instance, and close it once it has finished its requests."""
 
+    async def settled(self) -> None:  # noqa: B027
+        """Wait until removed instances without requests are finalized and gone."""
+
     @property
     @abstractmethod
     def healthy(self) -> bool:

@@ -116,6 +116,8 @@ def checked_paths(files: Mapping[str, Buffer]) -> dict[tuple[str, ...], Buffer]:
         raise InvalidRequest(f"at most {MOST_FILES} files are taken, got {len(files)}")
     found = {_parts(path): content for path, content in files.items()}
     directories = {parts[:n] for parts in found for n in range(1, len(parts))}
+    if len(found) < len(files):
+        raise InvalidRequest("a file is given twice, with and without a slash before its path")
     for parts in found:
         if parts in directories:
             raise InvalidRequest(f"{_shown('/'.join(parts))} is a file and a directory")
@@ -127,10 +129,9 @@ def _parts(path: str) -> tuple[str, ...]:
         size = len(path.encode())
     except UnicodeEncodeError:
         raise InvalidRequest(f"{_shown(path)} is not text") from None
-    parts = tuple(path.split("/"))
-    if path.startswith("/"):
-        problem = "must be relative to the model's directory"
-    elif any(part in ("", ".", "..") for part in parts):
+    # Triton joins it to the model's directory, so that slashes before it mean nothing.
+    parts = tuple(path.lstrip("/").split("/"))
+    if any(part in ("", ".", "..") for part in parts):
         problem = "must consist of names, without '.', '..' and empty ones"
     elif any(ord(c) < 32 or ord(c) == 127 or c == "\\" for c in path):
         problem = "must have neither control characters nor backslashes"

@@ -169,7 +169,7 @@ class ModelCalls:
         self.reply(number, True, {"response": {"error": (code, text)}})
 
     def call_off(self, number: int) -> None:
-        """Tell the called model that the call is called off; its responses go on, as in Triton."""
+        """Notify the called model of a cancellation; its responses go on, as in Triton."""
         call = self._calls.get(number)
         if call is None or (call.started and call.execution is None):
             return  # it cannot be stopped, and its answer is not far

@@ -99,6 +99,9 @@ class WorkerSet(Placement):
                 self._finish(worker)
                 return
 
+    async def settled(self) -> None:
+        await asyncio.gather(*(worker.closed() for worker in self._finishing))
+
     def __iter__(self) -> Iterator[WorkerInstance]:
         """The serving workers, without replaced ones."""
         return iter(self._serving)
