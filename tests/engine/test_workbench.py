@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, ServerError
 from headrace.engine.workbench import Deferred, Workbench
 from headrace.protocol.elements import Charge, uncharged
+from tests.support.scrape import until
 
 LONG = 64 << 20
 
@@ -100,6 +102,39 @@ async def test_cancelled_work_does_not_begin_and_ends_at_its_next_charge() -> No
     bench.do(1, lambda charge: None, last.done, uncharged)
     await last.all.wait()
     assert (steps, charged, outcomes.found) == ([], [], [])
+
+
+async def test_refused_work_is_freed_at_once() -> None:
+    class Data:
+        pass
+
+    def refuse(nbytes: int) -> None:
+        raise Overloaded("as asked")
+
+    def wrong(charge: Charge) -> None:
+        raise InvalidRequest("as asked")
+
+    def large(charge: Charge) -> None:
+        charge(1)
+
+    for work in (wrong, large):
+        bench, call, after = Workbench(), KeptCall(), asyncio.Event()
+        data = Data()
+        freed = weakref.ref(data)
+
+        def decode(charge: Charge, data: Data = data, work: Callable[..., None] = work) -> None:
+            work(charge)
+
+        Deferred(bench, 1, decode, lambda result: None, call, refuse, after.set)
+        del data, decode
+        await after.wait()
+        assert isinstance(call.refused.pop(), InvalidRequest | Overloaded)
+        # The thread ends its part after it has called the loop.
+        await asyncio.to_thread(await_freed, freed)
+
+
+def await_freed(freed: "weakref.ref[Any]") -> None:
+    until(lambda: freed() is None, "freed data")
 
 
 class KeptCall(Call):

@@ -353,8 +353,11 @@ class Regions:
         self._opening.add(name)
         future = asyncio.get_running_loop().run_in_executor(self.threads, opened)
         future.add_done_callback(lambda done: self._opened(name, done))
-        # The client may disconnect meanwhile; the region is registered all the same.
-        await asyncio.shield(future)
+        try:
+            # The client may disconnect meanwhile; the region is registered all the same.
+            await asyncio.shield(future)
+        finally:
+            del future  # its error refers to this frame
 
     def _opened(self, name: str, done: "asyncio.Future[Region]") -> None:
         self._opening.discard(name)

@@ -25,10 +25,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar, cast
 
-from headrace.core.call import Call, Owner
+from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.protocol.elements import Charge
+from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
 T = TypeVar("T")
@@ -228,6 +228,7 @@ class Job(Owner, Generic[T]):
     def cancel(self, call: Call | None = None) -> None:
         """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
         self._work = self._done = None  # releases their references
+        self._charge = uncharged
 
     def run(self) -> None:
         """Do the work, on a thread."""
@@ -242,9 +243,9 @@ class Job(Owner, Generic[T]):
             return
         except Exception as error:
             problem = error
-        del work
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             self._loop.call_soon_threadsafe(self._finish, result, problem)
+        del work, result, problem  # an error refers to this frame, and both would live for longer
 
     def _count(self, nbytes: int) -> None:
         """Charge bytes, from the thread; raises the loop's error, or `Dropped`."""
@@ -253,7 +254,10 @@ class Job(Owner, Generic[T]):
             self._loop.call_soon_threadsafe(self._count_here, nbytes, counted)
         except RuntimeError:
             raise Dropped from None
-        counted.result()
+        try:
+            counted.result()
+        finally:
+            del counted  # its error refers to this frame
 
     def _count_here(self, nbytes: int, counted: "Future[None]") -> None:
         try:
@@ -264,9 +268,12 @@ class Job(Owner, Generic[T]):
             counted.set_exception(error)
         else:
             counted.set_result(None)
+        finally:
+            del counted
 
     def _finish(self, result: T | None, problem: Exception | None) -> None:
         done, self._done, self._work = self._done, None, None
+        self._charge = uncharged  # belongs to the call, which may refer to this job
         if done is not None:
             done(result, problem)
 
@@ -338,22 +345,37 @@ class Deferred(Job[T]):
         `after` is called last.
         """
         super().__init__(decode, partial(self._decoded, call), charge)
-        self._submit = submit
+        self._submit: Callable[[T], None] | None = submit
         self._after = after
         call.owner = self
         bench.add(nbytes, self)
 
+    def cancel(self, call: Call | None = None) -> None:
+        """Implements `Owner.cancel`."""
+        super().cancel(call)
+        self._submit = self._after = None
+
     def _decoded(self, call: Call, result: T | None, problem: Exception | None) -> None:
-        try:
-            if problem is not None:
-                raise problem
-            self._submit(cast(T, result))
-        except ServerError as error:
-            call.pass_refusal(error)
-        except Exception as error:
-            log.error("bug in a request that was decoded apart", exc_info=error)
-            call.pass_refusal(ExecutionFailed(INTERNAL_TEXT))
-        finally:
-            del problem
-            if self._after is not None:
-                self._after()
+        submit, after = self._submit, self._after
+        # The call refers to its owner, and these to the call.
+        self._submit = self._after = None
+        if problem is None and submit is not None:
+            try:
+                submit(cast(T, result))
+            except Exception as error:
+                _refuse(call, error)
+        elif problem is not None:
+            _refuse(call, problem)
+        if call.owner is self:
+            call.owner = NOBODY
+        if after is not None:
+            after()
+
+
+def _refuse(call: Call, error: Exception) -> None:
+    """Refuse a call whose decoding, or submission, has failed."""
+    if not isinstance(error, ServerError):
+        log.error("bug in a request that was decoded apart", exc_info=error)
+        error = ExecutionFailed(INTERNAL_TEXT)
+    # Its frames have the request's data, and some the error itself.
+    call.pass_refusal(error.with_traceback(None))

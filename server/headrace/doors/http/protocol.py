@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._added = 0  # bytes written while earlier ones were unread
         self._retire_at = inf
         self._retired = False  # the connection closes after the next answer
-        self._take_header = self._keep_header if keep_names else super().on_header
+        self._keep_names = keep_names
         self._touched = self.loop.time()  # time of the last received byte or answer
         self._begun = self._touched  # start of the request being received
         self._message_size = 0
@@ -228,6 +228,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._tell_gone()
         super().connection_lost(exc)
         self.account.close()
+        self.cycle = None  # type: ignore[assignment]  # it refers to this connection, as do these
+        self.pipeline.clear()
 
     def _hang_up(self) -> None:
         self.transport.close()
@@ -288,11 +290,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_size > HEAD_LIMIT:
                 raise ValueError("too many trailers")  # the parser turns it into a refusal
             return
-        self._take_header(name, value)
-
-    def _keep_header(self, name: bytes, value: bytes) -> None:
-        scope: dict[str, Any] = cast(dict[str, Any], self.scope)
-        scope.setdefault(NAMES, []).append((name, value))
+        if self._keep_names:
+            scope: dict[str, Any] = cast(dict[str, Any], self.scope)
+            scope.setdefault(NAMES, []).append((name, value))
         super().on_header(name, value)
 
     def data_received(self, data: bytes) -> None:

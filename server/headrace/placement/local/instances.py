@@ -190,15 +190,14 @@ class LoadedModel:
     def run(self, batch: Batch, buffer: BatchBuffer | None = None) -> Outcome:
         """Gather the inputs of a batch and run it. Never raises: a failure is an outcome, too."""
         started = gathered = monotonic_ns()
-        arrays: Sequence[TensorArray] = ()
-        error: Exception | None = None
         try:
             inputs = batch.gather(buffer)
             gathered = monotonic_ns()
             arrays = self.infer(inputs, batch.names)
-        except Exception as raised:  # any error concerns this batch alone
-            error = raised
-        return Outcome(arrays, error, started, gathered, monotonic_ns())
+        except Exception as error:  # any error concerns this batch alone
+            # Not in a variable that outlives this block: the error refers to this frame.
+            return Outcome((), error, started, gathered, monotonic_ns())
+        return Outcome(arrays, None, started, gathered, monotonic_ns())
 
 
 class LocalInstance:

@@ -90,6 +90,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """End all streams."""
         self._lost = True
         self.http2.lost()
+        self.sender.out = []
 
     def pause_writing(self) -> None:
         """Stop pumping: the peer does not keep up."""
@@ -104,11 +105,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Write the collected frames."""
+        if self._lost:
+            return
         sender = self.sender
         sender.awake = False
-        if self._lost:
-            sender.out = []
-            return
         if sender.queued and not self._paused:
             self.http2.pump(_PUMP)
         if sender.out:

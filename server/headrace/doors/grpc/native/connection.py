@@ -576,6 +576,8 @@ class GrpcConnection(Http2Protocol):
             log.debug("hung up on %s: %s", self.peer, self.http2.failure)
         self.context.lost(self)
         self.account.close()
+        # These refer to the connection, and to what waited: freed at once, not by the collector.
+        del self.http2, self.sender, self.streams, self._receive
 
     def pause_writing(self) -> None:
         """Stop reading: the client does not keep up."""

@@ -1,0 +1,196 @@
+"""Refused requests leave no cycles: all their objects are freed without the garbage collector."""
+
+import gzip
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.protocol.pb import grpc_service_pb2 as pb
+from tests.contract import test_grpc, test_http, test_http_infer, test_statuses, test_validation
+from tests.contract.conftest import CLIENTS
+from tests.support.grpc_client import GrpcClient
+from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
+from tests.support.http_socket import HttpSocket, ask, request
+from tests.support.server_process import ServerProcess
+from tests.support.uncollected import PROGRAM, UNCOLLECTED, garbage
+
+# Their tests, as they are, need nothing but the suite's server.
+MODULES = (test_validation, test_http_infer, test_http, test_grpc, test_statuses)
+# The standard library's encoder with indents, which pages use for examples, makes cycles.
+_PAGES = {"test_a_404_names_the_nearest_route"}
+_LONG = 70_000  # bytes of a request that is decoded on a thread
+
+
+class Uncollected:
+    """A server without cyclic garbage collection."""
+
+    def __init__(self, process: ServerProcess, path: Path) -> None:
+        self.process = process
+        self._path = path
+
+    def garbage(self) -> dict[str, int]:
+        """Objects in cycles since the last call, by type."""
+        return garbage(self._path)
+
+
+@pytest.fixture(scope="module")
+def uncollected(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Uncollected]:
+    path = tmp_path_factory.mktemp("collected") / "socket"
+    with ServerProcess(
+        repository, options=["--allow-client-shm"], environment={UNCOLLECTED: str(path)},
+        program=PROGRAM,
+    ) as process:  # fmt: skip
+        found = Uncollected(process, path)
+        # The first request for anything but inference imports what answers it.
+        assert ask(process.http, "GET", "/v2").status == 200
+        found.garbage()
+        yield found
+        assert process.stop() == 0
+        assert "bug " not in process.log, process.log
+
+
+def _cases(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """The arguments of a parametrised test."""
+    tables: list[list[dict[str, Any]]] = []
+    for mark in getattr(function, "pytestmark", []):
+        if mark.name == "parametrize":
+            names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+            rows = [row.values if hasattr(row, "values") else row for row in mark.args[1]]
+            rows = rows if len(names) > 1 else [[row] for row in rows]
+            tables.append([dict(zip(map(str.strip, names), row, strict=True)) for row in rows])
+    for cases in itertools.product(*tables):
+        yield {name: value for case in cases for name, value in case.items()}
+
+
+def _tests(module: ModuleType) -> Iterator[Callable[..., None]]:
+    for name, function in vars(module).items():
+        if name.startswith("test_") and name not in _PAGES and inspect.isfunction(function):
+            yield function
+
+
+def _run(function: Callable[..., None], server: ServerProcess) -> bool:
+    """Run a test with every case; False if it needs more than the server and its clients."""
+    given = list(_cases(function))
+    needed = inspect.signature(function).parameters.keys() - (given[0] if given else {}).keys()
+    with ExitStack() as stack:
+        if needed == {"client"}:
+            clients = [stack.enter_context(open_(server)) for open_ in CLIENTS.values()]
+            own: list[dict[str, Any]] = [{"client": client} for client in clients]
+        elif needed == {"server"}:
+            own = [{"server": server}]
+        elif needed == {"grpc_client"}:
+            own = [{"grpc_client": stack.enter_context(GrpcClient(server.grpc))}]
+        else:
+            return False
+        for arguments, case in itertools.product(own, given):
+            with suppress(AssertionError, pytest.skip.Exception):  # the test's own concern
+                function(**arguments, **case)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_no_test_of_the_contract_leaves_cycles(
+    uncollected: Uncollected, module: ModuleType
+) -> None:
+    left = {}
+    ran = 0
+    for function in _tests(module):
+        uncollected.garbage()
+        ran += _run(function, uncollected.process)
+        if found := uncollected.garbage():
+            left[function.__name__] = found
+    assert ran > 5 or module in (test_statuses, test_validation)
+    assert left == {}
+
+
+# --- decoded on threads
+
+
+def _documents() -> Iterator[bytes]:
+    """Bodies that are refused, by decoding, or by checks afterwards."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    for wrong in (
+        {}, {"id": 7}, {"inputs": [tensor, tensor]}, {"inputs": [tensor | {"data": ["x"]}]},
+        {"inputs": [tensor | {"shape": [1, 2]}]}, {"inputs": [tensor | {"name": "other"}]},
+        {"inputs": [tensor | {"datatype": "INT7"}]}, {"inputs": [tensor], "parameters": {"x": []}},
+        {"inputs": [tensor], "outputs": [{"name": "other"}]},
+        {"inputs": [tensor], "id": "x" * 9000},
+        {"inputs": [tensor | {"shape": [1, 70_000], "data": [1] * 70_000}], "id": 7},
+        {"inputs": [tensor | {"shape": [1, 70_000], "data": [1] * 69_999}]},
+        {"inputs": [tensor | {"shape": [1, 70_000], "data": ["x"] * 70_000}]},
+    ):  # fmt: skip
+        yield json.dumps(wrong).encode()
+    yield b"{"
+    yield b"[NaN, 1e400]"
+
+
+def test_requests_refused_on_a_thread_leave_no_cycles(uncollected: Uncollected) -> None:
+    address = uncollected.process.http
+    path = "/v2/models/identity_FP32/infer"
+    left: list[tuple[bytes, str, dict[str, int]]] = []
+
+    def note(case: bytes, form: str) -> None:
+        if found := uncollected.garbage():
+            left.append((case[:80], form, found))
+
+    with HttpSocket(address) as connection:
+        connection.ask("POST", path, b"{")
+        uncollected.garbage()
+        for document in _documents():
+            body = document + b" " * _LONG
+            assert connection.ask("POST", path, body).status == 400
+            note(document, "whole")
+            packed = gzip.compress(body + np.random.default_rng(0).bytes(9_000).hex().encode())
+            assert connection.ask("POST", path, packed, Content_Encoding="gzip").status == 400
+            note(document, "gzip")
+            connection.send(
+                request("POST", path, Transfer_Encoding="chunked", Content_Length="").replace(
+                    b"Content-Length: \r\n", b""
+                )
+                + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            )
+            assert connection.receive().status == 400
+            note(document, "chunked")
+    assert left == []
+
+
+def _messages() -> Iterator[pb.ModelInferRequest]:
+    """Messages of long text that are refused."""
+    for model, shape, element in (
+        ("identity_BYTES", [1, 2], 70_000), ("other", [1, 1], 70_000), ("simple", [1, 1], 70_000),
+        ("identity_BYTES", [1, 1], 69_999), ("identity_BYTES", [9, 1], 70_000),
+    ):  # fmt: skip
+        text = element.to_bytes(4, "little") + b"x" * 70_000
+        message = pb.ModelInferRequest(model_name=model, raw_input_contents=[text])
+        message.inputs.add(name="INPUT0", datatype="BYTES", shape=shape)
+        yield message
+        typed = pb.ModelInferRequest(model_name=model)
+        item = typed.inputs.add(name="INPUT0", datatype="BYTES", shape=shape)
+        item.contents.bytes_contents.extend([b"x" * 70_000] * 3)
+        yield typed
+
+
+def test_messages_refused_on_a_thread_leave_no_cycles(uncollected: Uncollected) -> None:
+    left: list[tuple[str, dict[str, int]]] = []
+    with Http2Socket(uncollected.process.grpc) as connection:
+        connection.call(REQUEST, prefixed(b"\xff"))
+        uncollected.garbage()
+        for message in _messages():
+            data = prefixed(message.SerializeToString())
+            pieces = [data[start : start + 16_384] for start in range(0, len(data), 16_384)]
+            answer = connection.call(REQUEST, *pieces)
+            assert (answer.headers | answer.trailers)["grpc-status"] != "0"
+            if found := uncollected.garbage():
+                left.append((str(message)[:60], found))
+    assert left == []
