@@ -1,5 +1,7 @@
 """Flat JSON to requests and back, by the rules of the generate extension."""
 
+import json
+import re
 from typing import Any
 
 import numpy as np
@@ -293,6 +295,30 @@ def test_the_exact_text_of_a_response() -> None:
         encode_generate(response(strings("x", b"\xff")))
 
 
+@pytest.mark.parametrize(("shape", "nested"), [
+    ((2, 2), [[0, 1], [2, 3]]), ((1, 2, 2), [[0, 1], [2, 3]]), ((2, 1, 2), [[0, 1], [2, 3]]),
+    ((2, 2, 1), [[0, 1], [2, 3]]), ((4, 1), [0, 1, 2, 3]), ((1, 4), [0, 1, 2, 3]),
+    ((1, 1), 0), ((2, 0), []), ((0, 2), []),
+    ((2, 3, 2), [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [10, 11]]]),
+])  # fmt: skip
+def test_the_shape_of_an_output_is_kept(shape: tuple[int, ...], nested: Any) -> None:
+    """Dimensions of one element, as of a single row, are left out."""
+    numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    as_numbers = response(Tensor("x", Datatype.INT64, numbers))
+    assert orjson.loads(encode_generate(as_numbers))["x"] == nested
+    texts = object_array([b"%d" % n for n in numbers.ravel()], list(shape))
+    as_texts = orjson.loads(encode_generate(response(Tensor("x", Datatype.BYTES, texts))))["x"]
+    assert as_texts == orjson.loads(re.sub(rb"\d+", rb'"\g<0>"', orjson.dumps(nested)))
+
+
+@pytest.mark.parametrize("shape", [(3, 50_000), (50_000, 3), (2, 3, 40_000), (1, 90_001, 2)])
+def test_a_large_output_is_written_in_pieces_of_its_shape(shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    array[0, 1] = np.nan
+    text = encode_generate(response(Tensor("x", Datatype.FP32, array)))
+    assert np.array_equal(json.loads(text)["x"], array.squeeze(), equal_nan=True)
+
+
 def test_an_output_replaces_a_member_of_its_name() -> None:
     hiding = response(strings("id", b"x"), strings("a", b"y"), id="7", parameters={"a": 1})
     found = orjson.loads(encode_generate(hiding))
@@ -309,7 +335,7 @@ def test_any_tensor_is_written_on_one_line(tensor: Tensor) -> None:
     value = orjson.loads(text)["x"]
     assert (type(value) is list) == (tensor.array.size != 1)
     if type(value) is list:
-        assert len(value) == tensor.array.size
+        assert np.shape(value) == tuple(n for n in tensor.array.shape if n != 1) or not value
 
 
 def test_a_server_sent_event() -> None:

@@ -9,6 +9,7 @@ import json
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
+from math import prod
 from struct import error as StructError
 from struct import pack
 from typing import Any
@@ -285,13 +286,15 @@ def tensor_from_values(
     return Tensor(name, datatype, array.reshape(shape))
 
 
-def json_elements(tensor: Tensor) -> bytes:
+def json_elements(tensor: Tensor, inner: Sequence[int] = ()) -> bytes:
     """`json_pieces` joined."""
-    return b"".join(json_pieces(tensor))
+    return b"".join(json_pieces(tensor, inner))
 
 
-def json_pieces(tensor: Tensor) -> list[bytes]:
-    """The elements of `tensor` as one flat JSON array, in pieces.
+def json_pieces(tensor: Tensor, inner: Sequence[int] = ()) -> list[bytes]:
+    """The elements of `tensor` as one JSON array, in pieces.
+
+    The array is flat, or its elements are arrays of the shape `inner`, whose sizes are above 0.
 
     Floats are the shortest decimals that restore the value in the tensor's own precision; NaN and
     infinities are the bare words of Python's and Triton's JSON. Raises `InvalidRequest` for FP16,
@@ -305,18 +308,37 @@ def json_pieces(tensor: Tensor) -> list[bytes]:
     write = _strings if tensor.datatype is Datatype.BYTES else _numbers
     array = tensor.array.ravel()
     if array.size <= _ELEMENTS:
-        return [write(tensor.name, array)]
-    # In pieces, because orjson holds the interpreter lock for a whole call.
+        return [write(tensor.name, array, inner)]
+    return _in_pieces(write, tensor.name, array, inner)
+
+
+def _in_pieces(
+    write: Callable[[str, TensorArray, Sequence[int]], bytes],
+    name: str,
+    array: TensorArray,
+    inner: Sequence[int],
+) -> list[bytes]:
+    """A long array in pieces, because orjson holds the interpreter lock for a whole call."""
     pieces: list[bytes] = []
-    for start in range(0, array.size, _ELEMENTS):
-        piece = write(tensor.name, array[start : start + _ELEMENTS])
-        pieces += (b"," if start else b"[", piece[1:-1])
+    unit = prod(inner)
+    long = unit > _ELEMENTS
+    step = unit if long else _ELEMENTS // unit * unit
+    for start in range(0, array.size, step):
+        pieces.append(b"," if start else b"[")
+        part = array[start : start + step]
+        if long:
+            pieces += _in_pieces(write, name, part, inner[1:])
+        else:
+            pieces.append(write(name, part, inner)[1:-1])
     return [*pieces, b"]"]
 
 
-def _strings(name: str, array: TensorArray) -> bytes:
+def _strings(name: str, array: TensorArray, inner: Sequence[int]) -> bytes:
     try:
-        return orjson.dumps(list(map(bytes.decode, array.tolist())))
+        texts: list[Any] = list(map(bytes.decode, array.tolist()))
+        for size in reversed(inner):
+            texts = [texts[start : start + size] for start in range(0, len(texts), size)]
+        return orjson.dumps(texts)
     except UnicodeDecodeError:
         raise InvalidRequest(
             f"output '{name}' holds bytes that are not UTF-8 and cannot be sent as JSON."
@@ -324,8 +346,10 @@ def _strings(name: str, array: TensorArray) -> bytes:
         ) from None
 
 
-def _numbers(name: str, array: TensorArray) -> bytes:
+def _numbers(name: str, array: TensorArray, inner: Sequence[int]) -> bytes:
     assert not isinstance(array, BytesArray), "texts for numbers. This is a bug."
+    if inner:
+        array = array.reshape(-1, *inner)
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     return text if b"n" not in text else _with_words(text, array)
 

@@ -160,7 +160,9 @@ def encode_generate(response: InferResponse) -> bytes:
     for name, value in response.parameters.items():
         members[name] = json_parameter(value)
     for tensor in response.outputs:
-        text = json_elements(tensor)
+        # Dimensions of one element, such as the batch's of a single row, are left out.
+        sizes = [size for size in tensor.array.shape if size != 1]
+        text = json_elements(tensor, sizes[1:] if tensor.array.size else ())
         members[tensor.name] = text[1:-1] if tensor.array.size == 1 else text
     return b"{%b}" % b",".join(
         [orjson.dumps(name) + b":" + text for name, text in sorted(members.items())]
