@@ -1,12 +1,25 @@
 """Models of docs/from-others.md are served, with the results of their original servers."""
 
+import re
 from pathlib import Path
 
 import headrace
 from headrace.core.tensors import Array
+from headrace.settings import OPTIONS
 from tests.docs.test_readme import ROOT, blocks
 
 PAGE = (ROOT / "docs" / "from-others.md").read_text(encoding="utf-8")
+
+
+def test_ports_are_the_defaults() -> None:
+    ports = {
+        option.name: str(option.default) for option in OPTIONS if option.name.endswith("-port")
+    }
+    [row] = re.findall(r"^\| metrics at 8082 \| (.*) \|$", PAGE, re.MULTILINE)
+    assert f"{ports['metrics-port']} (`--metrics-port`)" in row
+    for door in ("http", "grpc", "metrics"):
+        assert f"`--{door}-port`" in PAGE
+        assert ports[f"{door}-port"] in PAGE
 
 
 def test_the_migrated_models(tmp_path: Path) -> None:
