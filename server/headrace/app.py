@@ -6,6 +6,10 @@ balancers notice, announce the end to clients, admit nothing new, finish admitte
 the doors, free the models, exit 0. A second signal exits at once. Loads in progress are abandoned,
 and so is what runs past `exit_timeout_secs`: threads cannot be stopped, so the process exits
 despite them.
+
+On SIGHUP, settings, TLS files and repositories are read again, unless the terminal is gone to which
+the server belonged: that ends it like SIGTERM, as a server in the foreground of a closed window
+would stay and keep its ports.
 """
 
 import asyncio
@@ -15,8 +19,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -41,6 +46,7 @@ from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.observability.logs import LogControl, Logs
 from headrace.observability.statistics import VersionStatistics
+from headrace.options import SettingsError
 from headrace.placement.backend import (
     BackendContext,
     close_backends,
@@ -63,8 +69,19 @@ _TRACES_SECS = 5  # time limit for writing the last traces
 _UNFINISHED_SECS = 2  # time limit for incomplete requests at shutdown
 
 
-def run(settings: Settings, note: str = "") -> int:
-    """Serve until a signal; returns the exit status. `note` is logged first."""
+# Settings of the log that SIGHUP puts into effect, by their names in the protocol.
+_LOG_SETTINGS: Mapping[str, str] = {
+    "log_verbose": "log_verbose_level", "log_info": "log_info", "log_warning": "log_warning",
+    "log_error": "log_error", "log_format": "log_format",
+}  # fmt: skip
+
+
+def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | None = None) -> int:
+    """Serve until a signal; returns the exit status.
+
+    `note` is logged first. `reread` returns the current settings or raises `SettingsError`; without
+    it, they stay on SIGHUP.
+    """
     try:
         logs = Logs(settings.logs)
     except OSError as error:
@@ -86,7 +103,7 @@ def run(settings: Settings, note: str = "") -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     control = LogControl(settings.logs, logs.apply)
     control.drops.append(lambda: logs.dropped)
-    application = Application(settings, control, tracing)
+    application = Application(settings, control, tracing, reread)
     try:
         status = uvloop.run(application.serve())
     finally:
@@ -100,8 +117,20 @@ def run(settings: Settings, note: str = "") -> int:
 class Application:
     """One server process."""
 
-    def __init__(self, settings: Settings, logs: LogControl, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        logs: LogControl,
+        tracing: Tracing,
+        reread: Callable[[], Settings] | None = None,
+    ) -> None:
+        """`reread` as in `run`."""
         self._settings = settings
+        self._reread = reread or (lambda: self._settings)
+        # Whoever starts a server by `nohup` wants it to outlive the terminal.
+        kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._terminal = _has_terminal() and not kept
+        self._hangup = asyncio.Event()
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._admission = Admission(
             settings.max_admitted_requests, settings.max_admitted_bytes, settings.shares(files)
@@ -168,6 +197,7 @@ class Application:
             backend.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         begun = monotonic()
         try:
             sources, warnings = sources_at_start(settings, self._control.catalogue)
@@ -215,7 +245,9 @@ class Application:
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
         print(f"{state} after {seconds:.2f} s", flush=True)
+        hearing = asyncio.ensure_future(self._hear_hangups())
         await self._stop.wait()
+        hearing.cancel()
         return await self._shut_down()
 
     def close(self) -> None:
@@ -250,6 +282,51 @@ class Application:
             _exit_at_once(1)
         log.info("%s: shutting down", signal.Signals(number).name)
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        if self._terminal and not _has_terminal():
+            if not self._stop.is_set():
+                self._on_signal(signal.SIGHUP)
+            return
+        self._hangup.set()
+
+    async def _hear_hangups(self) -> None:
+        """Read everything again after each SIGHUP, of which several may become one."""
+        while True:
+            await self._hangup.wait()
+            self._hangup.clear()
+            try:
+                await self._reload()
+            except Exception:  # no error may end the server
+                log.exception("bug while reading settings and repositories again")
+
+    async def _reload(self) -> None:
+        """Put into effect what can change while the server runs; the rest stays, and is named."""
+        try:
+            self._apply(await asyncio.to_thread(self._reread))
+        except SettingsError as error:
+            log.error("SIGHUP: settings stay as they are: %s", error)
+        try:
+            self._doors.renew_tls()
+        except OSError as error:
+            log.error("SIGHUP: TLS files stay as they are: %s", error)
+        try:
+            await self._engine.control.refresh()
+        except RepositoryError as error:
+            log.error("SIGHUP: models stay as they are: %s", error)
+        log.info("SIGHUP: settings and repositories were read again")
+
+    def _apply(self, settings: Settings) -> None:
+        """Change what can be changed; only names are logged, since some values are secrets."""
+        now = self._settings
+        names = [f.name for f in fields(now) if getattr(now, f.name) != getattr(settings, f.name)]
+        logs = {name: getattr(settings, name) for name in names if name in _LOG_SETTINGS}
+        self._engine.logs.change({_LOG_SETTINGS[name]: value for name, value in logs.items()})
+        self._settings = replace(now, **logs)
+        if logs:
+            log.info("SIGHUP: changed: %s", _options(logs))
+        if others := [name for name in names if name not in logs]:
+            log.warning("SIGHUP: in effect after a restart only: %s", _options(others))
 
     async def _shut_down(self, loaded: bool = True) -> int:
         """Shut down in order; returns the exit status. `loaded` is False if loads are abandoned."""
@@ -325,6 +402,19 @@ def _collect() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _has_terminal() -> bool:
+    """True if the process belongs to a terminal, which has not been closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def sources_at_start(

@@ -145,6 +145,8 @@ def _serve(options: argparse.Namespace) -> int:
                 written = [*written, example_repository(stack)]
             if written:
                 options.model_repository = [*(options.model_repository or ()), *written]
+            if options.files:
+                options.model_file = [*(options.model_file or ()), *options.files]
             settings, limits = _settings(options, brought, options.memory())
             # Before any thread exists: numeric libraries start threads when imported, and the check
             # imports them.
@@ -161,7 +163,7 @@ def _serve(options: argparse.Namespace) -> int:
             # Imported late, so that `--help` and usage errors do not wait for ONNX Runtime.
             from headrace.app import run
 
-            return run(settings, limits)
+            return run(settings, limits, lambda: _read_again(options, brought))
         finally:
             gc.enable()  # for callers that continue
 
@@ -178,14 +180,22 @@ def _settings(
     if path := options.config_file or os.environ.get(CONFIG_FILE_ENV):
         given |= from_file(Path(path))
     given |= from_environment(os.environ)
-    if options.files:
-        options.model_file = [*(options.model_file or ()), *options.files]
     given |= from_command_line(options, brought=brought)
     values = limits | given
     settings = Settings(**values)  # type: ignore[arg-type]  # parsed to each field's own type
     lowered = {name: value for name, value in limits.items() if name not in given}
     said = ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in lowered.items())
     return settings, f"limits by {memory >> 20} MiB of memory: {said}" if said else ""
+
+
+def _read_again(options: argparse.Namespace, brought: Mapping[str, str]) -> Settings:
+    """The current settings of a server that was started with `options`.
+
+    Raises `SettingsError`.
+    """
+    settings, _ = _settings(options, brought, options.memory())
+    settings.check()
+    return settings
 
 
 SERVE = Command(

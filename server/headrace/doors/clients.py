@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
@@ -16,6 +17,9 @@ from headrace.doors.http.protocol import BoundedProtocol
 from headrace.doors.http.server import HttpServer, fast_protocol
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class ClientDoors:
         self._access_log = access_log
         self._http: HttpServer | None = None
         self._grpc: Server | None = None
+        self._tls: tuple[TlsFiles, SSLContext] | None = None
 
     def open_http(
         self, config: HttpConfig, listener: socket.socket, app: ASGIApp, entrance: Entrance
@@ -82,6 +87,7 @@ class ClientDoors:
         given = handlers, self._admission, self._limit, self._access_log
         if listener is not None:
             context = config.tls.context() if config.tls else None
+            self._tls = (config.tls, context) if config.tls and context else None
             self._grpc = native = NativeServer(*given, context, config.options)
             await native.start(listener)
             return int(listener.getsockname()[1])
@@ -90,6 +96,15 @@ class ClientDoors:
         port: int = server.bind(config.address, config.port, config.tls)
         await server.start()
         return port
+
+    def renew_tls(self) -> None:
+        """Read certificate and key again, for new connections; raises `OSError`.
+
+        grpcio has its own copy of them, and keeps it.
+        """
+        if self._tls is not None:
+            files, context = self._tls
+            files.renew(context)
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""

@@ -80,6 +80,14 @@ class ServerDoors:
         await self._clients.announce(seconds)
         return 0
 
+    def renew_tls(self) -> None:
+        """Read certificate and key again, for new connections; raises `OSError`."""
+        if self._supervisor is not None:
+            if (tls := self._settings.tls) is not None:
+                tls.context()  # which says what is wrong with the files
+            self._supervisor.renew_tls()
+        self._clients.renew_tls()
+
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""
         self._clients.end_unfinished()

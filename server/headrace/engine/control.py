@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from headrace.core.errors import (
     InvalidConfig,
     InvalidRequest,
+    LoadFailed,
     ModelLoadFailed,
     NotFound,
     Overloaded,
@@ -35,7 +36,13 @@ from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile, parse_json_config
-from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, read_model_directory
+from headrace.repository.layout import (
+    DUPLICATE,
+    NO_SUCH,
+    Catalogue,
+    ModelSource,
+    read_model_directory,
+)
 from headrace.repository.model_files import Fingerprint, fingerprint
 from headrace.repository.overrides import Uploads, checked_paths, of_own_files, overridden
 
@@ -187,6 +194,41 @@ class Control:
         """
         self.check(name)
         await self._see_through(self._unload(name))
+
+    async def refresh(self) -> None:
+        """Load models that are new or changed in the repositories, and unload those that are gone.
+
+        If clients control models, only loaded ones that have changed are loaded. Nothing is
+        unloaded if no model is found: the repositories may be unmounted. Raises `RepositoryError`
+        for one that cannot be read.
+        """
+        sources, warnings = await self._aside(self._options.catalogue.sources)
+        if not sources:
+            raise LoadFailed("; ".join(warnings))
+        for warning in warnings:
+            log.warning("%s", warning)
+        explicit = self._options.mode is ControlMode.EXPLICIT
+        for source in sources:
+            model = self._models.get(source.name)
+            if explicit and (model is None or model.unloaded or model.source.upload is not None):
+                continue
+            if problem := DUPLICATE if source.duplicate else source.problem:
+                log.error("failed to load %s: %s", source.name, problem)
+            elif explicit:
+                await self._load_again(source.name)
+            else:
+                self._lifecycle.follow(source, model is None)
+        gone = self._models.keys() - {source.name for source in sources}
+        for name in () if explicit else sorted(gone):
+            if not self._models[name].unloaded:
+                log.info("unloading %s: it is gone from its repository", name)
+                self._lifecycle.unload(name)
+
+    async def _load_again(self, name: str) -> None:
+        try:
+            await self.load(name)
+        except (ModelLoadFailed, NotFound) as error:
+            log.error("%s", error)
 
     def stop(self) -> None:
         """Start nothing more; waiters get an error, since started loads are abandoned."""

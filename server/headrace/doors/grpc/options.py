@@ -74,3 +74,13 @@ class TlsFiles:
         if self.mutual:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+    def renew(self, context: "SSLContext") -> None:
+        """Read the files again for new connections; raises `OSError` and leaves it as it was.
+
+        Further root certificates are added; earlier ones stay.
+        """
+        self.context()  # invalid files would leave half of them in place
+        context.load_cert_chain(self.certificate, self.key)
+        if self.root:
+            context.load_verify_locations(self.root)

@@ -67,6 +67,7 @@ class Kind(IntEnum):
     MORE = 26  # the next piece of a call's body is wanted
     READINESS = 27  # the server's readiness: 1 or 0
     ELSEWHERE = 28  # bytes held by other processes against the common limit
+    TLS = 29  # read certificate and key again
 
 
 class Flag(IntFlag):

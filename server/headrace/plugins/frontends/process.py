@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import orjson
@@ -136,6 +137,7 @@ class EngineSession:
         self._serves = False
         self.logs: LogSettings | None = None  # None until they change
         self.on_logs: Callable[[LogSettings], object] | None = None
+        self.on_tls: Callable[[], object] = lambda: None
         self._writer = RequestWriter()
         self._reader = ResponseReader()
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
@@ -289,6 +291,8 @@ class EngineSession:
             self.logs = LogSettings(**orjson.loads(meta))
             if self.on_logs is not None:
                 self.on_logs(self.logs)
+        elif header.kind is Kind.TLS:
+            self.on_tls()
         elif header.kind is Kind.READINESS:
             self._serves = bool(header.number)
             self.readiness.may_have_changed()
@@ -465,6 +469,13 @@ def main(descriptor: int) -> int:
     return uvloop.run(_serve(socket.socket(fileno=descriptor)))
 
 
+def _renew_tls(doors: ClientDoors) -> None:
+    try:
+        doors.renew_tls()
+    except OSError as error:
+        log.error("TLS files stay as they are in a front end: %s", error)
+
+
 async def _serve(sock: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     setup: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -477,6 +488,7 @@ async def _serve(sock: socket.socket) -> int:
     admission = Admission(*limits, config.shares)
     link.watch(admission)
     doors = ClientDoors(admission, config.max_request_bytes, config.access_log)
+    link.on_tls = partial(_renew_tls, doors)
     try:
         await _open(doors, config, link, admission)
     except OSError as error:

@@ -270,6 +270,10 @@ class FrontEndSession:
         """Send the front end new log settings."""
         self.channel.send(Kind.LOGS, 0, orjson.dumps(document))
 
+    def renew_tls(self) -> None:
+        """Make the front end read certificate and key again."""
+        self.channel.send(Kind.TLS, 0)
+
     def tell_ready(self, ready: bool) -> None:
         """Send the server's readiness."""
         self.channel.send(Kind.READINESS, int(ready))

@@ -175,6 +175,11 @@ class Supervisor:
         for session in self._sessions:
             session.apply_logs(self.document["logs"])
 
+    def renew_tls(self) -> None:
+        """Make all front ends read certificate and key again."""
+        for session in self._sessions:
+            session.renew_tls()
+
     @property
     def unlogged(self) -> int:
         """Log lines that front ends could not write."""
