@@ -9,7 +9,7 @@ import pytest
 from headrace.client import ClientError, InputError
 from headrace.client.tables import table_of
 from headrace.client.transport import Result
-from headrace.client.values import Signature
+from headrace.client.values import Signature, needs_signature, tensor_of
 from headrace.core.call import InferResponse, Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor
@@ -183,6 +183,16 @@ def test_no_mapping_and_no_table() -> None:
     text = r"takes values by the names of its inputs, or a table, got list; its inputs: x FP32"
     with pytest.raises(InputError, match=text):
         matrix_signature(NAMES).tensors("m", [1, 2, 3])
+
+
+def test_columns_without_a_model() -> None:
+    pandas, arrow = import_module("pandas"), import_module("pyarrow")
+    for column in (pandas.Series([1, 2], dtype="Int64"), arrow.chunked_array([[1], [2]])):
+        assert not needs_signature(column)
+        assert tensor_of("x", column).datatype is Datatype.INT64
+    assert needs_signature(pandas.Series([1, None], dtype="Int64"))
+    assert needs_signature([1, None])
+    assert not needs_signature([1, 2])
 
 
 def test_moments_are_texts() -> None:

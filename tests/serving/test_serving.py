@@ -25,6 +25,7 @@ from tests.support.scrape import until
 from tests.support.server_process import EXAMPLES, onnx_examples
 
 FACTOR = 3
+PEOPLE = Path(__file__).parents[1] / "models" / "functions" / "people.py"
 BOUNDS = {"low": 0.0, "high": 10.0}
 LOADED = np.ones(3)
 pytest_plugins = ["headrace.testing"]
@@ -147,6 +148,27 @@ def test_objects_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(SourceError, match=r"cloudpickle: pip install 'headrace\[notebook\]'"):
         source_of(uses_objects)
+
+
+def test_data_frames_of_functions() -> None:
+    """Missing values in both directions."""
+    pd = pytest.importorskip("pandas", reason="pandas is not installed")
+    with headrace.serve({"people": PEOPLE}) as server:
+        ages = [36, None, 7]
+        columns = {"name": ["Ada", "Bob", "Cy"], "age": ages}
+        frame = pd.DataFrame({**columns, "age": pd.array(ages, "Int64")})
+        ask = server.client.model("people")
+        for given in (columns, frame, pd.DataFrame(columns), frame[["age", "name"]]):
+            for found in (ask.infer(given), server.client.infer("people", given)):
+                assert list(found) == ["name", "next", "adult"]
+                table = pd.DataFrame(dict(found))
+                assert table["next"].tolist()[::2] == [37, 8]
+                assert table["next"].isna().tolist() == [False, True, False]
+                assert found.columns()["name"].tolist() == columns["name"]
+        with pytest.raises(headrace.ClientError, match=r"name.*missing values"):
+            ask.infer({"name": ["Ada", None, "Cy"], "age": ages})
+        with pytest.raises(headrace.ClientError, match="has no input 'city'"):
+            ask(frame.assign(city="x"))
 
 
 def test_fitted_estimators() -> None:

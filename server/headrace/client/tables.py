@@ -71,6 +71,8 @@ def table_of(value: object) -> Table | None:
     """
     if isinstance(value, Table):
         return value
+    if isinstance(value, list | tuple | str | bytes | int | float):  # without slower checks
+        return None
     if isinstance(value, np.ndarray):
         names = value.dtype.names
         return None if names is None else Table({name: value[name] for name in names}, len(value))

@@ -131,7 +131,10 @@ class Signature:
 
 def needs_signature(value: object) -> bool:
     """True for values whose form depends on the model: tables, and columns with missing values."""
-    return table_of(value) is not None or column_of(value) is not None
+    if table_of(value) is not None:
+        return True
+    column = column_of(value)
+    return column is not None and column[1] is not None
 
 
 def _columns(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -273,6 +276,9 @@ def filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 def tensor_of(name: str, value: Any) -> Tensor:
     """A value as a tensor of its own datatype and shape; raises `InputError`."""
+    column = column_of(value)
+    if column is not None and column[1] is None:
+        value = column[0]
     array = value if isinstance(value, np.ndarray) else np.array(value)
     if array.dtype.kind in "SUO":
         # A bytes array of numpy would drop trailing zeros.

@@ -10,7 +10,8 @@ METADATA = text_format.Parse(
     'name: "m" versions: ["1", "2"]'
     ' inputs { name: "A" datatype: "FP32" shape: [-1, 3, -1] }'
     ' inputs { name: "B" datatype: "INT64" shape: [-1, 1] }'
-    ' outputs { name: "C" datatype: "BYTES" shape: [-1, 5] }',
+    ' outputs { name: "C" datatype: "BYTES" shape: [-1, 5] }'
+    ' properties { key: "columns" value: \'{"A": ["y", "x"]}\' }',
     pb.ModelMetadataResponse(),
 )
 CONFIG = text_format.Parse(
@@ -46,6 +47,14 @@ B = ' input { name: "B" data_type: TYPE_INT64 dims: [1] }'
         (
             'max_batch_size: 8 output { name: "C" data_type: TYPE_INT8 }', "",
             ["output 'C' datatype: INT8 asked for, BYTES there"],
+        ),
+        (
+            'parameters { key: "columns" value { string_value: \'{"A": ["x", "y"]}\' } }', "",
+            ["parameters['columns']: "
+             '{"A": ["x", "y"]} asked for, {"A": ["y", "x"]} there'],
+        ),
+        (
+            'parameters { key: "columns" value { string_value: \'{"A":["y","x"]}\' } }', "", [],
         ),
         ('output { name: "D" }', "", ["output 'D': it is asked for, it is not there"]),
         (

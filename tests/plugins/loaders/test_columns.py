@@ -13,6 +13,7 @@ from headrace.client import InputError, StatusError
 from headrace.core.datatypes import Datatype
 from tests.models.onnx_graphs import add_sub, identity, write_model
 from tests.plugins.loaders.conftest import imported
+from tests.support.remote import write_remote
 from tests.support.server_process import ServerProcess, clean_server
 
 NAMES = ["sepal length (cm)", "b", "c"]
@@ -132,6 +133,12 @@ def test_names_reach_clients(tmp_path: Path, frame: Any, pd: Any) -> None:
         np.testing.assert_array_equal(client.infer("lightgbm", shuffled).array, matrix)
         np.testing.assert_array_equal(client.model("lightgbm").infer(shuffled).array, matrix)
         client.model("numbered").infer(pd.DataFrame(NUMBERS[:ROWS]))
+        for number, address in enumerate((server.url, server.grpc)):
+            root = tmp_path.with_name(f"{tmp_path.name}-proxy-{number}")
+            write_remote(root, "lightgbm", address)
+            with clean_server(root) as near, Client(near.url) as proxied:
+                assert proxied.model_metadata("lightgbm")["properties"]["columns"] == names
+                np.testing.assert_array_equal(proxied.infer("lightgbm", shuffled).array, matrix)
 
 
 def test_a_model_trained_anew(tmp_path: Path, frame: Any) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from google.protobuf.message import Message
 
 from headrace.connections.endpoint import Endpoint
+from headrace.core.columns import COLUMNS
 from headrace.core.datatypes import BY_CONFIG_NUMBER, BY_NAME, BY_NUMPY
 from headrace.core.errors import Contradiction, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
@@ -22,7 +23,13 @@ from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.upstream.connection import CallFailed, RemoteDescription, RemoteRequest
 from headrace.placement.upstream.options import MOST_IN_FLIGHT, V2, RemoteOptions
 from headrace.placement.upstream.protocols import ProtocolClients
-from headrace.placement.upstream.reconciler import ASK_SECS, OwnServers, Reconciler, asked_of
+from headrace.placement.upstream.reconciler import (
+    ASK_SECS,
+    OwnServers,
+    Reconciler,
+    asked_of,
+    columns_said,
+)
 from headrace.placement.upstream.requests import Forwarding
 from headrace.placement.upstream.triton_options import (
     MANAGED_PARAMETERS,
@@ -105,6 +112,7 @@ class RemoteModel(LoadedModel):
         self.endpoints = list(reconciler.endpoints)
         self.answered = answered
         self.config = said.config
+        self._columns = columns_said(said)
         optional = {i.name for i in said.config.input if i.optional} if said.config else set()
         self.inputs = [_info(tensor, optional) for tensor in said.metadata.inputs]
         self.outputs = [_info(tensor, set()) for tensor in said.metadata.outputs]
@@ -162,8 +170,9 @@ class RemoteModel(LoadedModel):
     def completed(self, config: ModelConfig, auto_complete: bool = True) -> ModelConfig:
         """A copy of a configuration completed by the servers' descriptions.
 
-        This concerns inputs, since optional ones could not be recognised later, the decoupled
-        policy, sequences, and instance groups. Raises `Contradiction` for missing information.
+        This concerns inputs, since optional ones could not be recognised later, the names of their
+        columns, the decoupled policy, sequences, and instance groups. Raises `Contradiction` for
+        missing information.
         """
         if not auto_complete:
             return config
@@ -171,6 +180,8 @@ class RemoteModel(LoadedModel):
         result.CopyFrom(config)
         if self.config is not None:
             complete(result, self.config)
+        if self._columns and COLUMNS not in result.parameters:
+            result.parameters[COLUMNS].string_value = self._columns
         if not result.input:
             for info in self.inputs:
                 if info.datatype is not None:

@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 from google.protobuf import json_format
 
 from headrace.connections.endpoint import Endpoint
+from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
@@ -104,6 +105,14 @@ class Difference:
         return f"{self.path}: {self.asked} asked for, {self.reported} there"
 
 
+def columns_said(said: RemoteDescription) -> str:
+    """The names of columns of a server's model, "" if it tells none."""
+    found = said.metadata.properties.get(COLUMNS, "")
+    if not found and said.config is not None and COLUMNS in said.config.parameters:
+        found = said.config.parameters[COLUMNS].string_value
+    return found if columns_by_input(found) else ""
+
+
 def differences(asked: ModelConfig, said: RemoteDescription, version: str = "") -> list[Difference]:
     """The differences between a server's model and a configuration.
 
@@ -128,6 +137,10 @@ def _differences(asked: ModelConfig, said: RemoteDescription, version: str) -> I
         if not agree(groups, list(said.config.instance_group)):
             reported = described(list(said.config.instance_group))
             yield Difference("instance_group", described(groups), reported)
+    if COLUMNS in asked.parameters and (reported := columns_said(said)):
+        names = asked.parameters[COLUMNS].string_value
+        if columns_by_input(names) != columns_by_input(reported):
+            yield Difference(f"parameters['{COLUMNS}']", names, reported)
     batches = asked.max_batch_size > 0
     optional = {one.name for one in said.config.input if one.optional} if said.config else set()
     yield from _tensors("input", asked.input, said.metadata.inputs, batches, optional)
