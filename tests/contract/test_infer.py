@@ -170,6 +170,13 @@ def test_classification(client: Client) -> None:
         client.infer("identity_BOOL", flags, classes={"OUTPUT0": 1})
 
 
+@pytest.mark.slow
+def test_classes_of_too_many_elements(client: Client) -> None:
+    many = {"INPUT0": np.zeros((1, 1_000_001), np.float32)}
+    with pytest.raises(InvalidRequest, match="classification output tensor too large"):
+        client.infer("identity_FP32", many, classes={"OUTPUT0": 1})
+
+
 def test_many_callers_get_their_own_rows(client: Client, pool: ThreadPoolExecutor) -> None:
     def ask(number: int) -> None:
         rows = number % 8 + 1

@@ -3,15 +3,20 @@
 One case per class; the rest is in `tests/protocol` and `tests/core`.
 """
 
+import json
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from headrace.core.call import MAX_TEXT
 from headrace.core.errors import InvalidRequest
-from headrace.protocol.pb.grpc_service_pb2 import ModelStatistics
+from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.support.client import Client, Input, strings
+from tests.support.grpc_client import GrpcClient
+from tests.support.http_socket import ask
+from tests.support.server_process import ServerProcess
 
 _ROW = np.zeros((1, 16), np.int32)
 _SIMPLE = {"INPUT0": _ROW, "INPUT1": _ROW}
@@ -89,6 +94,37 @@ def test_ids_and_texts_of_parameters_are_bounded(client: Client) -> None:
             client.infer("simple", _SIMPLE, **given)
 
 
+@pytest.mark.parametrize(("data", "text"), [
+    (b"\1\0\0\0a", "expected 2 string elements {}, got 1"),
+    (b"\1\0\0\0a" * 3, "unexpected number of string elements 3 {}, expecting 2"),
+    (b"\1\0\0\0a\1\0", "incomplete string length indicator {}, expecting 4 bytes but only 2"),
+    (b"\1\0\0\0a\5\0\0\0a", "incomplete string data {}, expecting string of length 5 but only 1"),
+])  # fmt: skip
+def test_strings_that_do_not_fit_their_shape(
+    server: ServerProcess, grpc_client: GrpcClient, data: bytes, text: str
+) -> None:
+    """Named by input, model and request, as in Triton."""
+    item: dict[str, Any] = {"name": "INPUT0", "shape": [1, 2], "datatype": "BYTES"}
+    size = {"parameters": {"binary_data_size": len(data)}}
+    document = json.dumps({"id": "seven", "inputs": [{**item, **size}]}).encode()
+    answer = ask(
+        server.http, "POST", "/v2/models/identity_BYTES/infer", document + data,
+        **{"Inference-Header-Content-Length": str(len(document))},
+    )  # fmt: skip
+    tensor = pb.ModelInferRequest.InferInputTensor(**item)
+    message = pb.ModelInferRequest(
+        model_name="identity_BYTES", id="seven", inputs=[tensor], raw_input_contents=[data]
+    )
+    with pytest.raises(grpc.RpcError) as raised:
+        grpc_client.procedure("ModelInfer", pb.ModelInferResponse)(message)
+    error: Any = raised.value
+    text = text.format("for inference input 'INPUT0' for model 'identity_BYTES'")
+    for found in (answer.error, error.details()):
+        assert found.startswith(f"[request id: seven] {text}")
+    assert answer.status == 400
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_strings_that_are_not_utf8(client: Client) -> None:
     if not client.carries_bytes:
         pytest.skip("a JSON string is text")
@@ -99,7 +135,7 @@ def test_strings_that_are_not_utf8(client: Client) -> None:
 def test_refusals_are_not_counted(client: Client) -> None:
     """Validation precedes admission to the model's queue, and so its statistics."""
 
-    def counters() -> ModelStatistics:
+    def counters() -> pb.ModelStatistics:
         [model] = client.statistics("simple")
         return model
 
