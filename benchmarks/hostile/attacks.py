@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.hostile.case import Case
 from benchmarks.hostile.found import FOUND
-from benchmarks.hostile.models import ECHO, ENDLESS, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.models import ECHO, ENDLESS, GROW, PYTHON, TEXT, WHOLE
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
     PUSH_PROMISE,
@@ -436,6 +436,42 @@ def load_escapes(target: Target) -> Fire:
     return _load(target, b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % data)
 
 
+def _grown(count: int) -> bytes:
+    """A request for that many numbers, as JSON."""
+    text = b'{"inputs":[{"name":"input","datatype":"INT64","shape":[1],"data":[%d]}]}'
+    return text % count
+
+
+def _ask_little(target: Target) -> None:
+    """Ask for a few numbers: ONNX Runtime never gives back its first region of memory."""
+    post(target.http, f"/v2/models/{GROW}/infer", _grown(1))
+
+
+def huge_json(target: Target) -> Fire:
+    _ask_little(target)
+    return _http(target, GROW, _grown(50 * MB), 3)
+
+
+def huge_message(target: Target) -> Fire:
+    _ask_little(target)
+    message = _message(GROW, "INT64", (1,), (150 * MB).to_bytes(8, "little"))
+    return _grpc(target, grpc_message(message), 3)
+
+
+def large_json(target: Target) -> Fire:
+    _ask_little(target)
+    ask = _http(target, GROW, _grown(10 * MB), 2)
+
+    def fire() -> None:
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return fire
+
+
 _EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--load-overrides=files")
 
 
@@ -474,6 +510,9 @@ ATTACKS = {
         Attack("load-containers", "21 M arrays for a load", load_containers, options=_EXPLICIT),
         Attack("load-files", "a file of 47 MB for a load", load_files, options=_EXPLICIT),
         Attack("load-escapes", "a file of escapes for a load", load_escapes, options=_EXPLICIT),
+        Attack("huge-json", "an answer of 550 MB as JSON", huge_json),
+        Attack("huge-message", "an answer of 600 MB over gRPC", huge_message, 600 * MB),
+        Attack("large-json", "6 x 110 MB of answers as JSON", large_json),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
         *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),

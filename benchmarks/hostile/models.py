@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-from onnx import TensorProto, helper
+from onnx import GraphProto, TensorProto, helper
 
 from benchmarks.models import MLP, write_repository
 
 ECHO, TEXT, WHOLE, PYTHON, ENDLESS = "echo", "text", "whole", "python", "endless"
+GROW = "grow"
+_ON_A_THREAD = 'parameters { key: "execution" value { string_value: "thread" } }'
+_LONG_AS_TEXT = 0.123456789
 _OPSET, _IR_VERSION = 17, 8
 _ONNX = {ECHO: TensorProto.FLOAT, TEXT: TensorProto.STRING, WHOLE: TensorProto.INT64}
 _MODEL = """
@@ -26,7 +29,10 @@ output { name: "output" data_type: TYPE_STRING dims: [-1] }
 
 
 def write_models(root: Path) -> None:
-    """An MLP, identities of three datatypes in ONNX, and one of text in a Python worker."""
+    """An MLP, identities of three datatypes in ONNX, and one of text in a Python worker.
+
+    Beside them, a model that gives as many numbers as it is asked for.
+    """
     write_repository(root, [MLP])
     for name, element in _ONNX.items():
         graph = helper.make_graph(
@@ -35,14 +41,26 @@ def write_models(root: Path) -> None:
             [helper.make_tensor_value_info("input", element, ["n"])],
             [helper.make_tensor_value_info("output", element, ["n"])],
         )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
-        )
-        folder = root / name
-        (folder / "1").mkdir(parents=True)
-        (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
-        (folder / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 0\n')
+        _write_onnx(root, name, graph)
+    value = helper.make_tensor("value", TensorProto.FLOAT, [1], [_LONG_AS_TEXT])
+    graph = helper.make_graph(
+        [helper.make_node("ConstantOfShape", ["input"], ["output"], value=value)],
+        GROW,
+        [helper.make_tensor_value_info("input", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n"])],
+    )
+    _write_onnx(root, GROW, graph, _ON_A_THREAD)
     folder = root / PYTHON
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(_MODEL)
     (folder / "config.pbtxt").write_text(_CONFIG)
+
+
+def _write_onnx(root: Path, name: str, graph: GraphProto, more: str = "") -> None:
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+    )
+    folder = root / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime"\nmax_batch_size: 0\n{more}')

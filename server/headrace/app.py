@@ -133,7 +133,10 @@ class Application:
         self._hangup = asyncio.Event()
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._admission = Admission(
-            settings.max_admitted_requests, settings.max_admitted_bytes, settings.shares(files)
+            settings.max_admitted_requests,
+            settings.max_admitted_bytes,
+            settings.shares(files),
+            settings.max_response_bytes,
         )
         gpus = Gpus(settings.pinned_memory_pool_byte_size)
         options = LoadOptions(

@@ -352,6 +352,12 @@ class Settings:
         least=1,
         section="Limits",
     )
+    max_response_bytes: int = setting(
+        256 << 20,
+        "Largest response, as the model gives it and as it is sent; larger ones fail with 500 /"
+        " RESOURCE_EXHAUSTED; 0: no limit but --max-connection-share; by default at most 1/32 of"
+        " the cgroup's memory limit",
+    )
     max_admitted_requests: int = setting(
         10_000,
         "Requests under way in the whole server; more are refused with 503 / UNAVAILABLE;"
@@ -678,7 +684,11 @@ def limits_by_memory(memory: int) -> dict[str, Value]:
     Requests in flight are decoded and answered, too, beside the models; and JSON takes up to
     fifteen times its text when decoded.
     """
-    shares = {"max_request_bytes": memory // 32, "max_admitted_bytes": memory // 8}
+    shares = {
+        "max_request_bytes": memory // 32,
+        "max_response_bytes": memory // 32,
+        "max_admitted_bytes": memory // 8,
+    }
     defaults = {name: getattr(Settings, name) for name in shares}
     return {name: max(share, 1) for name, share in shares.items() if share < defaults[name]}
 

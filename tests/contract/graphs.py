@@ -128,3 +128,20 @@ def _model(
     opset = helper.make_opsetid("", 17)
     # An older format than the installed onnx writes, for older versions of ONNX Runtime.
     return bytes(helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString())
+
+
+def tenths() -> bytes:
+    """OUTPUT0 = 0, 0.1, 0.2 and so on, as many as INPUT0 (INT64, one element) says."""
+    return _model(
+        [
+            helper.make_node("Squeeze", ["INPUT0"], ["count"]),
+            helper.make_node("Range", ["zero", "count", "one"], ["numbers"]),
+            helper.make_node("Cast", ["numbers"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["floats", "tenth"], ["OUTPUT0"]),
+        ],
+        [_tensor("INPUT0", "INT64", [1])],
+        [_tensor("OUTPUT0", "FP32", ["length"])],
+        _constant("zero", 0, np.int64),
+        _constant("one", 1, np.int64),
+        _constant("tenth", [0.1], np.float32),
+    )

@@ -539,6 +539,11 @@ class InferResponse:
     timing: Timing
     parameters: dict[str, Parameter] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the outputs in bytes."""
+        return sum(tensor.array.nbytes for tensor in self.outputs)
+
 
 class Computed(Protocol):
     """A computed batch; implemented by `headrace.scheduling.batch.Batch`."""

@@ -127,6 +127,10 @@ class ExecutionFailed(ServerError):
     """The model's execution failed, or its outputs do not fit its signature."""
 
 
+class ResponseTooLarge(ExecutionFailed):
+    """The model's response is larger than the server sends."""
+
+
 class WorkerDied(ExecutionFailed):
     """The worker process died while executing the request."""
 

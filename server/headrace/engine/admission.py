@@ -23,7 +23,7 @@ from sys import maxsize
 from typing import NamedTuple, Optional
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.errors import Overloaded, ServerExiting
+from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting
 from headrace.core.limits import ModelLoad, Shares
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
@@ -132,6 +132,41 @@ class Account:
             raise ServerExiting("Server exiting")
         self._check(nbytes, 0, True)
 
+    # --- answers
+
+    def check_answer(self, model: str, nbytes: int) -> None:
+        """Raise `ResponseTooLarge` for an answer of a model that is larger than allowed."""
+        limit = min(self.server.max_response_bytes or maxsize, self.most_bytes)
+        if nbytes > limit:
+            raise ResponseTooLarge(
+                f"the response of model '{model}' has {nbytes} bytes or more, which is larger than"
+                f" --max-response-bytes ({limit}) allows; ask for fewer outputs or rows, or for"
+                " binary data instead of JSON"
+            )
+
+    def grow_answer(self, nbytes: int, own: int) -> None:
+        """Charge further bytes of a large answer that is being encoded; raises `Overloaded`.
+
+        `own` bytes are charged for it already. All such answers, and those that were not read yet,
+        may take half of the limit, so that requests find room beside them. A single answer is
+        admitted whatever its size: another limit bounds it.
+        """
+        server = self.server
+        held = server.answering + server.unread
+        if held > own and held + nbytes > server.most_bytes // 2:
+            server.refused += 1
+            raise Overloaded(
+                "large answers that are encoded or not read yet take half of the server's limit of"
+                f" {server.max_bytes} bytes (--max-admitted-bytes); try again later"
+            )
+        server.answering += nbytes
+        self.count(nbytes)
+
+    def leave_answer(self, nbytes: int) -> None:
+        """Release the bytes of an answer that has been encoded, or was given up."""
+        self.server.answering -= nbytes
+        self.count(-nbytes)
+
     # --- other charges
 
     def owe(self, nbytes: int, kept: int = 0) -> bool:
@@ -184,10 +219,18 @@ class Account:
 
 
 class Admission(Account):
-    """The server's account, with two limits; 0 means no limit. It knows all other accounts."""
+    """The server's account, with its limits; 0 means no limit. It knows all other accounts."""
 
-    def __init__(self, max_requests: int, max_bytes: int, shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_bytes: int,
+        shares: Shares | None = None,
+        max_response_bytes: int = 0,
+    ) -> None:
         super().__init__(None, max_requests or maxsize, max_bytes or maxsize)
+        self.max_response_bytes = max_response_bytes
+        self.answering = 0  # bytes of large answers that are being encoded
         self.server = self
         self.max_requests = max_requests
         self.max_bytes = max_bytes

@@ -286,15 +286,18 @@ def tensor_from_values(
     return Tensor(name, datatype, array.reshape(shape))
 
 
-def json_elements(tensor: Tensor, inner: Sequence[int] = ()) -> bytes:
+def json_elements(tensor: Tensor, inner: Sequence[int] = (), charge: Charge = uncharged) -> bytes:
     """`json_pieces` joined."""
-    return b"".join(json_pieces(tensor, inner))
+    return b"".join(json_pieces(tensor, inner, charge))
 
 
-def json_pieces(tensor: Tensor, inner: Sequence[int] = ()) -> list[bytes]:
+def json_pieces(
+    tensor: Tensor, inner: Sequence[int] = (), charge: Charge = uncharged
+) -> list[bytes]:
     """The elements of `tensor` as one JSON array, in pieces.
 
     The array is flat, or its elements are arrays of the shape `inner`, whose sizes are above 0.
+    `charge` is called with the size of each of several pieces, and may raise.
 
     Floats are the shortest decimals that restore the value in the tensor's own precision; NaN and
     infinities are the bare words of Python's and Triton's JSON. Raises `InvalidRequest` for FP16,
@@ -309,7 +312,7 @@ def json_pieces(tensor: Tensor, inner: Sequence[int] = ()) -> list[bytes]:
     array = tensor.array.ravel()
     if array.size <= _ELEMENTS:
         return [write(tensor.name, array, inner)]
-    return _in_pieces(write, tensor.name, array, inner)
+    return _in_pieces(write, tensor.name, array, inner, charge)
 
 
 def _in_pieces(
@@ -317,6 +320,7 @@ def _in_pieces(
     name: str,
     array: TensorArray,
     inner: Sequence[int],
+    charge: Charge,
 ) -> list[bytes]:
     """A long array in pieces, because orjson holds the interpreter lock for a whole call."""
     pieces: list[bytes] = []
@@ -327,9 +331,11 @@ def _in_pieces(
         pieces.append(b"," if start else b"[")
         part = array[start : start + step]
         if long:
-            pieces += _in_pieces(write, name, part, inner[1:])
+            pieces += _in_pieces(write, name, part, inner[1:], charge)
         else:
-            pieces.append(write(name, part, inner)[1:-1])
+            piece = write(name, part, inner)
+            charge(len(piece))
+            pieces.append(piece[1:-1])
     return [*pieces, b"]"]
 
 

@@ -145,8 +145,8 @@ def decode_generate(
     )  # fmt: skip
 
 
-def encode_generate(response: InferResponse) -> bytes:
-    """Encode a response as one JSON object on one line.
+def encode_generate(response: InferResponse, charge: Charge = uncharged) -> bytes:
+    """Encode a response as one JSON object on one line; `charge` as in `json_elements`.
 
     Where names clash, an output hides a parameter, and both hide the model's name and version.
     Raises `InvalidRequest` if an output has no JSON form.
@@ -162,7 +162,7 @@ def encode_generate(response: InferResponse) -> bytes:
     for tensor in response.outputs:
         # Dimensions of one element, such as the batch's of a single row, are left out.
         sizes = [size for size in tensor.array.shape if size != 1]
-        text = json_elements(tensor, sizes[1:] if tensor.array.size else ())
+        text = json_elements(tensor, sizes[1:] if tensor.array.size else (), charge)
         members[tensor.name] = text[1:-1] if tensor.array.size == 1 else text
     return b"{%b}" % b",".join(
         [orjson.dumps(name) + b":" + text for name, text in sorted(members.items())]

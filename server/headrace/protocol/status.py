@@ -36,6 +36,7 @@ from headrace.core.errors import (
     RemoteLost,
     RemoteTimeout,
     RemoteUnavailable,
+    ResponseTooLarge,
     Restricted,
     ServerError,
     ServerExiting,
@@ -79,6 +80,7 @@ STATUS: dict[type[ServerError], Status] = {
     AlreadyExists: Status(400, 6),  # ALREADY_EXISTS
     Unknown: Status(400, 2),  # UNKNOWN
     ExecutionFailed: Status(500, 13),  # INTERNAL
+    ResponseTooLarge: Status(500, 8),  # RESOURCE_EXHAUSTED
     MemoryUnavailable: Status(500, 13),
     WorkerDied: Status(500, 13),
     ExecutionTimeout: Status(500, 13),

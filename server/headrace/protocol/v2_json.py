@@ -94,10 +94,13 @@ class ResponseForm:
     named: dict[str, bool] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
 
-    def encode(self, response: InferResponse) -> tuple[list[Buffer], int | None]:
+    def encode(
+        self, response: InferResponse, charge: Charge = uncharged
+    ) -> tuple[list[Buffer], int | None]:
         """Return the body as buffers, and the size of the JSON if binary tensors follow it.
 
-        Raises `InvalidRequest` if an output has no JSON form.
+        `charge` is called with the size of each piece of long JSON. Raises `InvalidRequest` if an
+        output has no JSON form, and whatever `charge` raises.
         """
         parts = [b"{"]
         if response.id:
@@ -108,6 +111,7 @@ class ResponseForm:
         parts.append(b'"outputs":[')
         buffers: list[Buffer] = [b""]
         behind: list[bytes] = []
+        binary = False
         for tensor in response.outputs:
             name, datatype, array = tensor
             head = tensor_text(name, datatype, array.shape)
@@ -118,14 +122,17 @@ class ResponseForm:
                 parts += (head, b'"parameters":{"binary_data_size":%d}},' % len(raw))
                 if raw:
                     buffers.append(raw)
+                    binary = True
             else:
-                parts += (head, b'"data":', *json_pieces(tensor), b"},")
+                parts += (head, b'"data":', *json_pieces(tensor, charge=charge), b"},")
         parts += behind
         if response.outputs:
             parts[-1] = parts[-1][:-1]  # no trailing comma
         parts.append(b"]}")
-        buffers[0] = text = b"".join(parts)
-        return buffers, len(text) if len(buffers) > 1 else None
+        size = sum(map(len, parts))
+        # Long JSON stays in pieces: one buffer for all of it would take its size once more.
+        buffers[:1] = [b"".join(parts)] if size <= LONG else parts
+        return buffers, size if binary else None
 
 
 @lru_cache(1024)

@@ -144,7 +144,13 @@ class InferCall(MessageCall):
             add_timing(response)
         if not self.named:
             self.noted = response.model_name, response.model_version, response.id
-        self.answer(self.service.writer.pieces(response), exact_timing(response.timing))
+        message = self.service.writer.pieces(response)
+        try:
+            self.account.check_answer(response.model_name, sum(map(len, message)))
+        except ServerError as error:
+            self.fail(error)
+        else:
+            self.answer(message, exact_timing(response.timing))
 
     def header(self, name: str) -> str:
         """A metadata value by lower-case name; "" if there is none."""
@@ -246,7 +252,15 @@ class Slot(MessageCall):
         if self.timed:
             add_timing(response)
         response.parameters[FINAL_PARAMETER] = final
-        self._add(stream_response(self.stream.writer.pieces(response)), final)
+        message = stream_response(self.stream.writer.pieces(response))
+        try:
+            self.stream.check(response.model_name, message)
+        except ServerError as error:
+            if not (final or self.answered):
+                self.cancel()
+            self.fail(error)
+        else:
+            self._add(message, final)
 
     def finish(self) -> None:
         """Queue the end, which has no response."""
@@ -404,6 +418,10 @@ class StreamInfer:
     def count_more(self, slot: Slot, nbytes: int) -> None:
         """Charge further bytes of a request; raises `Overloaded`."""
         self._account.grow(nbytes, slot.nbytes)
+
+    def check(self, model: str, message: Message) -> None:
+        """Raise `ServerError` for a response that is too large."""
+        self._account.check_answer(model, sum(map(len, message)))
 
     def end(self, slot: Slot) -> None:
         """Mark a request as answered; at most one message follows."""

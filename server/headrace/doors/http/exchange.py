@@ -83,7 +83,8 @@ class Exchange(Call):
     """An infer request in flight. After `open`, `close` must be called exactly once."""
 
     __slots__ = (
-        "_again", "_backend", "_consumed", "_engine", "_form", "_held", "_limit", "_timed",
+        "_again", "_answering", "_backend", "_consumed", "_engine", "_form", "_held", "_limit",
+        "_timed",
         "account", "entered", "found", "head",
     )  # fmt: skip
 
@@ -105,6 +106,7 @@ class Exchange(Call):
         self.id = self._backend = ""
         self.nbytes = 0
         self._held = self.entered = self._consumed = self._again = self._timed = False
+        self._answering = 0
 
     def open(self) -> None:
         """Find the model and charge a request whose body is yet to arrive; raises `ServerError`."""
@@ -200,31 +202,45 @@ class Exchange(Call):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send `response`, encoded on a thread if that is slow."""
         form, packs = self._form or ResponseForm(), self.head.accept_encoding is not None
-        for tensor in response.outputs:
-            if tensor.array.nbytes > LARGE and (
-                packs or not form.named.get(tensor.name, form.binary)
-            ):
-                self.owner = self._encode_later(response, form)
-                return
         try:
-            answer = self._encode(response, form)
+            for tensor in response.outputs:
+                if tensor.array.nbytes > LARGE:
+                    self.account.check_answer(response.model_name, response.nbytes)
+                    if packs or not form.named.get(tensor.name, form.binary):
+                        self.owner = self._encode_later(response, form)
+                        return
+            answer = self._encode(response, form, uncharged)
         except Exception as error:
             answer = self.failure(error)
         self.end(answer)
 
     def _encode_later(self, response: InferResponse, form: ResponseForm) -> Job[Answer]:
-        """Encode and send `response` on a thread."""
+        """Encode and send `response` on a thread; raises `Overloaded`."""
+        model, size, written = response.model_name, response.nbytes, 0
+
+        def grow(nbytes: int) -> None:
+            nonlocal written
+            written += nbytes
+            self.account.check_answer(model, written)
+            self._grow_answer(nbytes)
 
         def finish(answer: Answer | None, problem: Exception | None) -> None:
             self.owner = NOBODY  # breaks a reference cycle, so that the body is freed at once
+            self._leave_answer()  # it is charged again until it is written, and while it is unread
             self.end(answer or self.failure(problem or Unsupported("no answer")))
 
-        size = sum(tensor.array.nbytes for tensor in response.outputs)
-        self.account.count(size)  # the answer, until it is sent
-        self.nbytes += size
+        self._grow_answer(size)
         return self.workbench.do(
-            size, lambda charge: self._encode(response, form), finish, uncharged
+            size, lambda charge: self._encode(response, form, charge), finish, grow
         )
+
+    def _grow_answer(self, nbytes: int) -> None:
+        self.account.grow_answer(nbytes, self._answering)
+        self._answering += nbytes
+
+    def _leave_answer(self) -> None:
+        self.account.leave_answer(self._answering)
+        self._answering = 0
 
     def fail(self, error: ServerError) -> None:
         """Send an error."""
@@ -257,6 +273,8 @@ class Exchange(Call):
 
     def close(self) -> None:
         """Release the request's charge."""
+        if self._answering:
+            self._leave_answer()
         if self.entered:
             self.entered = False
             self.account.leave(self.nbytes)
@@ -330,14 +348,16 @@ class Exchange(Call):
         self.account.grow(nbytes, self.nbytes)
         self.nbytes += nbytes
 
-    def _encode(self, response: InferResponse, form: ResponseForm) -> Answer:
+    def _encode(self, response: InferResponse, form: ResponseForm, charge: Charge) -> Answer:
         if self._timed:
             add_timing(response)
-        buffers, json_size = form.encode(response)
+        buffers, json_size = form.encode(response, charge)
         lines = JSON if json_size is None else _BINARY % json_size
         lines += _TIMING % server_timing(response.timing)
         accept = self.head.accept_encoding
         if accept is not None and (encoding := choose_encoding(accept)) != "identity":
+            if charge is not uncharged:
+                charge(sum(map(len, buffers)))
             buffers = [compress(b"".join(buffers), encoding)]
             lines += b"content-encoding: %b\r\n" % encoding.encode()
         return Answer(200, lines + self.backend_line, buffers)

@@ -33,6 +33,7 @@ _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
 _DIRECT = 256 << 10  # missing body bytes from which on they are received in place
+_AT_ONCE = 16  # pieces of an answer that are written together
 _JOIN = 64 << 10  # bytes up to which an answer is sent as one buffer
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -89,7 +90,7 @@ class HttpCall(Exchange):
         self._limit = limit
         self.found = self._form = self.answer = self.body = self.json = None
         self.id = self._backend = ""
-        self.nbytes = self.filled = 0
+        self.nbytes = self.filled = self._answering = 0
         self._held = self.entered = self._consumed = self._again = self._timed = False
         self.owner = NOBODY
         self.stages = self.held = None
@@ -158,8 +159,12 @@ class FastProtocol(BoundedProtocol):
         self._consuming = False
         self._closing = False
         self._deferring = False  # the last request is still being decoded; later ones wait
+        self._unsent: deque[Buffer] = deque()  # written, but not passed to the transport yet
+        self._ending = False  # the connection closes when all that is passed on
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unsent.clear()
+        self.unsent = 0
         self._forget()
         super().connection_lost(exc)
 
@@ -170,11 +175,12 @@ class FastProtocol(BoundedProtocol):
 
     @property
     def idle(self) -> bool:
-        return not self._requests and super().idle
+        return not self._requests and not self._unsent and super().idle
 
     def shutdown(self) -> None:
-        if self._requests:
+        if self._requests or self._unsent:
             self._closing = True
+            self._ending = not self._requests
         else:
             super().shutdown()
 
@@ -184,6 +190,7 @@ class FastProtocol(BoundedProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._pass_on()
         self._go_on()
 
     def on_response_complete(self) -> None:
@@ -226,7 +233,8 @@ class FastProtocol(BoundedProtocol):
             self._count_out(request, answer.status)
             if last:
                 self._forget()  # later requests get no answer
-                self.transport.close()
+                self._ending = True
+                self._pass_on()
                 return
         self._touched = self.loop.time()
         self._go_on()
@@ -444,13 +452,28 @@ class FastProtocol(BoundedProtocol):
             lines += CLOSE
         size = len(buffers[0]) if len(buffers) == 1 else answer.size
         head = b"%bcontent-length: %d\r\n\r\n" % (_STATUS_LINES[answer.status] + lines, size)
-        if size <= _JOIN:
+        if size <= _JOIN and not self._unsent:
             self.transport.write(b"".join([head, *buffers]))
-        else:
+        elif len(buffers) <= _AT_ONCE and not self._unsent:
             self.transport.writelines([head, *buffers])
+        else:
+            # The transport would keep all pieces until the last one is sent.
+            self._unsent += [head, *buffers]
+            self.unsent += len(head) + size
+            self._pass_on()
         if self.flow.write_paused:
             self._added += len(head) + size
             self.count_waiting()
+
+    def _pass_on(self) -> None:
+        """Pass pieces of answers to the transport until it has enough; close after the last one."""
+        unsent = self._unsent
+        while unsent and not self.flow.write_paused:
+            piece = unsent.popleft()
+            self.unsent -= len(piece)
+            self.transport.write(piece)
+        if self._ending and not unsent:
+            self.transport.close()
 
     def _forget(self) -> None:
         """Drop held bytes and cancel unanswered requests."""

@@ -138,26 +138,38 @@ class GenerateExchange(Exchange):
     def _take_up(self, response: InferResponse, final: bool, size: int) -> None:
         """Encode a response of `size` bytes, on the workbench if it is large."""
         if size > LARGE:
+            try:
+                self.account.check_answer(response.model_name, size)
+                self._grow_answer(0)
+            except ServerError as error:
+                self._pending -= size
+                self._give_up(error)
+                return
             self._job = self.workbench.do(
-                size, lambda charge: self._text(response), partial(self._encoded, final, size),
-                uncharged,
+                size, lambda charge: self._text(response, charge),
+                partial(self._encoded, final, size), partial(self._grow, response.model_name),
             )  # fmt: skip
             return
         self._pending -= size
         try:
-            text = self._text(response)
+            text = self._text(response, uncharged)
         except Exception as error:  # no JSON form, or a bug
             self._give_up(error)
         else:
             self._add(text, final)
 
-    def _text(self, response: InferResponse) -> bytes:
+    def _grow(self, model: str, nbytes: int) -> None:
+        """Charge a piece of the text, which is joined with the others; raises `ServerError`."""
+        self._grow_answer(2 * nbytes)
+        self.account.check_answer(model, self._answering // 2)
+
+    def _text(self, response: InferResponse, charge: Charge) -> bytes:
         """The JSON of a response; raises `InvalidRequest` if it has none."""
         self.id = response.id
         self.timing = response.timing
         if self._timed:
             add_timing(response)
-        return encode_generate(response)
+        return encode_generate(response, charge)
 
     def _encoded(
         self, final: bool, size: int, text: bytes | None, problem: Exception | None
@@ -165,6 +177,7 @@ class GenerateExchange(Exchange):
         """Queue a response encoded on the workbench, and process the events behind it."""
         self._job = None
         self._pending -= size
+        self._leave_answer()
         if text is None:
             self._give_up(problem or not_read())
             return
@@ -215,6 +228,7 @@ class GenerateExchange(Exchange):
         if self._job is not None:
             self._job.cancel()
             self._job = None
+            self._leave_answer()
         self._behind.clear()
         self._queued = self._pending = 0
         self._charge_queue()

@@ -67,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_secs = read_secs
         self._stalled = False  # answers are unread, or were until just now
         self._added = 0  # bytes written while earlier ones were unread
+        self.unsent = 0  # bytes of these that the transport does not have yet
         self._retire_at = inf
         self._retired = False  # the connection closes after the next answer
         self._keep_names = keep_names
@@ -123,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes that were written but not read by the client."""
         if self.flow.write_paused or self.transport.is_closing():
             waiting: int = self.transport.get_write_buffer_size()
-            return waiting
+            return waiting + self.unsent
         return 0
 
     @property
@@ -148,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled = waiting > 0
         if not waiting:
             self._added = 0
-        moved = self._added - undelivered(self.transport)
+        moved = self._added - self.unsent - undelivered(self.transport)
         if self._progress.reads(waiting, self.held, moved, now):
             return False
         self.transport.abort()

@@ -24,6 +24,7 @@ class FrontendConfig:
     max_admitted_requests: int
     max_admitted_bytes: int
     shares: Shares
+    max_response_bytes: int
     access_log: bool
     logs: LogSettings
 

@@ -180,6 +180,14 @@ class FrontEndCall(Call):
     def respond(self, response: InferResponse, final: bool) -> None:
         """Send a response, unless too much is queued already."""
         host = self.host
+        try:
+            host.admission.check_answer(response.model_name, response.nbytes)
+        except ServerError as error:
+            if not final:
+                self.cancel()
+            host.leave(self)
+            host.send_error(self.tag, error, self.version, 0)
+            return
         if final:
             host.leave(self)
         elif (waiting := host.channel.waiting) > _PAUSE_BYTES:
@@ -248,7 +256,7 @@ class FrontEndSession:
         self.unlogged = 0  # log lines that the front end could not write
         self._reader = RequestReader()
         self._engine = engine
-        self._admission = engine.admission
+        self.admission = engine.admission
         self._account = Account(engine.admission)
         self._moved = moved
         self._ready = ready
@@ -284,7 +292,7 @@ class FrontEndSession:
 
     def tell_elsewhere(self) -> None:
         """Send the bytes held by others, if they changed by 1/64 of the limit."""
-        server = self._admission
+        server = self.admission
         now, told = server.bytes - self._account.bytes, self._elsewhere
         step = max(server.max_bytes // 64, 1)
         if server.max_bytes and (abs(now - told) >= step or (told and not now)):
@@ -346,7 +354,7 @@ class FrontEndSession:
     def _hold(self, held: Held) -> None:
         """Note what the front end holds: requests not submitted, or answers not read by clients."""
         before, self._held = self._held, held
-        self._admission.count_process(self._account, before, held)
+        self.admission.count_process(self._account, before, held)
         self._moved()
 
     def _take(self, header: Header[Kind], meta: bytes, rest: Buffer) -> None:
@@ -378,7 +386,7 @@ class FrontEndSession:
             self.unlogged += header.number
         elif kind is Kind.ANSWERS:
             try:
-                self._admission.answers.add(orjson.loads(meta))
+                self.admission.answers.add(orjson.loads(meta))
             except (ValueError, TypeError, IndexError) as error:
                 raise BrokenFrame(f"counts that make no sense: {error}") from None
         elif kind is Kind.READY:
@@ -410,7 +418,7 @@ class FrontEndSession:
                 self._moved()
             self._under_way[number] = call
             if raw is not None and found.signature is not None:
-                submit_raw(found, call, self._admission, partial(self._grow, call))
+                submit_raw(found, call, self.admission, partial(self._grow, call))
             else:
                 found.submit(call)
         except Exception as error:  # also of a frame that cannot be read: others follow it

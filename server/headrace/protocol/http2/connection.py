@@ -8,6 +8,7 @@ error resets the stream, a connection error sends GOAWAY and sets `closing`.
 
 from collections.abc import Callable
 from struct import Struct
+from sys import maxsize
 from typing import Any, Protocol
 
 from headrace.core.tensors import Buffer
@@ -477,6 +478,7 @@ class ServerConnection(Connection):
         self._response = len(response_head) << 8 | HEADERS
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
+        self.largest_answer = maxsize  # bytes that `answer` sends
 
     def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
         """End a stream by a successful response with one uncompressed message, if it fits at once.
@@ -489,6 +491,7 @@ class ServerConnection(Connection):
         nbytes = size + _PREFIX
         if (
             nbytes > sender.frame
+            or size > self.largest_answer
             or nbytes > stream.send_window
             or nbytes > sender.window
             or sender.shrinks

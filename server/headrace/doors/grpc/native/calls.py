@@ -258,6 +258,11 @@ class InferRpc(UnaryRpc, InferCall):
             or head.packing
             or not connection.http2.answer(self, message, timing)
         ):
+            try:
+                self.account.check_answer(self.model_name, sum(map(len, message)))
+            except ServerError as error:
+                self.fail(error)
+                return
             self.inputs = {}  # no longer needed, and the answer may wait long for its client
             self.set_trailing(TIMING, timing.decode())
             if not self.pack_later(message, self.close):

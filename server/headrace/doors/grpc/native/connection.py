@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from math import inf
 from random import uniform
+from sys import maxsize
 from time import perf_counter
 
 from headrace.api.header_rules import Key
@@ -554,6 +555,7 @@ class GrpcConnection(Http2Protocol):
         if account is None:
             return False
         self.account = account
+        self.http2.largest_answer = context.admission.max_response_bytes or maxsize
         self.progress = Progress(account, context.patience_secs)
         self.opened = self._idle_since = self._now()
         context.connections.add(self)
