@@ -247,6 +247,38 @@ async def test_connections_beyond_the_limit(echo: Path) -> None:
             assert (await post(server.http, INFER, SMALL)).status == 200
 
 
+async def test_silent_tls_clients_count_as_connections(echo: Path) -> None:
+    files = Path(__file__).parents[1] / "support" / "tls"
+    options = [
+        "--max-connections=3", "--grpc-use-ssl", f"--grpc-server-cert={files}/server.pem",
+        f"--grpc-server-key={files}/server.key",
+    ]  # fmt: skip
+    with ServerProcess(echo, options=options) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(3):
+                await stack.enter_async_context(await HttpConnection.open(server.grpc))
+            async with await HttpConnection.open(server.grpc) as refused:
+                assert await refused.ended()
+            assert (await metrics(server))["headrace_refused_connections_total"] == 1
+        root = (files / "root.pem").read_bytes()
+        credentials = grpc.ssl_channel_credentials(root)
+        async with grpc.aio.secure_channel(server.grpc, credentials) as channel:
+            assert await call(channel, "ModelInfer", message(3)[5:])
+
+
+async def test_connections_of_the_metrics_door_are_limited(echo: Path) -> None:
+    with ServerProcess(echo) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            opened = [
+                await stack.enter_async_context(await HttpConnection.open(server.metrics))
+                for _ in range(129)
+            ]
+            assert (await opened[-1].receive()).status == 503
+            await opened[0].send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await opened[0].receive()).status == 200
+        assert (await metrics(server))["headrace_ready"] == 1
+
+
 @pytest.mark.parametrize("front_ends", ["0", "1"])
 @pytest.mark.parametrize("door", ["http", "grpc"])
 async def test_connections_beyond_the_descriptors(echo: Path, door: str, front_ends: str) -> None:

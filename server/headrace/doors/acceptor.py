@@ -3,6 +3,9 @@
 The loop's own servers close while connections are in the kernel's queue, which resets them, and
 uvloop's silently drop clients when no descriptor is left. An `Acceptor` accepts the queued
 connections before it closes, and counts and logs failures. Owned by the event loop.
+
+A TLS handshake costs a millisecond of the loop, as soon as its client has said hello. So sockets
+wait here for that, and one handshake begins per turn; all of them count as connections.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ import logging
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -37,8 +41,12 @@ class Acceptor:
         failed: Callable[[], object],
         tls: ssl.SSLContext | None = None,
         handshake_secs: float | None = None,
+        room: Callable[[int], bool] = lambda connecting: True,
     ) -> None:
-        """`handshake_secs` is for TLS alone."""
+        """`handshake_secs` and `room` are for TLS alone.
+
+        `room` is asked for each connection, with the number of those whose handshake is not over.
+        """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make = make
@@ -46,7 +54,10 @@ class Acceptor:
         self._tls = tls
         self._handshake_secs = handshake_secs if tls else None
         self._spare = -1  # spare descriptor, closed to accept a connection
+        self._room = room
         self._connecting: set[asyncio.Task[None]] = set()
+        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # until their client's hello
+        self._greeted: deque[socket.socket] = deque()  # their handshake is to begin
         self._pause: asyncio.TimerHandle | None = None
         self._log_at = 0.0
         self._unlogged = 0
@@ -88,10 +99,38 @@ class Acceptor:
         except OSError as error:
             return self._fail(error)
         sock.setblocking(False)
+        if self._tls is None:
+            self._begin(sock)
+        elif self._room(len(self._silent) + len(self._greeted) + len(self._connecting)):
+            timer = self._loop.call_later(self._handshake_secs or 0, self._forget, sock)
+            self._silent[sock] = timer
+            self._loop.add_reader(sock.fileno(), self._on_hello, sock)
+        else:
+            sock.close()
+        return True
+
+    def _forget(self, sock: socket.socket) -> None:
+        """Close a connection whose client has not said anything."""
+        del self._silent[sock]
+        self._loop.remove_reader(sock.fileno())
+        sock.close()
+
+    def _on_hello(self, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock.fileno())
+        self._silent.pop(sock).cancel()
+        self._greeted.append(sock)
+        if len(self._greeted) == 1:
+            self._loop.call_soon(self._begin_next)
+
+    def _begin_next(self) -> None:
+        self._begin(self._greeted.popleft())
+        if self._greeted:
+            self._loop.call_soon(self._begin_next)
+
+    def _begin(self, sock: socket.socket) -> None:
         task = self._loop.create_task(self._connect(sock))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        return True
 
     async def _connect(self, sock: socket.socket) -> None:
         try:

@@ -10,12 +10,14 @@ from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
 from headrace.core import plugins
+from headrace.core.limits import Shares
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import CountedApp
 from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer, bind, reserve
+from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import GpuSeries
@@ -23,6 +25,7 @@ from headrace.placement.local.instances import core_limit
 from headrace.settings import Settings
 
 Bind = Callable[[str, int, bool], socket.socket]
+_METRICS_CONNECTIONS = 128  # far more than scrapers have
 
 
 class ServerDoors:
@@ -149,6 +152,7 @@ class ServerDoors:
         self._metrics = server = HttpServer(
             LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,
             settings.http_body_timeout_secs,
+            admission=Admission(0, 0, Shares(connections=_METRICS_CONNECTIONS)),
         )  # fmt: skip
         server.start()
         engine.metrics_at = settings.metrics_address, server.port

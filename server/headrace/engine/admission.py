@@ -273,12 +273,18 @@ class Admission(Account):
 
     def connect(self, door: str, address: str = "") -> "ConnectionAccount | None":
         """The account of a new connection; None at the limit of connections."""
-        most = self.shares.connections
-        if most and self.connections.total() >= most:
-            self.refused_connections += 1
+        if not self.has_room():
             return None
         self.connections[door] += 1
         return ConnectionAccount(self, door, address)
+
+    def has_room(self, connecting: int = 0) -> bool:
+        """True if a further connection is allowed beside those that are open or `connecting`."""
+        most = self.shares.connections
+        if most and self.connections.total() + connecting >= most:
+            self.refused_connections += 1
+            return False
+        return True
 
     def fail_accept(self) -> None:
         """Count a connection that could not be accepted, for example without a free descriptor."""

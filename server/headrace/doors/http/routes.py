@@ -140,8 +140,35 @@ def late_app(
     return LateApp([*inference, HealthRoute(engine, rules.keys().get(Category.HEALTH))], build)
 
 
+class _Shared:
+    """Runs of a coroutine one after the other, each for all that have asked before it began."""
+
+    def __init__(self, run: Callable[[], Awaitable[bytes]]) -> None:
+        self._run = run
+        self._last: asyncio.Task[bytes] | None = None  # under way, or about to begin
+        self._begun = True
+
+    async def next(self) -> bytes:
+        """The result of the next run; cancelling the wait cancels nothing else."""
+        if self._begun or self._last is None:
+            self._begun = False
+            self._last = asyncio.get_running_loop().create_task(self._after(self._last))
+        return await asyncio.shield(self._last)
+
+    async def _after(self, before: "asyncio.Task[bytes] | None") -> bytes:
+        if before is not None and not before.done():
+            await asyncio.wait((before,))
+        self._begun = True
+        return await self._run()
+
+
 def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str) -> ASGIApp:
-    """The metrics door: answers `GET /metrics` with the output of `scrape`."""
+    """The metrics door: answers `GET /metrics` with the output of `scrape`.
+
+    There is one scrape at a time, and all requests that arrive meanwhile share the next one: with a
+    thousand models it takes a second, and some megabytes.
+    """
+    scrapes = _Shared(scrape)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,7 +179,7 @@ def create_metrics_app(scrape: Callable[[], Awaitable[bytes]], content_type: str
         elif scope["method"] != "GET":
             body, status = b"only GET is possible here\n", 405
         else:
-            body, kind = await scrape(), content_type
+            body, kind = await scrapes.next(), content_type
         await send_answer(send, Answer(status, f"content-type: {kind}\r\n".encode(), [body]))
 
     return app

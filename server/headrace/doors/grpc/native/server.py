@@ -59,7 +59,7 @@ class NativeServer(ServerContext):
         """Start serving on a bound socket."""
         self._acceptor = Acceptor(
             listener, lambda: GrpcConnection(self), self.admission.fail_accept, self._tls,
-            PREFACE_SECS,
+            PREFACE_SECS, self.admission.has_room,
         )  # fmt: skip
         self._acceptor.start()
         self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
