@@ -6,10 +6,17 @@ import resource
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 
-from headrace.core.errors import InvalidOption
+from headrace.core.errors import Contradiction, InvalidOption
 from headrace.core.limits import ExecutionLimits
-from headrace.placement.worker.python_options import WorkerOptions, WorkerSpec
+from headrace.placement.worker.python_options import (
+    WorkerOptions,
+    WorkerSpec,
+    with_columns,
+    with_instances,
+)
+from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.workers.limits import Limits
 
 
@@ -138,3 +145,37 @@ def test_the_documented_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names:
         monkeypatch.setenv(name, "here")
     assert seen() == names
+
+
+def config(text: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+MATRIX = 'input { name: "x" } '
+
+
+def named(columns: str) -> str:
+    """A parameter with names of columns."""
+    return f"parameters {{ key: 'columns' value {{ string_value: '{columns}' }} }}"
+
+
+def test_names_of_columns() -> None:
+    found = with_columns(config(MATRIX), ["ä", "b"])
+    assert found.parameters["columns"].string_value == '{"x": ["ä", "b"]}'
+    same = config(MATRIX + named('{"x":["ä","b"]}'))
+    assert with_columns(same, ["ä", "b"]) == same
+    for text, columns in (
+        (MATRIX, []), ('input { name: "ä" } input { name: "b" }', ["ä", "b"]),
+        ('input { name: "ä" }', ["ä"]),
+    ):  # fmt: skip
+        assert with_columns(config(text), columns) == config(text)
+    for other in ('{"x": ["b", "ä"]}', '["ä", "b"]', "ä,b"):
+        with pytest.raises(Contradiction, match="trained with the columns ä, b, in this order"):
+            with_columns(config(MATRIX + named(other)), ["ä", "b"])
+
+
+def test_instances_of_code() -> None:
+    assert with_instances(config(""), 1) == config("")
+    group = config("instance_group { count: 3 kind: KIND_CPU }")
+    assert with_instances(config(""), 3) == group
+    assert with_instances(group, 4) == group

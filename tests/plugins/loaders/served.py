@@ -15,7 +15,10 @@ Config = dict[str, Any]
 
 
 class Served:
-    """A loaded, completed and started model. `config` is its completed configuration."""
+    """A loaded, completed and started model.
+
+    `config` is its completed configuration, `columns` are those that it was trained with.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Served:
             "default_max_batch_size": default_rows,
         }  # fmt: skip
         kind = module.load(document)
+        self.columns = list(kind.trained_columns)
         self.config: Config = kind.auto_complete_config(pb.ModelConfig(config or {})).as_dict()
         self._model = kind()
         self._model.initialize(

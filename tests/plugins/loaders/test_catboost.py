@@ -49,6 +49,7 @@ def test_categories_have_an_input_for_each_column(tmp_path: Path, cat: Any, pd: 
     model = cat.CatBoostClassifier(**QUIET).fit(frame, THREE, cat_features=["kind", "floor"])
     path = saved(tmp_path, model)
     served = Served("catboost", path)
+    assert served.columns == ["size", "kind", "floor"]
     assert served.signature() == {
         "size": ("FP64", [1]), "kind": ("STRING", [1]), "floor": ("STRING", [1]),
         "predict": ("INT64", [1]), "predict_proba": ("FP64", [3]),

@@ -118,6 +118,7 @@ def test_columns_in_any_order(
                 client.infer(name, wrong)
 
 
+@pytest.mark.slow
 def test_names_reach_clients(tmp_path: Path, frame: Any, pd: Any) -> None:
     """In metadata and configuration, unless the library has made them up."""
     saved_lightgbm(tmp_path, frame, TARGET)
@@ -141,6 +142,7 @@ def test_names_reach_clients(tmp_path: Path, frame: Any, pd: Any) -> None:
                 np.testing.assert_array_equal(proxied.infer("lightgbm", shuffled).array, matrix)
 
 
+@pytest.mark.slow
 def test_a_model_trained_anew(tmp_path: Path, frame: Any) -> None:
     """The client's memory of the order would be wrong silently."""
     saved_lightgbm(tmp_path, frame, TARGET)
@@ -175,6 +177,7 @@ def test_configured_names(tmp_path: Path, pd: Any) -> None:
             server.client.infer("columns", pair[["INPUT0"]])
 
 
+@pytest.mark.slow
 def test_names_that_contradict_the_file(tmp_path: Path, frame: Any) -> None:
     saved_lightgbm(tmp_path, frame, TARGET)
     text = '{\\"input-0\\": [\\"b\\", \\"a\\", \\"c\\"]}'

@@ -38,6 +38,7 @@ def saved(folder: Path, data: Any, labels: Any, **parameters: Any) -> tuple[Path
 def test_a_matrix(tmp_path: Path) -> None:
     path, booster = saved(tmp_path, NUMBERS, THREE, objective="multiclass", num_class=3)
     served = Served("lightgbm", path)
+    assert served.columns == []
     assert served.signature() == {"input-0": ("FP32", [3]), "predict": ("FP64", [3])}
     rows = NUMBERS[:9].astype(np.float32)
     answers = served.ask_all([{"input-0": rows[:4]}, {"input-0": rows[4:]}])
@@ -51,6 +52,7 @@ def test_columns_by_name(tmp_path: Path, pd: Any) -> None:
     path, booster = saved(tmp_path, frame, THREE, objective="regression")
     given = {"input": [{"name": "c"}, {"name": "b", "optional": True}, {"name": "a"}]}
     served = Served("lightgbm", path, given)
+    assert served.columns == ["a", "b", "c"]
     row = {name: frame[[name]][:9].to_numpy() for name in "abc"}
     np.testing.assert_allclose(served.ask(row)["predict"][:, 0], booster.predict(frame[:9]))
     del row["b"]

@@ -34,6 +34,7 @@ def saved(folder: Path, model: Any, name: str = "model.json") -> Path:
 def test_a_classifier(tmp_path: Path, name: str, labels: Any, xgb: Any) -> None:
     model = xgb.XGBClassifier(n_jobs=1, n_estimators=4, max_depth=2).fit(NUMBERS, labels)
     served = Served("xgboost", saved(tmp_path, model, name))
+    assert served.columns == []
     assert served.config["max_batch_size"] == 4096
     assert served.signature() == {
         "input-0": ("FP32", [4]), "predict": ("INT64", [1]),
@@ -90,6 +91,7 @@ def test_columns_by_name(tmp_path: Path, xgb: Any, frame: Any) -> None:
     assert Served("xgboost", path).signature()["input-0"] == ("FP32", [2])
     inputs = [{"name": "height"}, {"name": "size", "data_type": "TYPE_FP32", "dims": [1]}]
     served = Served("xgboost", path, {"input": inputs})
+    assert served.columns == ["size", "height"]
     assert served.signature()["height"] == ("FP64", [1])
     row = {name: two[[name]][:9].to_numpy() for name in ("height", "size")}
     np.testing.assert_allclose(served.ask(row)["predict"][:, 0], model.predict(two[:9]), rtol=1e-6)
