@@ -130,6 +130,23 @@ def test_complete_tensors(text: str, paths: list[str]) -> None:
     assert list(tensor_problems(config_of(""))) == []  # a model may have none
 
 
+@pytest.mark.parametrize(("columns", "backend", "says"), [
+    ('{"x": ["a", "b"]}', "", ""), ('{"x": ["a", "b"]}', "python", ""),
+    ("a,b", "python", ""), ("a,b", "", 'such as {"INPUT": ["a", "b"]}'),
+    ('["a", "b"]', "", "must be JSON of names by input"), ('{"x": "ab"}', "", "must be JSON"),
+    ('{"y": ["a", "b"]}', "python", ""), ('{"y": ["a", "b"]}', "", "there is no input 'y'"),
+    ('{"x": ["a", "a"]}', "", "the columns of 'x' have a name twice"),
+    ('{"x": ["a"]}', "", "'x' has 2 columns, and 1 names are given"),
+])  # fmt: skip
+def test_names_of_columns(columns: str, backend: str, says: str) -> None:
+    config = config_of('max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 2 }')
+    config.backend = backend
+    config.parameters["columns"].string_value = columns
+    found = [str(problem) for problem in tensor_problems(config)]
+    assert len(found) == bool(says)
+    assert says in "".join(found)
+
+
 @pytest.mark.parametrize(("text", "refused"), [
     ("max_batch_size: 4", False), ("", True), ("max_batch_size: 4 sequence_batching { }", True),
     ("max_batch_size: 4 model_transaction_policy { decoupled: true }", True),

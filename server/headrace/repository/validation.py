@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from google.protobuf.message import Message
 
-from headrace.core.columns import COLUMNS
+from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_CONFIG_NUMBER
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import quoted
@@ -161,6 +161,30 @@ def tensor_problems(
             "parameters['split_requests']",
             "'on' needs a model that batches, is not decoupled and does not preserve ordering",
         )
+    yield from _column_problems(config)
+
+
+def _column_problems(config: ModelConfig) -> Iterator[Problem]:
+    """Problems of names of columns, by which clients would arrange their tables.
+
+    In a model of Python code the parameter may be its own, of any form.
+    """
+    if COLUMNS not in config.parameters or config.backend == "python":
+        return
+    path = f"parameters['{COLUMNS}']"
+    found = columns_by_input(config.parameters[COLUMNS].string_value)
+    if not found:
+        yield Problem(path, 'must be JSON of names by input, such as {"INPUT": ["a", "b"]}')
+    inputs = {tensor.name: tensor for tensor in config.input}
+    for name, columns in found.items():
+        size = math.prod(inputs[name].dims) if name in inputs else 0
+        if name not in inputs:
+            yield Problem(path, f"there is no input '{name}'")
+        elif len(set(columns)) < len(columns):
+            yield Problem(path, f"the columns of '{name}' have a name twice")
+        elif size > 0 and config.max_batch_size > 0 and size != len(columns):
+            text = f"'{name}' has {size} columns, and {len(columns)} names are given"
+            yield Problem(path, text)
 
 
 def model_problems(
