@@ -59,6 +59,71 @@ async def test_short_work_does_not_wait_for_long() -> None:
     await long.all.wait()
 
 
+async def test_clients_take_turns() -> None:
+    bench, ended = Workbench(), asyncio.Event()
+    gate, order = threading.Event(), []
+    greedy, other = object(), object()
+
+    def add(payer: object, name: str, after: Callable[[], None] | None = None) -> None:
+        def decode(charge: Charge) -> None:
+            gate.wait()
+            order.append(name)
+
+        Deferred(bench, 1, decode, lambda result: None, KeptCall(payer), uncharged, after)
+
+    for number in range(4):
+        add(greedy, f"greedy {number}", ended.set if number == 3 else None)
+    add(other, "other 0")
+    add(other, "other 1")
+    gate.set()
+    await ended.wait()
+    assert order.index("other 0") <= 2
+    assert order.index("other 1") <= 4
+    assert sorted(order, key=str.split) == [
+        *(f"greedy {n}" for n in range(4)),
+        "other 0",
+        "other 1",
+    ]
+
+
+async def test_work_that_outgrows_its_estimate_makes_way() -> None:
+    bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
+    gate = threading.Event()
+    charged: list[int] = []
+    runs: list[str] = []
+
+    def work(charge: Charge) -> str:
+        runs.append(threading.current_thread().name)
+        for _ in range(8):
+            charge(1 << 20)
+        gate.wait()
+        return "long"
+
+    bench.do(1, work, long.done, charged.append)
+    bench.do(1, lambda charge: "short", short.done, uncharged)
+    await short.all.wait()
+    assert long.found == []
+    gate.set()
+    await long.all.wait()
+    assert long.found == [("long", None)]
+    assert sum(charged) == 8 << 20  # once, though it has begun twice
+    assert runs == ["workbench", "workbench-long"]
+
+
+@pytest.mark.parametrize("nbytes", [1, LONG])
+async def test_work_that_takes_too_long_is_refused(nbytes: int) -> None:
+    bench, outcomes = Workbench(most_secs=0.05), Outcomes(1)
+
+    def work(charge: Charge) -> None:
+        while True:
+            charge(0)
+
+    bench.do(nbytes, work, outcomes.done, uncharged)
+    await outcomes.all.wait()
+    [(_, problem)] = outcomes.found
+    assert isinstance(problem, InvalidRequest)
+
+
 async def test_the_loop_charges_and_may_refuse() -> None:
     bench, outcomes = Workbench(), Outcomes(1)
     loop_thread, charged = threading.get_ident(), []
@@ -70,12 +135,12 @@ async def test_the_loop_charges_and_may_refuse() -> None:
             raise Overloaded("as asked")
 
     def work(charge: Charge) -> None:
-        for nbytes in range(10):
+        for nbytes in range(1, 10):
             charge(nbytes)
 
     bench.do(1, work, outcomes.done, charge)
     await outcomes.all.wait()
-    assert charged == [0, 1, 2]
+    assert charged == [1, 2, 3]
     [(result, problem)] = outcomes.found
     assert result is None
     assert isinstance(problem, Overloaded)
@@ -140,9 +205,14 @@ def await_freed(freed: "weakref.ref[Any]") -> None:
 class KeptCall(Call):
     """Records its refusal."""
 
-    def __init__(self) -> None:
+    def __init__(self, payer: object = None) -> None:
         super().__init__("m", "", "", {})
         self.refused: list[ServerError] = []
+        self._payer = payer
+
+    @property
+    def payer(self) -> object:
+        return self._payer
 
     def refuse(self, error: ServerError) -> None:
         self.refused.append(error)

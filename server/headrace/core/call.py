@@ -256,6 +256,11 @@ class Call:
         """Arrival of the first byte, in nanoseconds of the monotonic clock; 0 if not measured."""
         return 0
 
+    @property
+    def payer(self) -> object:
+        """The client in whose name work is done, and which takes turns with others."""
+        return None
+
     def header(self, name: str) -> str:
         """The value of a request header, by its lower-case name; "" if there is none."""
         return ""

@@ -5,8 +5,11 @@ a library or on a file system, can be abandoned: it does not delay later work, n
 from ending. A thread that is done takes other work, until there is none.
 
 On the `Workbench`, large data of admitted requests is decompressed, decoded, encoded and sorted;
-the requests continue on the event loop. There are two threads, each working in order of arrival:
-one for long work and one for shorter work, so that a small job does not wait behind a large one.
+the requests continue on the event loop. There are two threads, one for long work and one for
+shorter work, so that a small job does not wait behind a large one. On each of them clients take
+turns, one piece of work each. The size of work is an estimate, such as that of compressed data:
+work that becomes long on the short thread begins again on the long one, without further charges,
+and work that takes too long is refused; both are noticed when it charges, if only 0 bytes.
 The queues only hold work of requests charged by admission, which bounds them. Work is a plain
 function with the argument `charge`: the event loop charges bytes, and may refuse them, before they
 are allocated. Cancelled work is not started, and ends at its next charge.
@@ -21,13 +24,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import thread_time
 from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import run_in_daemon_thread
-from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
@@ -205,10 +210,16 @@ def _start_all(starter: "SimpleQueue[Callable[[], None] | None]") -> None:
 
 LARGE = 64 << 10  # bytes up to which the event loop decodes and encodes itself
 _LONG = 4 << 20  # bytes from which on work counts as long
+_SHORT_SECS = 0.2  # of a processor, from which on it does, too
+_MOST_SECS = 10.0
 
 
 class Dropped(Exception):
     """The result of the work is no longer wanted."""
+
+
+class _Outgrown(Exception):
+    """The work is longer than was estimated: it is to begin again on the other thread."""
 
 
 class Job(Owner, Generic[T]):
@@ -224,31 +235,59 @@ class Job(Owner, Generic[T]):
         self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
         self._loop = asyncio.get_running_loop()
+        self._charged = self._credit = (
+            0  # bytes; of the last run, and not charged again in this one
+        )
+        self._most_bytes = self._until = self._too_late = 0.0  # times of the thread's processor
+
+    @property
+    def payer(self) -> object:
+        """The client that takes turns with others."""
+        return None
 
     def cancel(self, call: Call | None = None) -> None:
         """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
         self._work = self._done = None  # releases their references
         self._charge = uncharged
 
-    def run(self) -> None:
-        """Do the work, on a thread."""
+    def run(self, short: bool, most_secs: float) -> bool:
+        """Do the work, on a thread; False if it was `short` work, and is to begin again as long."""
         work = self._work
         if work is None:
-            return
+            return True
+        now = thread_time()
+        self._credit, self._too_late = self._charged, now + most_secs
+        self._most_bytes, self._until = (_LONG, now + _SHORT_SECS) if short else (inf, inf)
         result: T | None = None
         problem: Exception | None = None
         try:
             result = work(self._count)
         except Dropped:
-            return
+            return True
+        except _Outgrown:
+            return False
         except Exception as error:
             problem = error
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             self._loop.call_soon_threadsafe(self._finish, result, problem)
         del work, result, problem  # an error refers to this frame, and both would live for longer
+        return True
 
     def _count(self, nbytes: int) -> None:
-        """Charge bytes, from the thread; raises the loop's error, or `Dropped`."""
+        """Charge bytes, from the thread; raises the loop's error, `Dropped`, or `_Outgrown`."""
+        if self._done is None:
+            raise Dropped
+        now = thread_time()
+        if now > self._too_late:
+            raise InvalidRequest("the request takes too long to decode: send tensors in binary")
+        nbytes, self._credit = max(nbytes - self._credit, 0), max(self._credit - nbytes, 0)
+        if nbytes:
+            self._count_more(nbytes)
+            self._charged += nbytes
+        if now > self._until or self._charged > self._most_bytes:
+            raise _Outgrown
+
+    def _count_more(self, nbytes: int) -> None:
         counted: Future[None] = Future()
         try:
             self._loop.call_soon_threadsafe(self._count_here, nbytes, counted)
@@ -258,6 +297,11 @@ class Job(Owner, Generic[T]):
             counted.result()
         finally:
             del counted  # its error refers to this frame
+
+    def move(self, lane: "_Lane") -> None:
+        """Do the work on another thread, from the beginning."""
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            self._loop.call_soon_threadsafe(lane.add, self)
 
     def _count_here(self, nbytes: int, counted: "Future[None]") -> None:
         try:
@@ -279,11 +323,16 @@ class Job(Owner, Generic[T]):
 
 
 class _Lane:
-    """A thread that does one piece of work after the other; started on first use."""
+    """A thread that does one piece of work after the other; started on first use.
 
-    def __init__(self, name: str) -> None:
+    `longer` takes over what is too long for it.
+    """
+
+    def __init__(self, name: str, most_secs: float, longer: "_Lane | None" = None) -> None:
         self._name = name
-        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
+        self._most_secs = most_secs
+        self._longer = longer
+        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()  # not seen by the thread yet
         self._thread: Thread | None = None
 
     def add(self, job: Job[Any]) -> None:
@@ -294,18 +343,29 @@ class _Lane:
             self._thread.start()
 
     def _run(self) -> None:
+        waiting: dict[object, deque[Job[Any]]] = {}  # by client, in the order of their turns
+        longer = self._longer
         while True:
-            job = self._jobs.get()
-            job.run()
-            del job
+            while not waiting or not self._jobs.empty():
+                job = self._jobs.get()
+                waiting.setdefault(job.payer, deque()).append(job)
+            payer = next(iter(waiting))
+            jobs = waiting.pop(payer)
+            job = jobs.popleft()
+            if jobs:
+                waiting[payer] = jobs
+            if not job.run(longer is not None, self._most_secs) and longer is not None:
+                job.move(longer)
+            del job, jobs, payer
 
 
 class Workbench:
     """The threads of one process."""
 
-    def __init__(self) -> None:
-        self._short = _Lane("workbench")
-        self._long = _Lane("workbench-long")
+    def __init__(self, most_secs: float = _MOST_SECS) -> None:
+        """A piece of work that takes more than `most_secs` of a processor is refused."""
+        self._long = _Lane("workbench-long", most_secs)
+        self._short = _Lane("workbench", most_secs, self._long)
 
     def do(
         self,
@@ -345,10 +405,16 @@ class Deferred(Job[T]):
         `after` is called last.
         """
         super().__init__(decode, partial(self._decoded, call), charge)
+        self._payer = call.payer
         self._submit: Callable[[T], None] | None = submit
         self._after = after
         call.owner = self
         bench.add(nbytes, self)
+
+    @property
+    def payer(self) -> object:
+        """Implements `Job.payer`."""
+        return self._payer
 
     def cancel(self, call: Call | None = None) -> None:
         """Implements `Owner.cancel`."""

@@ -156,6 +156,7 @@ def tensor_from_long(
     joined: list[bytes] = []
     filled = empty_depth = depth = 0
     for piece in data.pieces():
+        charge(0)  # notices a cancellation, and work that takes too long
         values, types, its_depth = flatten(name, piece)
         _check_types(name, datatype, types)
         if values:

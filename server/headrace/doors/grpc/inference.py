@@ -26,7 +26,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, Session
-from headrace.engine.admission import ConnectionAccount
+from headrace.engine.admission import Account, ConnectionAccount
 from headrace.engine.doors import (
     GIVE_UP_BYTES,
     GRPC_NOT_DECOUPLED,
@@ -111,6 +111,11 @@ class InferCall(MessageCall):
     service: "InferenceService"
     entered = False  # true once it is charged to the account, with `nbytes`
     named = True  # the serving version is known before the answer
+
+    @property
+    def payer(self) -> object:
+        """Implements `Call.payer`."""
+        return self.account
 
     # --- for the transport
 
@@ -237,6 +242,11 @@ class Slot(MessageCall):
         self.messages: deque[Message] = deque()
         self.error: ServerError | None = None
 
+    @property
+    def payer(self) -> object:
+        """Implements `Call.payer`."""
+        return self.stream.account
+
     def charge(self, nbytes: int) -> None:
         """Charge the decoded message; raises `Overloaded`."""
         self.stream.count_more(self, nbytes)
@@ -357,6 +367,11 @@ class StreamInfer:
         self._deferring = False  # a request is being decoded; later ones are `_behind`
         self._behind: deque[tuple[Slot, Buffer]] = deque()
         engine.admission.watch_close(self.write)
+
+    @property
+    def account(self) -> Account:
+        """The connection's account."""
+        return self._account
 
     @property
     def _under_way(self) -> int:

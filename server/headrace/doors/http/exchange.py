@@ -177,6 +177,11 @@ class Exchange(Call):
             self.parameters.update(self.head.told)
         found.submit(self)
 
+    @property
+    def payer(self) -> object:
+        """Implements `Call.payer`."""
+        return self.account
+
     def header(self, name: str) -> str:
         """A header's value by its lower-case name; "" if there is none."""
         return self.head.headers.get(name.encode("latin-1"), "")
