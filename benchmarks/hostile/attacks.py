@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.hostile.case import Case
 from benchmarks.hostile.found import FOUND
-from benchmarks.hostile.models import ECHO, ENDLESS, GROW, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.models import ECHO, ENDLESS, GRAM, GROW, PYTHON, TEXT, WHOLE
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
     PUSH_PROMISE,
@@ -282,6 +282,20 @@ def bytes_to_onnx(target: Target) -> Fire:
     return _http(target, TEXT, body, json_size=size)
 
 
+def variable_shapes(target: Target) -> Fire:
+    """Light runs, by which a model comes to the loop, and heavy ones."""
+    rows = 2_000
+    light, heavy = (_binary(GRAM, "FP32", (n, n), b"\0\0\x80\x3f" * n * n) for n in (1, rows))
+    runs = [_http(target, GRAM, body, times, size) for (body, size), times in (
+        (heavy, 3), (light, 1_100), (heavy, 3))]  # fmt: skip
+
+    def fire() -> None:
+        for run in runs:
+            run()
+
+    return fire
+
+
 def bytes_as_json(target: Target) -> Fire:
     count = _BODY // 3
     data = b'"",' * (count - 1) + b'""'
@@ -495,6 +509,7 @@ ATTACKS = {
         Attack("idle-connections", "2 000 idle connections", idle_connections),
         Attack("bytes-python", "16 M BYTES to a Python model", bytes_to_python),
         Attack("bytes-onnx", "16 M BYTES to an ONNX model", bytes_to_onnx),
+        Attack("variable-shapes", "6 x 2 000 x 2 000 to a model of any shape", variable_shapes),
         Attack("bytes-json", "21 M BYTES as JSON", bytes_as_json),
         Attack("bytes-contents", "32 M BYTES in bytes_contents", bytes_contents),
         Attack("floats-json", "63 MB of FP32 as JSON", floats_as_json),

@@ -7,7 +7,7 @@ from onnx import GraphProto, TensorProto, helper
 from benchmarks.models import MLP, write_repository
 
 ECHO, TEXT, WHOLE, PYTHON, ENDLESS = "echo", "text", "whole", "python", "endless"
-GROW = "grow"
+GROW, GRAM = "grow", "gram"
 _ON_A_THREAD = 'parameters { key: "execution" value { string_value: "thread" } }'
 _LONG_AS_TEXT = 0.123456789
 _OPSET, _IR_VERSION = 17, 8
@@ -31,7 +31,8 @@ output { name: "output" data_type: TYPE_STRING dims: [-1] }
 def write_models(root: Path) -> None:
     """An MLP, identities of three datatypes in ONNX, and one of text in a Python worker.
 
-    Beside them, a model that gives as many numbers as it is asked for.
+    Beside them, a model that gives as many numbers as it is asked for, and the sum of a matrix
+    multiplied by its transpose: light for an element, heavy for millions.
     """
     write_repository(root, [MLP])
     for name, element in _ONNX.items():
@@ -50,6 +51,18 @@ def write_models(root: Path) -> None:
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n"])],
     )
     _write_onnx(root, GROW, graph, _ON_A_THREAD)
+    nodes = [
+        helper.make_node("Transpose", ["input"], ["turned"]),
+        helper.make_node("MatMul", ["input", "turned"], ["product"]),
+        helper.make_node("ReduceSum", ["product"], ["output"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        GRAM,
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["n", "m"])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 1])],
+    )
+    _write_onnx(root, GRAM, graph)
     folder = root / PYTHON
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(_MODEL)

@@ -4,11 +4,22 @@ from collections.abc import Mapping, Sequence
 from time import sleep
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array
-from headrace.placement.choice import BUDGET_NS, AutoChoice, InstanceKind, largest_batch, measure
+from headrace.placement.choice import (
+    BUDGET_NS,
+    AutoChoice,
+    InstanceKind,
+    Size,
+    Sizes,
+    largest_batch,
+    measure,
+    sizes_of,
+)
 from headrace.placement.local.instances import LoadedModel
 
 INLINE, THREAD = InstanceKind.INLINE, InstanceKind.THREAD
@@ -70,6 +81,98 @@ def signature(max_batch_size: int, *dims: int, datatype: Datatype = FP32) -> Sig
     """One input of these dims, and one output with a number per row."""
     inputs = (TensorSpec("x", datatype, dims),)
     return Signature("m", max_batch_size, inputs, (TensorSpec("y", FP32, (1,)),))
+
+
+LIGHT, HEAVY = BUDGET // 4, 3 * BUDGET
+
+
+def learned(sizes: Sizes, size: Size, cost: int, times: int = 8) -> bool:
+    """Run a size on the thread; True if it may run on the loop then."""
+    for _ in range(times):
+        sizes.ran(size, cost, None, failed=False)
+    return sizes.light(size)
+
+
+def test_sizes_that_were_measured_are_light() -> None:
+    sizes = Sizes((8, 1, 3), BUDGET)
+    assert sizes.light((8, 1, 3))
+    assert sizes.light((1, 1, 3))
+    assert not sizes.light((9, 1, 3))
+    assert not sizes.light((1, 2, 3))
+    assert not learned(sizes, (1, 100, 3), LIGHT, times=7)
+    assert learned(sizes, (1, 100, 3), LIGHT, times=1)
+    assert sizes.light((1, 99, 3))
+    assert not sizes.light((2, 100, 3))
+    assert not learned(sizes, (1, 200, 3), HEAVY, times=1_000)
+    assert not Sizes(None, BUDGET).light((1,))
+
+
+def test_one_overrun_ends_a_size_for_good() -> None:
+    sizes = Sizes((1, 1), BUDGET)
+    assert learned(sizes, (1, 100), LIGHT)
+    assert learned(sizes, (4, 10), LIGHT)
+    sizes.ran((1, 50), HEAVY, HEAVY, failed=False)
+    for size in ((1, 50), (1, 100), (2, 60)):
+        assert not learned(sizes, size, LIGHT, times=2_000)
+    assert sizes.light((1, 1))
+    assert sizes.light((4, 10))
+    assert learned(sizes, (8, 40), LIGHT)
+    sizes.ran((1, 1), HEAVY, HEAVY, failed=True)  # a failure takes time, too
+    assert not sizes.light((1, 1))
+
+
+def test_a_run_that_others_have_interrupted_is_no_overrun() -> None:
+    sizes = Sizes((1, 1), BUDGET)
+    sizes.ran((1, 1), 15 * BUDGET, LIGHT, failed=False)
+    assert sizes.light((1, 1))
+    sizes.ran((1, 1), 25 * BUDGET, LIGHT, failed=False)  # it has slept, or the machine is hopeless
+    assert not sizes.light((1, 1))
+
+
+def test_failures_on_the_thread_teach_nothing() -> None:
+    sizes = Sizes(None, BUDGET)
+    for _ in range(100):
+        sizes.ran((1,), LIGHT, None, failed=True)
+    assert not sizes.light((1,))
+
+
+def test_clients_cannot_fill_the_memory_with_sizes() -> None:
+    sizes = Sizes((1, 1), BUDGET)
+    for number in range(2, 300):  # each larger in one axis and smaller in the other
+        assert learned(sizes, (number, 300 - number), LIGHT)
+    assert not sizes.light((2, 298))
+    for number in range(2, 300):
+        sizes.ran((number, 300 - number), HEAVY, HEAVY, failed=False)
+    assert not learned(sizes, (1, 1), LIGHT)  # it has been wrong too often
+
+
+RUNS = st.tuples(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)), st.sampled_from([LIGHT, BUDGET, HEAVY])
+)
+
+
+@given(st.lists(RUNS, max_size=200))
+def test_a_size_overruns_once_at_most(runs: list[tuple[Size, int]]) -> None:
+    sizes, overrun = Sizes((1, 1), BUDGET), set[Size]()
+    for size, cost in runs:
+        inline = sizes.light(size)
+        assert not (
+            inline and any(known[0] <= size[0] and known[1] <= size[1] for known in overrun)
+        )
+        sizes.ran(size, cost, cost if inline else None, failed=False)
+        if inline and cost == HEAVY:
+            overrun.add(size)
+
+
+@pytest.mark.parametrize(
+    ("declared", "sized"),
+    [
+        (signature(64, 4), False), (signature(0, 4), False), (signature(64, -1), True),
+        (signature(0, -1), True), (signature(2**31 - 1, 4), True),  # more rows than are measured
+    ],
+)  # fmt: skip
+def test_models_of_any_size(declared: Signature, sized: bool) -> None:
+    assert (sizes_of(declared, 0) is not None) is sized
 
 
 class Recorder(LoadedModel):

@@ -20,7 +20,7 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
-from headrace.placement.choice import AutoChoice, InstanceKind
+from headrace.placement.choice import AutoChoice, InstanceKind, sizes_of
 from headrace.placement.local.instances import LoadedModel, LocalInstance, core_limit, threads_for
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
 from headrace.workers.elements import join
@@ -250,6 +250,52 @@ def test_moving_between_the_kinds() -> None:
     on_loop(model, AutoChoice(float("inf"), budget_ns=10**12), comes_back)
     assert model.closed.wait(10)
     assert model.closed_by == model.threads[0]  # the thread that it has had since
+
+
+class Gram(LoadedModel):
+    """Records the widths that it has run on the loop's thread, and on others."""
+
+    inputs: Sequence[TensorInfo] = [TensorInfo("x", Datatype.INT64, (-1, -1))]
+    outputs: Sequence[TensorInfo] = [TensorInfo("y", Datatype.INT64, (-1, -1))]
+
+    def __init__(self) -> None:
+        self.loop = get_ident()
+        self.inline: list[int] = []
+        self.elsewhere: list[int] = []
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Sequence[Array]:
+        width = inputs["x"].shape[1]
+        (self.inline if get_ident() == self.loop else self.elsewhere).append(width)
+        return [inputs["x"]]
+
+
+def wide(width: int) -> Batch:
+    call = entered(request("r", 1, width=width), 1, width, 0, Bench().batcher)
+    return Batch(signature(), [call])
+
+
+def test_a_size_that_was_not_measured_does_not_run_on_the_loop() -> None:
+    model = Gram()
+    chosen = model.kind("auto", signature(), None)
+    assert isinstance(chosen, AutoChoice)
+    assert chosen.sizes is not None
+    assert not chosen.sizes.light((1, 2_000))
+    model.inline.clear()
+
+    async def scenario(instance: LocalInstance) -> None:
+        for _ in range(7):
+            await execute(instance, wide(1))
+            await execute(instance, wide(2_000))
+        assert (model.inline, model.elsewhere) == ([1] * 7, [2_000] * 7)
+        while 2_000 not in model.inline:  # measured on the thread
+            await execute(instance, wide(2_000))
+        await execute(instance, wide(1_999))
+        assert model.inline[-1] == 1_999
+        await execute(instance, wide(2_001))
+        assert model.elsewhere[-1] == 2_001
+
+    budget = 10**12  # whatever the machine does, no run is too long
+    on_loop(model, AutoChoice(0, budget, sizes_of(signature(), 0, budget)), scenario)
 
 
 def test_failures_do_not_bring_a_model_back_onto_the_loop() -> None:

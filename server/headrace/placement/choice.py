@@ -2,11 +2,14 @@
 
 A run on the loop saves the switch to a thread and back (about 50 microseconds), but blocks
 everything else. So a model runs inline while its runs stay within a budget that a tick can bear.
+
+If its inputs can be of any size, so can the cost: then only sizes that were measured run inline,
+and smaller ones. Others are measured on the thread, where they cost nobody anything.
 """
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from time import perf_counter_ns
 
@@ -15,6 +18,7 @@ import numpy as np
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.signature import Shape, Signature, TensorSpec
 from headrace.core.tensors import Array
+from headrace.scheduling.batch import Batch
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +42,13 @@ _LIGHT_RUNS = 1_000  # consecutive light runs that bring it back
 _LIGHT = 0.5  # share of the budget below which a run is light
 
 
+_LEARNING_RUNS = 8  # light runs on the thread after which a size counts as light
+# Budgets beyond which a single run on the loop was too long: if the loop's thread was busy for more
+# than one of them, or in any case. A machine with other work interrupts short runs, too.
+_OVERRUN, _STALL = 2, 20
+_MOST_SIZES = 64  # remembered light ones, heavy ones, and ones being learned
+
+
 _WARM_RUNS = 3
 _HEAVY_NS = 100 * BUDGET_NS  # after two runs as heavy as this no third is needed
 _HOPELESS_NS = 2000 * BUDGET_NS  # after one run as heavy as this no second is needed
@@ -48,19 +59,115 @@ _MOST_BYTES = 64 << 20
 _TEXT_SIZE = 64  # bytes per text element: a pointer, an object, its copy as `str`
 
 
+Size = tuple[int, ...]  # the rows of a batch, and the other axes of each input
+
+
+class Sizes:
+    """The sizes at which a model whose cost grows with its inputs may run on the loop.
+
+    A size is light if it was measured to be, or no larger in any axis than one that was. A run on
+    the loop that takes too long makes its size heavy for good, and all that are no smaller in any
+    axis. Bounded: a model with too many heavy sizes does not run on the loop any more, and the
+    oldest light size is dropped for a new one.
+    """
+
+    __slots__ = ("_budget", "_heavy", "_learning", "_light")
+
+    def __init__(self, measured: Size | None, budget_ns: int = BUDGET_NS) -> None:
+        """`measured` is a size known to be light, None for none."""
+        self._budget = budget_ns
+        self._light = [] if measured is None else [measured]
+        self._heavy: list[Size] = []
+        self._learning: dict[Size, int] = {}
+
+    def light(self, size: Size) -> bool:
+        """True if batches of this size may run on the loop."""
+        return any(_within(size, known) for known in self._light)
+
+    def ran(self, size: Size, cost_ns: int, busy_ns: int | None, failed: bool) -> None:
+        """Learn from a run; one that failed may have been short.
+
+        `busy_ns` is the CPU time of the loop's thread, None for a run on another one.
+        """
+        budget = self._budget
+        if busy_ns is None:
+            if not failed:
+                self._learn(size, cost_ns)
+        elif cost_ns > _OVERRUN * budget and (busy_ns > budget or cost_ns > _STALL * budget):
+            self._refuse(size)
+
+    def _refuse(self, size: Size) -> None:
+        self._heavy = [known for known in self._heavy if not _within(size, known)] + [size]
+        self._light = [known for known in self._light if not _within(size, known)]
+        if len(self._heavy) > _MOST_SIZES:
+            self._heavy, self._light = [()], []
+
+    def _learn(self, size: Size, cost_ns: int) -> None:
+        if cost_ns >= _LIGHT * self._budget:
+            self._learning.pop(size, None)
+            return
+        if any(_within(known, size) for known in self._heavy):
+            return
+        runs = self._learning.pop(size, 0) + 1
+        if runs < _LEARNING_RUNS:
+            if len(self._learning) >= _MOST_SIZES:
+                del self._learning[next(iter(self._learning))]
+            self._learning[size] = runs
+            return
+        light = [known for known in self._light if not _within(known, size)]
+        self._light = [*light[-_MOST_SIZES + 1 :], size]
+
+
+def _within(size: Size, other: Size) -> bool:
+    """True if `size` is no larger than `other` in any axis; `()` is within all."""
+    return not size or (len(size) == len(other) and all(map(int.__le__, size, other)))
+
+
+def sizes_of(signature: Signature, measured_ns: float, budget_ns: int = BUDGET_NS) -> Sizes | None:
+    """The sizes of a model whose cost was measured; None if no batch is larger than that one."""
+    rows = largest_batch(signature)
+    if signature.uniform and rows >= signature.max_batch_size:
+        return None
+    if measured_ns > budget_ns:
+        return Sizes(None, budget_ns)
+    shapes = [[1 if axis == -1 else axis for axis in spec.dims] for spec in signature.inputs]
+    return Sizes(_size(rows, shapes), budget_ns)
+
+
+def size_of(batch: Batch) -> Size:
+    """The size of a batch, whose calls have equal shapes of rows."""
+    signature, inputs = batch.signature, batch.calls[0].inputs
+    lead = 1 if signature.batches else 0
+    shapes: list[Sequence[int]] = []
+    for spec in signature.inputs:
+        if spec.name in inputs:
+            shapes.append(inputs[spec.name].array.shape[lead:])
+        else:  # optional
+            shapes.append((0,) * len(spec.dims))
+    return _size(batch.rows if lead else 1, shapes)
+
+
+def _size(rows: int, shapes: Sequence[Sequence[int]]) -> Size:
+    return (rows, *[axis for shape in shapes for axis in shape])
+
+
 class AutoChoice:
     """Chooses the kind by the cost of runs.
 
     On the loop, a run over the budget adds its cost in budgets to a score, any other subtracts one:
     three heavy runs in a row move the model to a thread, and so does a mixture dominated by heavy
     ones. Single slow runs on a busy machine fade. Coming back takes a long series of light runs, so
-    that a model does not oscillate.
+    that a model does not oscillate. All of this is for models whose inputs have a largest size; of
+    others `sizes` decides.
     """
 
-    __slots__ = ("_budget", "_light", "_score", "calm_ns", "kind")
+    __slots__ = ("_budget", "_light", "_score", "calm_ns", "kind", "sizes")
 
-    def __init__(self, measured_ns: float, budget_ns: int = BUDGET_NS) -> None:
+    def __init__(
+        self, measured_ns: float, budget_ns: int = BUDGET_NS, sizes: Sizes | None = None
+    ) -> None:
         """`measured_ns` is the cost of the largest batch, measured at warm-up."""
+        self.sizes = sizes
         self._budget = budget_ns
         self._score = 0.0
         self._light = 0

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import Any, Literal
 
 from headrace.core.call import Call
@@ -28,7 +28,7 @@ from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pul
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
-from headrace.placement.choice import AutoChoice, InstanceKind, measure
+from headrace.placement.choice import AutoChoice, InstanceKind, Size, measure, size_of, sizes_of
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.warming import Sample, warm_up
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -175,7 +175,9 @@ class LoadedModel:
         cost = measure(self.infer, signature)
         # Waiting for a GPU must not block the event loop, nor may a request that determines the
         # duration of a run.
-        return InstanceKind.THREAD if device is not None or self.loops else AutoChoice(cost)
+        if device is not None or self.loops:
+            return InstanceKind.THREAD
+        return AutoChoice(cost, sizes=sizes_of(signature, cost))
 
     def warm_up(self, signature: Signature, version: int, samples: Sequence[Sample]) -> None:
         """Run the configuration's samples; raises `LoadFailed`."""
@@ -234,6 +236,9 @@ class LocalInstance:
         self._model = model
         self._auto = kind if isinstance(kind, AutoChoice) else None
         self._kind = kind.kind if isinstance(kind, AutoChoice) else kind
+        self._sizes = self._auto.sizes if self._auto is not None else None
+        self._size: Size = ()  # of the current batch, if that matters
+        self._busy: int | None = None  # CPU time of its run on the loop
         self._loop = loop
         self._buffer = BatchBuffer(place)
         self._run_batch = partial(model.run, buffer=self._buffer)
@@ -273,8 +278,16 @@ class LocalInstance:
             self._looked = self._loop.time()
             self._looking = self._loop.call_later(self._pace, self._look)
         texts = batch.signature.texts
-        if self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
-            self._report(batch, done, self._run_batch(batch))
+        inline, sizes = self._kind is InstanceKind.INLINE, self._sizes
+        if sizes is not None:
+            self._size, self._busy = size_of(batch), None
+            inline = sizes.light(self._size)
+        if inline and not (texts and _is_heavy(texts, batch)):
+            begun = 0 if sizes is None else thread_time_ns()
+            outcome = self._run_batch(batch)
+            if sizes is not None:
+                self._busy = thread_time_ns() - begun
+            self._report(batch, done, outcome)
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
@@ -400,7 +413,11 @@ class LocalInstance:
             self._verdict = None
         # A failed run may have been short: it must not bring a heavy model back inline.
         auto, cost = self._auto, outcome.computed - outcome.started
-        if (
+        if self._sizes is not None:
+            self._sizes.ran(self._size, cost, self._busy, outcome.error is not None)
+            elsewhere = self._busy is None
+            self._kind = InstanceKind.THREAD if elsewhere else InstanceKind.INLINE
+        elif (
             auto is not None
             and cost > auto.calm_ns
             and (outcome.error is None or self._kind is InstanceKind.INLINE)
