@@ -101,7 +101,8 @@ def test_check_as_json(bad: Path) -> None:
 def test_check_of_an_empty_repository(tmp_path: Path) -> None:
     ended = run("models", "check", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (1, "0 models, 0 with errors\n")
-    assert "MODEL/VERSION/model.py, found nothing" in ended.stderr
+    assert "such as MODEL/VERSION/model.onnx" in ended.stderr
+    assert "found nothing" in ended.stderr
 
 
 def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
@@ -124,10 +125,14 @@ def test_check_of_files_and_warnings(good: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_contents_of_a_repository_are_reported(good: Path, tmp_path: Path) -> None:
-    write_model(tmp_path / "flat.onnx")
+    (tmp_path / "notes.txt").write_text("")
     ended = run("models", "check", str(tmp_path))
     assert ended.returncode == 1
-    assert "MODEL/VERSION/model.py, found flat.onnx" in ended.stderr
+    assert "found notes.txt" in ended.stderr
+    write_model(tmp_path / "flat.onnx")
+    ended = run("models", "check", str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"ok    {tmp_path.name} (versions 1)" in ended.stdout
     (tmp_path / "flat" / "01").mkdir(parents=True)
     ended = run("models", "check", str(tmp_path))
     assert "model 'flat' has no version directory" in ended.stdout

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from headrace.settings import OPTIONS
+from tests.models import onnx_graphs
 from tests.support.remote import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -224,7 +225,8 @@ def test_container_is_confined(container: Manifest) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[dict[str, int]]:
-    """Ports of a server that runs as in the Deployment, with an empty repository."""
+    """Ports of a server that runs as in the Deployment, with one model."""
+    onnx_graphs.write_model(tmp_path, "m", onnx_graphs.identity())
     free = dict(zip(DEFAULT_PORTS, free_ports(len(DEFAULT_PORTS)), strict=True))
     given = options(CONTAINER) | {"model-repository": str(tmp_path), "shutdown-delay-secs": "0"}
     given |= {f"{door}-port": str(port) for door, port in free.items()}
