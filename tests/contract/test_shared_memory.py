@@ -261,6 +261,17 @@ def test_invalid_places(
         assert part in str(raised.value)
 
 
+def test_a_place_beyond_what_can_be_counted(server: ServerProcess, shared: SharedFile) -> None:
+    """Over HTTP alone: numbers of gRPC are shorter."""
+    client = HttpMemory(server.http)
+    client.register("r", shared.key, 0, SIZE)
+    place = Place("r", 32, 2**64 - 32)
+    for inputs, outputs in (({"INPUT0": place}, None), (ones(16), {"OUTPUT0": place})):
+        with pytest.raises(InvalidRequest, match=r"^Integer overflow detected: byte_size \(184467"):
+            client.infer("identity_FP32", inputs, outputs)
+    client.unregister()
+
+
 def test_inputs_that_do_not_match_the_model(memory: MemoryClient, file: SharedFile) -> None:
     """Requests that the model refuses are refused before reading."""
     file.put(b"\xff" * 64)
