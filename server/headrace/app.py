@@ -137,6 +137,7 @@ class Application:
             settings.max_admitted_bytes,
             settings.shares(files),
             settings.max_response_bytes,
+            settings.max_object_bytes,
         )
         gpus = Gpus(settings.pinned_memory_pool_byte_size)
         options = LoadOptions(

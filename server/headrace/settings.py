@@ -358,6 +358,11 @@ class Settings:
         " RESOURCE_EXHAUSTED; 0: no limit but --max-connection-share; by default at most 1/32 of"
         " the cgroup's memory limit",
     )
+    max_object_bytes: int = setting(
+        512 << 20,
+        "Memory that the elements of the BYTES inputs of a request of more than 64 KiB may take as"
+        " objects: 80 bytes each, 24 if empty; it counts as admitted bytes; 0: no limit of its own",
+    )
     max_admitted_requests: int = setting(
         10_000,
         "Requests under way in the whole server; more are refused with 503 / UNAVAILABLE;"

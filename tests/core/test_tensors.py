@@ -13,7 +13,7 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count, raw_bytes
-from headrace.protocol.elements import MAX_OBJECT_BYTES, charge_objects
+from headrace.protocol.elements import charge_objects
 from headrace.workers.elements import join
 from tests.protocol.strategies import (
     PROPERTY,
@@ -199,12 +199,15 @@ def test_elements_are_charged_at_their_decoded_size(
 ) -> None:
     charged: list[int] = []
     tensor = Tensor("x", Datatype.BYTES, BytesArray(join([element] * count), (count,)))
-    charge_objects([tensor, Tensor("y", Datatype.INT8, np.zeros(5, np.int8))], charged.append)
+    others = Tensor("y", Datatype.INT8, np.zeros(5, np.int8))
+    charge_objects([tensor, others], charged.append, nbytes)
     assert charged == [nbytes]
 
 
 def test_elements_beyond_the_decoded_limit() -> None:
-    count = MAX_OBJECT_BYTES // 80 + 1
-    tensor = Tensor("x", Datatype.BYTES, BytesArray(bytes(5 * count), (count,)))
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_OBJECT_BYTES} are allowed"):
-        charge_objects([tensor], lambda _: None)
+    tensor = Tensor("x", Datatype.BYTES, BytesArray(bytes(5 * 100), (100,)))
+    with pytest.raises(InvalidRequest, match="8000 bytes as objects, at most 7999 are allowed"):
+        charge_objects([tensor], lambda _: None, 7_999)
+    charged: list[int] = []
+    charge_objects([tensor], charged.append, 0)
+    assert charged == [8_000]

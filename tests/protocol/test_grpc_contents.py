@@ -192,6 +192,6 @@ def test_long_data_is_checked_against_the_signature_first(raw: bool) -> None:
     found = InferReader().read(message.SerializeToString())
     assert found.long
     with pytest.raises(InvalidRequest, match="data-type is 'BYTES', but model 'm' expects 'FP32'"):
-        found.request_long(0, signature, uncharged)
+        found.request_long(0, signature, uncharged, 0)
     with pytest.raises(InvalidRequest, match="string"):
-        found.request_long(0, None, uncharged)
+        found.request_long(0, None, uncharged, 0)

@@ -192,7 +192,8 @@ class ServerDoors:
         self._supervisor = make(
             engine, app, unary_handlers(engine, limit), count, http, grpc, limit,
             settings.max_admitted_requests, settings.max_admitted_bytes, engine.admission.shares,
-            settings.max_response_bytes, settings.access_log, engine.logs.settings,
+            settings.max_response_bytes, settings.max_object_bytes,
+            settings.access_log, engine.logs.settings,
         )  # fmt: skip
         await self._supervisor.start()
         return http.port if http else 0, grpc.port if grpc else 0

@@ -240,6 +240,7 @@ def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge =
     if "" not in call.inputs or signature is None:
         raise InvalidRequest("a raw request without a body")
     body, timeout, parameters = body_of(call), call.timeout, call.parameters
+    most = admission.max_object_bytes
 
     def submit(decoded: Call) -> None:
         if timeout and not 0 < decoded.timeout < timeout:  # from headers, too
@@ -252,19 +253,19 @@ def submit_raw(found: Target, call: Call, admission: Admission, charge: Charge =
             found.submit(call)
 
     if len(body) <= LARGE or not (raw is Raw.GENERATE or takes_long(body, "0", signature)):
-        submit(_decoded(signature, call, uncharged))
+        submit(_decoded(signature, call, uncharged, most))
     else:
         Deferred(
             admission.workbench, len(body),
-            lambda charge: _decoded(signature, call, charge), submit, call, charge,
+            lambda charge: _decoded(signature, call, charge, most), submit, call, charge,
         )  # fmt: skip
 
 
-def _decoded(signature: Signature, call: Call, charge: Charge) -> Call:
+def _decoded(signature: Signature, call: Call, charge: Charge, most_objects: int) -> Call:
     names, body = (call.model_name, call.model_version), body_of(call)
     if call.raw is Raw.GENERATE:
         found = decode_generate(signature, *names, body, charge)
     else:
         found = decode_raw(signature, *names, body)[0]
-    charge_objects(found.inputs.values(), charge)
+    charge_objects(found.inputs.values(), charge, most_objects)
     return found

@@ -29,7 +29,6 @@ LENGTH_BYTES = 4  # length prefix of a BYTES element
 # Memory per BYTES element as an object: its slots in lists and an array, and the object itself
 # unless it is empty, of which there is only one.
 _PLACE_BYTES, _OBJECT_BYTES = 24, 56
-MAX_OBJECT_BYTES = 512 << 20  # per request, so that others fit beside it
 # Largest decoded size of a tensor of numbers sent as text or typed contents, where a few bytes may
 # become many. Larger ones would occupy the process for too long.
 MAX_DECODED = 128 << 20
@@ -213,10 +212,10 @@ def _wrong_number(
     )
 
 
-def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
+def charge_objects(inputs: Iterable[Tensor], charge: Charge, most: int) -> None:
     """Charge the memory of BYTES elements as Python objects.
 
-    Raises `InvalidRequest` beyond `MAX_OBJECT_BYTES`, and whatever `charge` raises.
+    Raises `InvalidRequest` beyond `most` bytes, 0: no limit, and whatever `charge` raises.
     """
     arrays = [tensor.array for tensor in inputs if tensor.datatype is Datatype.BYTES]
     count = sum(array.size for array in arrays)
@@ -224,10 +223,10 @@ def charge_objects(inputs: Iterable[Tensor], charge: Charge) -> None:
         return
     letters = sum(array.nbytes for array in arrays) - count * LENGTH_BYTES
     size = count * _PLACE_BYTES + min(count, max(letters, 0)) * _OBJECT_BYTES
-    if size > MAX_OBJECT_BYTES:
+    if size > most > 0:
         raise InvalidRequest(
             f"the {count} elements of BYTES inputs take up to {size} bytes as objects,"
-            f" at most {MAX_OBJECT_BYTES} are allowed"
+            f" at most {most} are allowed (--max-object-bytes)"
         )
     charge(size)
 

@@ -454,10 +454,13 @@ class InferMessage:
         template = self._template
         return template if template is not None and template.plain else None
 
-    def request_long(self, nbytes: int, signature: Signature | None, charge: Charge) -> Call:
+    def request_long(
+        self, nbytes: int, signature: Signature | None, charge: Charge, most_objects: int
+    ) -> Call:
         """Decode the request, on any thread; inputs are checked against `signature` first.
 
-        `charge` is called with the decoded size of data, and may raise.
+        `charge` is called with the decoded size of data, and may raise; `most_objects` as in
+        `charge_objects`.
         """
         template = self._template
         if template is None:
@@ -467,7 +470,7 @@ class InferMessage:
                 for name, datatype, _, shape, _ in template.inputs:
                     signature.check_tensor(name, datatype, shape)
             request = self._repeat(template, nbytes)
-        charge_objects(request.inputs.values(), charge)
+        charge_objects(request.inputs.values(), charge, most_objects)
         return request
 
     def request(self, nbytes: int) -> Call:

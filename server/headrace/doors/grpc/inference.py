@@ -90,11 +90,12 @@ class MessageCall(Call):
                 self.routed(found)
             found.submit(self)
 
-        nbytes, signature = self.nbytes, target.signature
+        nbytes, signature, admission = self.nbytes, target.signature, engine.admission
         if message.long:
+            most = admission.max_object_bytes
             Deferred(
-                engine.admission.workbench, nbytes,
-                lambda charge: message.request_long(nbytes, signature, charge), submit, self,
+                admission.workbench, nbytes,
+                lambda charge: message.request_long(nbytes, signature, charge, most), submit, self,
                 self.charge, after,
             )  # fmt: skip
         else:

@@ -329,7 +329,7 @@ class Exchange(Call):
         if (encoding := self.head.content_encoding) is not None:
             body = decompress(body, encoding, self._limit, charge=charge)
         request = self._read(body, signature, charge)
-        charge_objects(request.inputs.values(), charge)
+        charge_objects(request.inputs.values(), charge, self.account.server.max_object_bytes)
         return request
 
     def _defer(

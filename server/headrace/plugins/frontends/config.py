@@ -25,6 +25,7 @@ class FrontendConfig:
     max_admitted_bytes: int
     shares: Shares
     max_response_bytes: int
+    max_object_bytes: int
     access_log: bool
     logs: LogSettings
 

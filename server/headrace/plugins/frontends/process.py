@@ -485,7 +485,9 @@ async def _serve(sock: socket.socket) -> int:
     logs = Logs(link.logs or config.logs)
     link.on_logs = logs.apply
     limits = config.max_admitted_requests, config.max_admitted_bytes
-    admission = Admission(*limits, config.shares, config.max_response_bytes)
+    admission = Admission(
+        *limits, config.shares, config.max_response_bytes, config.max_object_bytes
+    )
     link.watch(admission)
     doors = ClientDoors(admission, config.max_request_bytes, config.access_log)
     link.on_tls = partial(_renew_tls, doors)
