@@ -144,15 +144,20 @@ async def test_refusals(front_end: FrontEnd) -> None:
     assert front_end.engine.admission.refused == 1
 
 
-async def test_an_error_names_its_version(front_end: FrontEnd) -> None:
+@pytest.mark.parametrize(("begun", "flag"), [(True, 0), (False, Flag.UNBEGUN)])
+async def test_an_error_names_its_version_and_whether_the_model_has_begun(
+    front_end: FrontEnd, begun: bool, flag: int
+) -> None:
     front_end.infer(1)
     await until(lambda: bool(front_end.engine.plain.work))
-    front_end.engine.plain.work[0].request.fail(Overloaded("why"))
+    request = front_end.engine.plain.work[0].request
+    request.started = begun
+    request.fail(Overloaded("why"))
     await until(lambda: bool(front_end.frames))
     _, number, flags, meta, rest = front_end.frames[0]
     error, version = read_error(meta, rest)
     assert (number, flags, type(error), str(error), version) == (
-        1, 0, Overloaded, "why", "7",
+        1, flag, Overloaded, "why", "7",
     )  # fmt: skip
 
 
