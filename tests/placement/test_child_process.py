@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,27 @@ def test_output_is_logged_to_the_last_line(
     asyncio.run(ended(start("echo one; echo >&2 two; printf rest", output, reaping=reaping)))
     lines = [record.getMessage() for record in caplog.records if record.name == "headrace.model"]
     assert lines == ["m: one", "m: two", "m: rest"]
+
+
+def test_many_lines_are_logged_in_portions(caplog: pytest.LogCaptureFixture) -> None:
+    """Other work of the event loop is done between them; none is lost, also at the end."""
+    caplog.set_level(logging.INFO)
+
+    async def portions() -> list[int]:
+        loop, found = asyncio.get_running_loop(), list[int]()
+
+        def look() -> None:
+            found.append(len(caplog.records))
+            loop.call_soon(look)
+
+        look()
+        await ended(start("seq 1500; sleep 0.2", ProcessOutput("m")))
+        return found
+
+    counts = asyncio.run(portions())
+    lines = [record.getMessage() for record in caplog.records if record.name == "headrace.model"]
+    assert lines == [f"m: {n}" for n in range(1, 1501)]
+    assert max(after - before for before, after in pairwise(counts)) < 200
 
 
 @REAPED

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from time import monotonic
 
 _printed = logging.getLogger("headrace.model")
 _REAPER = Path(__file__).with_name("reaper.py")
-_LAST_READS = 64  # reads of the remaining output of an ended process
+_LAST_READS = 64  # portions of the remaining output of an ended process
+_PORTION = 64  # lines logged per turn of the event loop: a millisecond or two
 _LINE = 16 << 10  # bytes of output after which a line is split
 _TEXT = 96 << 10  # characters of a group of lines
 _OUTPUT = 16 << 10  # bytes of output per read
@@ -104,11 +106,26 @@ class ProcessOutput:
         self.ended = False  # no more output will follow
         self.descriptor = -1  # non-blocking; closed by the process object
         self._text = b""
+        self._unlogged: deque[bytes] = deque()  # lines that were read
         self._lines = self._bytes = self._dropped = 0  # in the current `_WINDOW_SECS`
         self._window = 0.0
 
+    @property
+    def waiting(self) -> bool:
+        """True if lines that were read are still to be logged."""
+        return bool(self._unlogged)
+
     def read(self) -> bool:
         """Log a portion of the output; returns True if there may be more."""
+        lines = self._unlogged
+        if not lines and not self._receive():
+            return False
+        for _ in range(min(len(lines), _PORTION)):
+            self.line(lines.popleft())
+        return bool(lines) or not self.ended
+
+    def _receive(self) -> bool:
+        """Read lines; returns False if there are no bytes yet."""
         try:
             data = os.read(self.descriptor, _OUTPUT)
         except BlockingIOError:
@@ -118,9 +135,8 @@ class ProcessOutput:
         if self._text and (self.ended or len(self._text) > _LINE):
             lines.append(self._text)
             self._text = b""
-        for line in lines:
-            self.line(line)
-        return not self.ended
+        self._unlogged.extend(lines)
+        return True
 
     def line(self, line: bytes) -> None:
         """Log a line of the process's output."""
@@ -217,8 +233,11 @@ class ChildProcess:
     def attach(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
         """Attach to an event loop; `on_exit` is called there once the process has ended."""
         self._loop, self._on_exit = loop, on_exit
-        if self.output is not None and not self.output.ended:
-            loop.add_reader(self.output.descriptor, self._on_output)
+        if self.output is not None:
+            if self.output.waiting:
+                loop.call_soon(self._on_output, loop)
+            elif not self.output.ended:
+                loop.add_reader(self.output.descriptor, self._on_output, loop)
         loop.add_reader(self._watch, self._reap)
 
     def detach(self) -> None:
@@ -265,11 +284,21 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _on_output(self) -> None:
-        assert self.output is not None
-        self.output.read()
-        if self.output.ended and self._loop is not None:
-            self._loop.remove_reader(self.output.descriptor)
+    def _on_output(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Log a portion, and read on once nothing of it waits."""
+        output = self.output
+        if loop is not self._loop or output is None:  # detached meanwhile
+            return
+        paused = output.waiting
+        output.read()
+        if output.waiting:
+            if not paused:
+                loop.remove_reader(output.descriptor)
+            loop.call_soon(self._on_output, loop)
+        elif output.ended:
+            loop.remove_reader(output.descriptor)
+        elif paused:
+            loop.add_reader(output.descriptor, self._on_output, loop)
 
     def _reap(self) -> None:
         if not self._reaped:
