@@ -4,7 +4,9 @@ An attack is bounded in count and in time, and lets go of all its connections at
 """
 
 import gzip
+import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.hostile.case import Case
 from benchmarks.hostile.found import FOUND
-from benchmarks.hostile.models import ECHO, ENDLESS, GRAM, GROW, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.models import ECHO, ENDLESS, FLOOD, GRAM, GROW, PYTHON, TEXT, WHOLE
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
     PUSH_PROMISE,
@@ -34,6 +36,12 @@ from headrace.protocol.pb import grpc_service_pb2 as pb
 MB = 1_000_000
 _BODY = 63 * MB  # a little less than the server takes at most
 _HOLD_SECS = 5.0
+_CONNECTIONS = 10_000
+_CERTIFICATES = Path(__file__).parents[2] / "tests" / "support" / "tls"
+_TLS = (
+    "--grpc-use-ssl", f"--grpc-server-cert={_CERTIFICATES}/server.pem",
+    f"--grpc-server-key={_CERTIFICATES}/server.key",
+)  # fmt: skip
 _BINARY = ("Content-Type", "application/octet-stream")
 
 Fire = Callable[[], None]
@@ -489,6 +497,59 @@ def large_json(target: Target) -> Fire:
 _EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--load-overrides=files")
 
 
+def many_connections(target: Target) -> Fire:
+    addresses = (target.http, target.grpc, target.metrics)
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            for number in range(_CONNECTIONS):
+                with suppress(OSError):
+                    stack.enter_context(connect(addresses[number % len(addresses)]))
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def tls_connections(target: Target) -> Fire:
+    """Most clients say nothing, and every tenth says hello at the same time."""
+    client, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(client, sent, server_hostname="localhost").do_handshake()
+    hello = sent.read()
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            opened = []
+            for _ in range(_CONNECTIONS):
+                with suppress(OSError):
+                    opened.append(stack.enter_context(connect(target.grpc)))
+            for each in opened[::10]:
+                with suppress(OSError):
+                    each.sendall(hello)
+            time.sleep(_HOLD_SECS)
+
+    return fire
+
+
+def log_flood(target: Target) -> Fire:
+    text = b'{"inputs":[{"name":"input","datatype":"BYTES","shape":[1],"data":["%b"]}]}' % FLOOD
+    return _http(target, PYTHON, text, 3)
+
+
+def many_threads(target: Target) -> Fire:
+    config = {
+        "instance_group": [{"count": 3}],
+        "parameters": {"intra_op_thread_count": {"string_value": "1500"}},
+    }
+    body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+
+    def fire() -> None:
+        post(target.http, f"/v2/repository/models/{ECHO}/load", body)
+
+    return fire
+
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -530,6 +591,15 @@ ATTACKS = {
         Attack("large-json", "6 x 110 MB of answers as JSON", large_json),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
+        Attack("many-connections", "10 000 connections that say nothing", many_connections),
+        Attack(
+            "tls-connections",
+            "10 000 TLS clients, of which 1 000 say hello",
+            tls_connections,
+            options=_TLS,
+        ),
+        Attack("log-flood", "300 000 lines from a model", log_flood),
+        Attack("many-threads", "a load request for 4 500 threads", many_threads, options=_EXPLICIT),
         *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),
     )
 }

@@ -12,13 +12,19 @@ _ON_A_THREAD = 'parameters { key: "execution" value { string_value: "thread" } }
 _LONG_AS_TEXT = 0.123456789
 _OPSET, _IR_VERSION = 17, 8
 _ONNX = {ECHO: TensorProto.FLOAT, TEXT: TensorProto.STRING, WHOLE: TensorProto.INT64}
+FLOOD = b"flood"  # the text for which the Python model writes a flood to the log
 _MODEL = """
+import logging
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
         arrays = [pb_utils.get_input_tensor_by_name(r, "input").as_numpy() for r in requests]
+        if any(a.size == 1 and a[0] == b"flood" for a in arrays):
+            for n in range(50_000):
+                print(n)
+                logging.info("%d", n)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("output", a)]) for a in arrays]
 """
 _CONFIG = """backend: "python"
