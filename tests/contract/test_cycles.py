@@ -19,6 +19,7 @@ from tests.contract.conftest import CLIENTS
 from tests.support.grpc_client import GrpcClient
 from tests.support.http2_socket import REQUEST, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, ask, request
+from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess
 from tests.support.uncollected import PROGRAM, UNCOLLECTED, garbage
 
@@ -135,6 +136,7 @@ def _documents() -> Iterator[bytes]:
     yield b"[NaN, 1e400]"
 
 
+@pytest.mark.slow
 def test_requests_refused_on_a_thread_leave_no_cycles(uncollected: Uncollected) -> None:
     address = uncollected.process.http
     path = "/v2/models/identity_FP32/infer"
@@ -194,3 +196,48 @@ def test_messages_refused_on_a_thread_leave_no_cycles(uncollected: Uncollected) 
             if found := uncollected.garbage():
                 left.append((str(message)[:60], found))
     assert left == []
+
+
+# --- connections whose clients are gone
+
+_SIZE = 4 << 20
+
+
+def _large_body() -> bytes:
+    """A request with `_SIZE` bytes in binary, and for as many; the JSON has 200 bytes."""
+    binary = {"binary_data_size": _SIZE}
+    tensor = {"name": "INPUT0", "datatype": "UINT8", "shape": [1, _SIZE], "parameters": binary}
+    document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    return json.dumps(document).encode().ljust(200) + bytes(_SIZE)
+
+
+def _large_message() -> bytes:
+    message = pb.ModelInferRequest(model_name="identity_UINT8", raw_input_contents=[bytes(_SIZE)])
+    message.inputs.add(name="INPUT0", datatype="UINT8", shape=[1, _SIZE])
+    return prefixed(message.SerializeToString())
+
+
+@pytest.mark.slow
+def test_abandoned_connections_leave_no_cycles(uncollected: Uncollected) -> None:
+    """Clients that do not read their answers, or end within a message."""
+    path, body = "/v2/models/identity_UINT8/infer", _large_body()
+    whole = request("POST", path, body, Inference_Header_Content_Length="200")
+    piece = _large_message()[:16_384]
+    uncollected.garbage()
+    with Scraper(uncollected.process.metrics) as metrics:
+
+        def of(name: str) -> float:
+            return metrics.now().value(name)
+
+        with HttpSocket(uncollected.process.http) as connection:
+            connection.send(whole)
+            until(lambda: of("headrace_unread_answer_bytes") > 0, "an unread answer")
+        with HttpSocket(uncollected.process.http) as connection:
+            connection.send(whole[: _SIZE // 2])
+            until(lambda: of("headrace_admitted_bytes") > 0, "a part of a body")
+        with Http2Socket(uncollected.process.grpc) as calls:
+            calls.begin(REQUEST, piece, end=False)
+            until(lambda: of("headrace_admitted_bytes") > 0, "a part of a message")
+        until(lambda: of("headrace_connections") == 0, "the end of all connections")
+        assert of("headrace_admitted_bytes") == 0
+    assert uncollected.garbage() == {}

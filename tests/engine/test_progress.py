@@ -1,5 +1,7 @@
 """Patience with clients: one rule for every door, as a pure function."""
 
+import gc
+
 from headrace.core.limits import PRESSED_SECS, SLOWEST, Patience, Shares
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
@@ -23,6 +25,15 @@ def test_slow_readers_are_aborted_and_steady_ones_are_not() -> None:
     assert progress.reads(0, 7, 0, 10)
     assert (account.unread, account.kept, account.bytes) == (0, 7, 7)
     assert [progress.reads(100, 0, 0, 10 + now) for now in range(4)] == [True, True, True, False]
+
+
+def test_a_progress_is_freed_without_the_garbage_collector() -> None:
+    account = connection()[1]  # the server's account, which it refers to, lives on
+    progress = Progress(account, 3.0)
+    assert progress.reads(100, 0, 0, 0)
+    gc.collect()
+    del progress
+    assert gc.collect() == 0
 
 
 def test_more_than_the_share_aborts_at_once() -> None:

@@ -141,6 +141,9 @@ class Entrance(Protocol):
         """The target of requests for a model; raises `ServerError` if known to be absent."""
 
 
+_UNREAD = "unread"  # the one subject that a client has to read
+
+
 class Progress:
     """Progress of the client of one connection; times are in seconds of the loop's clock."""
 
@@ -164,7 +167,7 @@ class Progress:
         """
         if not waiting:
             self._reading.look(None, 0, now)  # later bytes start anew
-        elif not self._reading.look(self, moved, now, self._account.server.pressed):
+        elif not self._reading.look(_UNREAD, moved, now, self._account.server.pressed):
             return self._given_up()
         return self.within(waiting, kept)
 
