@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from hpack import Encoder, NeverIndexedHeaderTuple
+
 from benchmarks.hostile.case import Case
 from benchmarks.hostile.found import FOUND
 from benchmarks.hostile.models import ECHO, ENDLESS, FLOOD, GRAM, GROW, PYTHON, TEXT, WHOLE
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
+    LIVE,
     PUSH_PROMISE,
+    REFLECTION,
+    STREAM,
     WATCH,
     Http2,
     connect,
@@ -31,6 +36,7 @@ from benchmarks.hostile.wire import (
 from benchmarks.http2 import grpc_message
 from benchmarks.models import MLP
 from benchmarks.server import Target
+from headrace.protocol.http2.protocol import END_HEADERS, END_STREAM, HEADERS
 from headrace.protocol.pb import grpc_service_pb2 as pb
 
 MB = 1_000_000
@@ -220,6 +226,111 @@ def watchers(target: Target) -> Fire:
             for _ in range(1_000):
                 connection.call(grpc_message(b""))
             time.sleep(2 * _HOLD_SECS)
+
+    return fire
+
+
+def _sessions(target: Target, connections: int, calls: int, long: bool) -> Fire:
+    """Open streams without a message; with `long`, heads of 15 KB by index, each a bit different.
+
+    Of each connection, all that it sends is made before.
+    """
+    encoder = Encoder()
+    fields = [
+        (":method", "POST"), (":scheme", "http"), (":path", STREAM), (":authority", "localhost"),
+        ("te", "trailers"), ("content-type", "application/grpc"),
+        *[("x", "x" * 3_000)] * (5 * long),
+    ]  # fmt: skip
+    blocks = [
+        encoder.encode([*fields, NeverIndexedHeaderTuple("n", f"{number % 8 if long else 0}")])
+        for number in range(calls)
+    ]
+    data = b"".join(
+        frame(HEADERS, END_HEADERS, 2 * number + 1, block) for number, block in enumerate(blocks)
+    )
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            for _ in range(connections):
+                with suppress(OSError):
+                    stack.enter_context(Http2(target.grpc)).raw(data)
+            time.sleep(2 * _HOLD_SECS)
+
+    return fire
+
+
+def long_heads(target: Target) -> Fire:
+    return _sessions(target, 70, 1_023, long=True)
+
+
+def idle_streams(target: Target) -> Fire:
+    return _sessions(target, 200, 1_023, long=False)
+
+
+def _stream(target: Target, path: str, messages: bytes, frame_size: int, times: int) -> Fire:
+    """One stream with these messages in frames of a size, sent `times` times."""
+
+    def fire() -> None:
+        with Http2(target.grpc, path) as connection:
+            stream = connection.open()
+            for _ in range(times):
+                connection.send(stream, messages, end=False, largest=frame_size)
+            connection.send(stream, bytes(5))
+            connection.wait(stream)
+
+    return fire
+
+
+def tiny_messages(target: Target) -> Fire:
+    return _stream(target, STREAM, bytes(5 * 12_000), 16_384, 3)
+
+
+def reflections(target: Target) -> Fire:
+    message = grpc_message(b"\x22\x08" + b"headrace")
+    return _stream(target, REFLECTION, message * 4_000, 16_384, 3)
+
+
+def split_frames(target: Target) -> Fire:
+    """DATA of one byte each, behind messages that are unpacked on the lanes."""
+    message = _compressed(_message(MLP, "BYTES", (1, 4 * MB), bytes(16 * MB)))
+
+    def fire() -> None:
+        with ExitStack() as stack:
+            made = [stack.enter_context(Http2(target.grpc, STREAM)) for _ in range(4)]
+            for connection in made:
+                stream = connection.open()
+                connection.send(stream, message, end=False)
+                connection.send(stream, bytes(200_000), end=False, largest=1)
+            for connection in made:
+                connection.wait(1, 2 * _HOLD_SECS)
+
+    return fire
+
+
+def empty_calls(target: Target) -> Fire:
+    def fire() -> None:
+        for _ in range(5):
+            with Http2(target.grpc, LIVE) as connection:
+                connection.raw(b"".join(connection.heads(8_800, END_STREAM)))
+                connection.wait(2 * 8_800 - 1, _HOLD_SECS)
+
+    return fire
+
+
+def pipelining(target: Target) -> Fire:
+    """Requests of 25 bytes that need no body: over one connection, and over several."""
+    request = b"GET /v2 HTTP/1.1\r\nHost:\r\n\r\n"
+    empty = post_head(f"/v2/models/{MLP}/infer", 0)
+
+    def fire() -> None:
+        for each in (request, empty):
+            with ExitStack() as stack:
+                for _ in range(3):
+                    made = stack.enter_context(connect(target.http))
+                    made.settimeout(2 * _HOLD_SECS)
+                    with suppress(OSError):
+                        made.sendall(each * (256 * 1024 // len(each)))
+                time.sleep(_HOLD_SECS)
 
     return fire
 
@@ -589,6 +700,13 @@ ATTACKS = {
         Attack("huge-json", "an answer of 550 MB as JSON", huge_json),
         Attack("huge-message", "an answer of 600 MB over gRPC", huge_message, 600 * MB),
         Attack("large-json", "6 x 110 MB of answers as JSON", large_json),
+        Attack("long-heads", "70 x 1 023 streams with heads of 15 KB", long_heads),
+        Attack("idle-streams", "200 x 1 023 streams without a message", idle_streams),
+        Attack("tiny-messages", "36 000 empty messages on a stream", tiny_messages),
+        Attack("reflections", "12 000 reflection requests on a stream", reflections),
+        Attack("split-frames", "4 x 200 000 DATA frames of a byte", split_frames),
+        Attack("empty-calls", "8 800 gRPC calls without a message", empty_calls),
+        Attack("pipelining", "256 KB of tiny HTTP requests at once", pipelining),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
         Attack("many-connections", "10 000 connections that say nothing", many_connections),

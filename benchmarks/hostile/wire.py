@@ -16,7 +16,10 @@ from benchmarks.header_blocks import RequestBlocks
 from benchmarks.server import split_address
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 WATCH = "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, WINDOW_UPDATE = 0, 1, 3, 4, 5, 6, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ACK = END_STREAM = 0x1
@@ -148,15 +151,24 @@ class Http2:
         self.raw(b"".join(map(frame, kinds, flags, [stream] * len(pieces), pieces)))
         return stream
 
-    def send(self, stream: int, data: bytes, end: bool = True) -> bool:
-        """Send of a message what the windows let through; whether that was all of it."""
+    def heads(self, count: int, flags: int) -> list[bytes]:
+        """HEADERS of `count` calls, to be sent by `raw`."""
+        numbers = range(self._next, self._next + 2 * count, 2)
+        self._next += 2 * count
+        return [frame(HEADERS, _END_HEADERS | flags, n, self._blocks.next()) for n in numbers]
+
+    def send(self, stream: int, data: bytes, end: bool = True, largest: int = 1 << 24) -> bool:
+        """Send of a message what the windows let through; whether that was all of it.
+
+        Frames have at most `largest` bytes.
+        """
         rest = memoryview(data)
         while rest:
             size = self._take_window(stream, len(rest))
             if not size:
                 return False
             frames = []
-            most = min(self._max_frame, self._most_frame)
+            most = min(self._max_frame, self._most_frame, largest)
             for start in range(0, size, most):
                 piece = rest[start : min(start + most, size)]
                 last = end and start + len(piece) == len(rest)

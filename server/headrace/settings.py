@@ -343,6 +343,11 @@ class Settings:
     grpc_max_connection_idle_secs: int = setting(
         3600, "Seconds until a gRPC connection without calls is closed; 0: no limit"
     )
+    grpc_max_stream_idle_secs: int = setting(
+        3600,
+        "Seconds until a gRPC stream without a request is ended; five, or a minute after its last"
+        " request, while the server is near a limit; 0: no limit",
+    )
 
     max_request_bytes: int = setting(
         64 << 20,
@@ -406,6 +411,14 @@ class Settings:
         10_000,
         "Client connections in each process that accepts them, at most 3/4 of its limit of open"
         " files; more are closed at once; 0: no limit",
+    )
+    max_streams: int = setting(
+        20_000,
+        "Open gRPC calls in each process that accepts connections, beyond the first 8 of each"
+        " connection and counted by 32; more are refused; 0: no limit",
+    )
+    max_connection_streams: int = setting(
+        1024, "Open gRPC calls of one connection; more are refused", least=1
     )
     progress_timeout_secs: int = setting(
         60,
@@ -581,8 +594,9 @@ class Settings:
         most = files * 3 // 4
         connections = min(self.max_connections, most) if self.max_connections else most
         return Shares(
-            self.max_connection_share, self.max_address_share, connections, self.max_model_share
-        )
+            self.max_connection_share, self.max_address_share, connections, self.max_model_share,
+            self.max_streams,
+        )  # fmt: skip
 
     def frontend_count(self, cores: int) -> int:
         """The number of front ends to start on this number of cores.
@@ -661,7 +675,8 @@ class Settings:
         )
         return GrpcOptions(
             keep_alive, self.grpc_infer_response_compression_level, self.progress_timeout_secs,
-            self.grpc_max_connection_idle_secs,
+            self.grpc_max_connection_idle_secs, self.grpc_max_stream_idle_secs,
+            self.max_connection_streams,
         )  # fmt: skip
 
     @property

@@ -32,10 +32,12 @@ class Patience:
     Times are in seconds of one monotonic clock.
     """
 
-    __slots__ = ("_left", "_looked", "_seen", "_subject", "secs")
+    __slots__ = ("_left", "_longest", "_looked", "_seen", "_subject", "secs")
 
-    def __init__(self, secs: float) -> None:
+    def __init__(self, secs: float, longest: float = _LONGEST_SECS) -> None:
+        """An interval between two looks counts as `longest` seconds at most."""
         self.secs = secs
+        self._longest = longest
         self._subject: object = None
         self._left = secs
         self._looked = 0.0
@@ -44,16 +46,16 @@ class Patience:
     def look(self, subject: object, nbytes: int, now: float, pressed: bool = False) -> bool:
         """True if the peer may take longer over `subject`, of which `nbytes` have moved so far.
 
-        Call about once a second while the peer can make progress: time between calls beyond that is
-        not held against it. A new `subject` starts anew. While the server is `pressed` for memory,
-        a peer has less time in reserve.
+        Call regularly while the peer can make progress: time between calls beyond the longest
+        interval is not held against it. A new `subject` starts anew. While the server is `pressed`
+        for memory, a peer has less time in reserve.
         """
         if subject != self._subject:
             self._subject = subject
             self._left = self.secs
         else:
             earned = max(nbytes - self._seen, 0) / SLOWEST
-            passed = min(now - self._looked, _LONGEST_SECS)
+            passed = min(now - self._looked, self._longest)
             self._left = min(self._left - passed + earned, self.secs)
         self._looked, self._seen = now, nbytes
         if pressed:
@@ -83,13 +85,15 @@ class Shares:
     """Percentages of the server's limits for a connection, a client address, and a model.
 
     The first two get at least 64 requests and 64 MiB, a model 64 requests and 8 MiB.
-    `connections` is the maximum per address; 0: no limit.
+    `connections` is the maximum of connections, `streams` of open gRPC calls, besides the first few
+    of each connection; 0: no limit.
     """
 
     connection: int = 50
     address: int = 100
     connections: int = 0
     model: int = 80
+    streams: int = 0
 
 
 class ModelLoad:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Optional
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting
 from headrace.core.limits import ModelLoad, Shares
+from headrace.core.turns import Turns
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
 
@@ -49,10 +50,12 @@ class Held(NamedTuple):
     given_up_unsent: int = 0
     failed_accepts: int = 0
     refused: int = 0
+    refused_streams: int = 0
+    streams: int = 0
 
     def ended(self) -> "Held":
         """The counters that outlive a front end: refusals and abandoned connections."""
-        return Held(0, 0, 0, 0, 0, 0, *self[6:])
+        return Held(0, 0, 0, 0, 0, 0, *self[6:12])
 
 
 class Account:
@@ -243,11 +246,14 @@ class Admission(Account):
         self.refused = 0
         self.connections: Counter[str] = Counter()  # open ones by door
         self.refused_connections = 0
+        self.streams = 0  # room for gRPC calls beyond the first few of each connection
+        self.refused_streams = 0
         self.failed_accepts = 0
         self.aborted: Counter[str] = Counter()  # abandoned connections and calls, by reason
         self.answers = Answers()  # counters of the doors' answers
         self.exiting = False
         self.workbench = Workbench()
+        self.turns = Turns()
         self.watched = False  # true if `changed` is called after each change
         self._addresses: dict[str, _Address] = {}
         self._models: dict[str, ModelAccount] = {}
@@ -258,10 +264,11 @@ class Admission(Account):
     @property
     def pressed(self) -> bool:
         """True if so much is held that clients without progress should be dropped soon."""
-        most, connections = self.max_bytes, self.shares.connections
+        most, connections, streams = self.max_bytes, self.shares.connections, self.shares.streams
         return bool(
             (most and self.bytes + self.elsewhere > most * _PRESSED)
             or (connections and self.connections.total() > connections * _PRESSED)
+            or (streams and self.streams > streams * _PRESSED)
         )
 
     def limit(self, of_requests: bool) -> str:
@@ -287,6 +294,19 @@ class Admission(Account):
             self.refused_connections += 1
             return False
         return True
+
+    def reserve(self, streams: int) -> bool:
+        """Take room for further gRPC calls; false, and refused, if there is not enough."""
+        most = self.shares.streams
+        if most and self.streams + streams > most:
+            self.refused_streams += 1
+            return False
+        self.streams += streams
+        return True
+
+    def release(self, streams: int) -> None:
+        """Give room of `reserve` back."""
+        self.streams -= streams
 
     def fail_accept(self) -> None:
         """Count a connection that could not be accepted, for example without a free descriptor."""
@@ -344,6 +364,8 @@ class Admission(Account):
             self.aborted["unsent"],
             self.failed_accepts,
             self.refused,
+            self.refused_streams,
+            self.streams,
         )
 
     def count_process(self, account: Account, before: Held, now: Held) -> None:
@@ -357,6 +379,8 @@ class Admission(Account):
         self.aborted["unsent"] += change.given_up_unsent
         self.failed_accepts += change.failed_accepts
         self.refused += change.refused
+        self.refused_streams += change.refused_streams
+        self.streams += change.streams
         account.count(change.bytes, change.requests, change.unread)
 
     def leave_to_others(self, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from binascii import b2a_base64
 from enum import Enum
 from math import inf
 from struct import Struct
+from sys import maxsize
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -240,6 +241,7 @@ class MessageStream(Stream):
     """A stream of messages. Methods of subclasses that take messages must catch their errors."""
 
     finished = False  # further data is ignored
+    waits = False  # further data has to wait
     _gathering: Gathering | None = None
 
     # --- for subclasses
@@ -270,20 +272,31 @@ class MessageStream(Stream):
 
     # --- events of the stream
 
-    def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Split received bytes into messages."""
+    def split(self, view: memoryview, start: int, stop: int, most: int) -> tuple[int, int]:
+        """Split received bytes into at most `most` messages.
+
+        Returns the position after them, before `stop` if data is ignored or has to wait, and the
+        rest of `most`.
+        """
         if self._gathering is None:
             largest = self.largest
-            while stop - start >= PREFIX and not self.finished:
+            while stop - start >= PREFIX and most > 0 and not (self.finished or self.waits):
                 compressed, length = unpack_prefix(view, start)
                 begin = start + PREFIX
                 after = begin + length
                 if after > stop or compressed or length > largest:
                     break
                 start = after
+                most -= 1
                 self.message(view[begin:after].tobytes())
-        while start < stop and not self.finished:
+        while start < stop and most > 0 and not (self.finished or self.waits):
+            most -= 1
             start = self._gather(view, start, stop)
+        return start, most
+
+    def on_data(self, view: memoryview, start: int, stop: int) -> None:
+        """Split received bytes into messages."""
+        self.split(view, start, stop, maxsize)
 
     def on_filled(self, nbytes: int) -> None:
         """Account for bytes received into the buffer of the gathered message."""

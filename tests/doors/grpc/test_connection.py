@@ -7,25 +7,7 @@ from headrace.doors.grpc.native.connection import GrpcConnection, ServerContext
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
-
-
-class Transport(asyncio.Transport):
-    """Records writes; like uvloop's, it must not be written to once closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[Any] = []
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        if self.closed:
-            raise RuntimeError("the handler is closed")
-        self.written.append(data)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def is_closing(self) -> bool:
-        return self.closed
+from tests.doors.fakes import Transport
 
 
 async def test_writes_to_a_lost_connection_are_dropped() -> None:

@@ -12,8 +12,7 @@ from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
 from headrace.protocol.grpc import pack_prefix
 from headrace.protocol.http2.protocol import Limits
-from tests.doors.fakes import until
-from tests.doors.grpc.test_connection import Transport
+from tests.doors.fakes import Transport, until
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +43,8 @@ class Taking:
 
     def receive(self, message: Buffer) -> None:
         self.messages.append(bytes(message))
+
+    idle = False
 
     def half_close(self) -> None: ...
 

@@ -122,3 +122,23 @@ async def test_waiting_heads_and_requests_are_charged() -> None:
         await until(lambda: admission.bytes == 10)
     await until(lambda: admission.bytes == 0)
     assert admission.unread == 0
+
+
+async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
+    """Waiting requests are bytes: as objects each would take more than a hundred times that."""
+    loop = asyncio.get_running_loop()
+    client, server = socket.socketpair()
+    with client:
+        count = 1_000
+        client.sendall(_REQUEST * count)
+        app = Starlette(routes=[Route("/", answer)])
+        protocol = await accepted(client, server, app)
+        await until(lambda: protocol.held > 0)
+        assert len(_REQUEST) * count / 2 < protocol.held < 1 << 20
+        received = b""
+        while received.count(b"here") < count:
+            received += await loop.sock_recv(client, 1 << 20)
+        assert received.count(b"HTTP/1.1 200 OK") == count
+        await until(lambda: protocol.held == 0)
+        client.sendall(_REQUEST)
+        assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")

@@ -69,6 +69,10 @@ class Session(Protocol):
     May raise `ServerError`, which ends the stream. After `finish` only `closed` is called.
     """
 
+    @property
+    def idle(self) -> bool:
+        """True if the client has nothing to wait for."""
+
     def receive(self, message: Buffer) -> None:
         """Receive a message."""
 

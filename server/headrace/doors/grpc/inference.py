@@ -375,6 +375,11 @@ class StreamInfer:
         return self._account
 
     @property
+    def idle(self) -> bool:
+        """Implements `Session.idle`."""
+        return not self._under_way
+
+    @property
     def _under_way(self) -> int:
         return len(self._ordered) + len(self._unordered)
 

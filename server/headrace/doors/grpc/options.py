@@ -21,13 +21,16 @@ class GrpcOptions:
     """`compression`, one of `LEVELS`, applies to inference answers for clients that accept it.
 
     A client may make no progress for `patience_secs` while sending a message or reading an answer.
-    A connection without calls is closed after `idle_secs`; 0: never.
+    A connection without calls is closed after `idle_secs`, a stream without requests ends after
+    `stream_idle_secs`; 0: never. A connection may have `streams` open calls.
     """
 
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     compression: str = "none"
     patience_secs: float = 60.0
     idle_secs: float = 0.0
+    stream_idle_secs: float = 0.0
+    streams: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

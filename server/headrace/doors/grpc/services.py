@@ -114,6 +114,11 @@ class Watch:
         self._last: bool | None = None  # as last reported
         admission.watch_close(self.sent)
 
+    @property
+    def idle(self) -> bool:
+        """Implements `Session.idle`."""
+        return not self._begun
+
     def receive(self, message: Buffer) -> None:
         """Receive the single message."""
         if self._asked:
@@ -169,6 +174,11 @@ class Reflection:
     def __init__(self, admission: Admission, peer: Peer) -> None:
         self._admission, self._peer = admission, peer
         admission.watch_close(self._exit)
+
+    @property
+    def idle(self) -> bool:
+        """Implements `Session.idle`: every message is answered at once."""
+        return True
 
     def receive(self, message: Buffer) -> None:
         """Answer; stop reading while the client does not read."""

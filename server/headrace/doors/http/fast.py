@@ -31,6 +31,7 @@ from headrace.protocol.v2_json import error_body
 
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
+_TURN = 64  # requests processed in one turn of the loop
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
 _DIRECT = 256 << 10  # missing body bytes from which on they are received in place
 _AT_ONCE = 16  # pieces of an answer that are written together
@@ -155,7 +156,6 @@ class FastProtocol(BoundedProtocol):
         self._requests: deque[HttpCall] = deque()  # unanswered, in order of arrival
         self._gathering: HttpCall | None = None  # the last of them, if its body is incomplete
         self._skip = 0  # bytes of a body to skip
-        self._held = b""  # received, but not to be parsed yet
         self._consuming = False
         self._closing = False
         self._deferring = False  # the last request is still being decoded; later ones wait
@@ -189,12 +189,8 @@ class FastProtocol(BoundedProtocol):
         self._closing = True
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self._resumed()
         self._pass_on()
-        self._go_on()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
         self._go_on()
 
     def check_time(self, now: float) -> None:
@@ -237,7 +233,8 @@ class FastProtocol(BoundedProtocol):
                 self._pass_on()
                 return
         self._touched = self.loop.time()
-        self._go_on()
+        if self._held:
+            self._go_on()
 
     def answer(self, request: HttpCall, json: PlainJson, batch: Computed) -> bool:
         """Write the plain answer to the only request in flight, if nothing else is pending."""
@@ -265,8 +262,8 @@ class FastProtocol(BoundedProtocol):
             self._go_on()
         return True
 
-    def data_received(self, data: bytes) -> None:
-        """Process received, or held, bytes as far as possible now."""
+    def data_received(self, data: bytes, position: int = 0) -> None:
+        """Process received, or held, bytes from `position` on, as far as possible now."""
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
         if self._held:
@@ -275,8 +272,8 @@ class FastProtocol(BoundedProtocol):
         self._consuming = True
         known, requests = self._heads.known, self._requests
         cycle: Any = self.cycle  # of the application's last request, if any
-        position, size = 0, len(data)
-        while position < size and not (position and self.transport.is_closing()):
+        first, size, left = position, len(data), _TURN
+        while position < size and not (position > first and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)
             elif self._skip:
@@ -285,20 +282,25 @@ class FastProtocol(BoundedProtocol):
                 self._skip -= passed
                 position += passed
             elif self._in_message or (cycle is not None and self.answering):
-                super().data_received(data[position:])
+                super().data_received(data, position)
                 break
             elif len(requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
-                self._hold(data[position:])
+                self._hold(data, position)
+                break
+            elif not left:
+                self._hold(data, position)
+                self._admission.turns.put_off(self._go_on)
                 break
             else:
+                left -= 1
                 start = data.find(_END, position, position + HEAD_LIMIT) + 4
                 raw = data[position:start] if start > 3 else b""
                 head = known.get(raw) or self._heads.read(raw)
                 if head is None:
                     if requests:
-                        self._hold(data[position:])  # earlier answers come first
+                        self._hold(data, position)  # earlier answers come first
                     else:
-                        super().data_received(data[position:])
+                        super().data_received(data, position)
                     break
                 request = HttpCall(self, self._limit, head)
                 requests.append(request)
@@ -420,31 +422,8 @@ class FastProtocol(BoundedProtocol):
         if request.answer is None and body is not None:
             self._submit(request, body)
 
-    @property
-    def held(self) -> int:
-        """Implements `BoundedProtocol.held`."""
-        return len(self._held) + super().held
-
-    def _hold(self, data: bytes) -> None:
-        self._held = data
-        self._touched = self.loop.time()
-        self.flow.pause_reading()
-        self.count_waiting()
-
-    def _go_on(self) -> None:
-        """Process held bytes if any of them can be processed now."""
-        if (
-            self._held
-            and not self._consuming
-            and not self.flow.write_paused
-            and not self._deferring
-            and not self.transport.is_closing()
-        ):
-            data, self._held = self._held, b""
-            self.count_waiting()
-            self.data_received(data)
-            if not self._held:
-                self.flow.resume_reading()
+    def _may_go_on(self) -> bool:
+        return not (self._consuming or self._deferring) and super()._may_go_on()
 
     def _write(self, answer: Answer, last: bool) -> None:
         lines, buffers = answer.lines, answer.buffers

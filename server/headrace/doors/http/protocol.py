@@ -6,6 +6,7 @@ transport keeps unread answers for ever, even when it is to be closed.
 
 import logging
 import re
+from collections import deque
 from collections.abc import Mapping
 from math import inf
 from time import perf_counter
@@ -31,6 +32,8 @@ ACCOUNT = "headrace.account"  # in a scope: the connection's account
 OPERATION = "headrace.operation"  # in a scope: the request's metrics label
 NAMES = "headrace.headers"  # in a scope: headers with names in original case, if needed
 _PIPELINED = 4 << 10  # bytes of objects of a pipelined request
+_HEADS = 4 << 10  # bytes that are parsed at once: they may be requests of 18 bytes
+_BODY = 16 << 10  # ... of a body, with what may follow it
 GONE = 499  # in place of a status: the client disconnected before its answer
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
@@ -79,7 +82,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_message = False
         self._head_size = 0
-        self._cycles: list[RequestResponseCycle] = []  # unanswered requests, in order
+        self._cycles: deque[RequestResponseCycle] = deque()  # unanswered requests, in order
+        self._held = b""  # received, but to be processed later, from `_held_at` on
+        self._held_at = 0
 
     @property
     def answering(self) -> bool:
@@ -132,7 +137,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Received bytes that wait to be processed, or for the rest of their head."""
         if self.transport.is_closing():
             return 0
-        return self._message_size * self._in_head + len(self.pipeline) * _PIPELINED
+        waiting = len(self._held) - self._held_at if self._held else 0
+        return waiting + self._message_size * self._in_head + len(self.pipeline) * _PIPELINED
 
     def count_waiting(self) -> bool:
         """Charge unread and unprocessed bytes; closes the connection beyond its share (False)."""
@@ -161,6 +167,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.count_waiting()
 
     def resume_writing(self) -> None:
+        self._resumed()
+        self._go_on()
+
+    def _resumed(self) -> None:
         super().resume_writing()
         self.count_waiting()
 
@@ -241,7 +251,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
         uvicorn does so for the last one only, and lets it answer the others in vain.
         """
-        cycles, self._cycles = self._cycles, []
+        cycles, self._cycles = self._cycles, deque()
+        self._held = b""
         for cycle in cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -263,8 +274,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers.append(_CLOSE)  # as if the client had asked for it
         if not self._upgrades:
             super().on_headers_complete()
-            self._cycles = [one for one in self._cycles if not one.response_complete]
-            self._cycles.append(self.cycle)
+            cycles = self._cycles
+            while cycles and cycles[0].response_complete:  # they are answered in order
+                cycles.popleft()
+            cycles.append(self.cycle)
             if self._retired:  # newer versions of uvicorn consult the parser, not the headers
                 self.cycle.keep_alive = False
 
@@ -284,6 +297,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._touched = self.loop.time()
         super().on_response_complete()
         self.count_waiting()
+        if self._held:
+            self.flow.pause_reading()  # the base class has resumed it
+            self._go_on()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:  # a trailer behind a chunked body, which is ignored
@@ -296,7 +312,46 @@ class BoundedProtocol(HttpToolsProtocol):
             scope.setdefault(NAMES, []).append((name, value))
         super().on_header(name, value)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes, position: int = 0) -> None:
+        """Parse received bytes from `position` on, until a request waits for an earlier one.
+
+        A read may have thousands of requests: they are parsed as they are answered.
+        """
+        if self._held:
+            self._held += data  # one piece may still arrive after reading was paused
+            return
+        size = len(data)
+        while position < size and not self.transport.is_closing():
+            if self.pipeline:
+                self._hold(data, position)
+                return
+            most = _BODY if self._in_message and not self._in_head else _HEADS
+            # A whole head, since an upgrade is removed from whole ones only.
+            end = data.find(_END, position, position + HEAD_LIMIT) + len(_END)
+            stop = max(position + most, end)
+            self._parse(data[position:stop])
+            position = stop
+
+    def _hold(self, data: bytes, position: int) -> None:
+        """Process received bytes from `position` on later."""
+        self._held, self._held_at = data, position
+        self._touched = self.loop.time()
+        self.flow.pause_reading()
+        self.count_waiting()
+
+    def _may_go_on(self) -> bool:
+        return bool(self._held) and not (self.flow.write_paused or self.transport.is_closing())
+
+    def _go_on(self) -> None:
+        """Process held bytes if any of them can be processed now."""
+        if self._may_go_on():
+            data, self._held = self._held, b""
+            self.data_received(data, self._held_at)
+            if not self._held:
+                self.flow.resume_reading()
+                self.count_waiting()
+
+    def _parse(self, data: bytes) -> None:
         continued = self._in_head
         if not continued:
             # The clock of a head is not reset: it has to arrive in time as a whole.

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from typing import cast
 
+from headrace.core.turns import Turns
 from headrace.protocol.http2.connection import Connection
 
 _PUMP = 1 << 20  # bytes of queued messages written to the socket per step
@@ -23,10 +24,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
     http2: Connection
 
     def __init__(
-        self, http2: Connection, loop: asyncio.AbstractEventLoop, buffer: memoryview
+        self,
+        http2: Connection,
+        loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
+        turns: Turns | None = None,
     ) -> None:
         """`buffer` receives bytes; it is in use only while they are processed, so that all
-        connections of the loop may share one.
+        connections of the loop may share one. `turns` are the loop's, if connections share them.
         """
         self.http2 = http2
         self.sender = http2.sender
@@ -36,9 +41,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._now = loop.time
         self._buffer = buffer
         self._rest = b""
+        self._turns = turns or Turns()
+        self._waits = False  # for its turn to process the rest; nothing is read meanwhile
         self._paused = False
         self._closed = False
         self._lost = False
+        self._over = False  # lost, and all streams have ended
 
     # --- for subclasses
 
@@ -48,6 +56,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def unread(self) -> None:
         """Called after a write if data remains that the peer has not read."""
+
+    def let_go(self) -> None:
+        """Called last, once all streams of the lost connection have ended."""
+        self.sender.out = []
+
+    def read_on(self) -> None:
+        """Resume reading, after processing what was received."""
+        self._transport.resume_reading()
 
     # --- asyncio callbacks
 
@@ -79,8 +95,28 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Process `nbytes` received bytes."""
         end = nbytes + len(self._rest)
-        used = self._receive(self._buffer, end, self._now())
+        used = self._receive(self._buffer, end, self._now(), self._turns.share)
         self._rest = bytes(self._buffer[used:end]) if used < end else b""
+        if self.http2.more:
+            self._put_off()
+
+    def _put_off(self) -> None:
+        """Leave the rest for a later turn of the loop."""
+        if not self._waits:
+            self._waits = True
+            self._transport.pause_reading()
+        self._turns.put_off(self._go_on)
+
+    def _go_on(self) -> None:
+        """Process the rest, as far as one turn allows."""
+        if self._lost:
+            return
+        self.get_buffer(0)
+        self.http2.more = False
+        self.buffer_updated(0)
+        if not self.http2.more and not self._lost:
+            self._waits = False
+            self.read_on()
 
     def eof_received(self) -> bool:
         """Close the socket: a peer that has finished sending does not wait for answers either."""
@@ -89,8 +125,17 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""
         self._lost = True
-        self.http2.lost()
-        self.sender.out = []
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        """End streams of a lost connection, as many as one turn allows."""
+        if self._over:
+            return
+        if self.http2.lost(self._turns.share):
+            self._turns.put_off(self._end_streams)
+        elif self._lost:
+            self._over = True
+            self.let_go()
 
     def pause_writing(self) -> None:
         """Stop pumping: the peer does not keep up."""
@@ -105,7 +150,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Write the collected frames."""
-        if self._lost:
+        if self._lost or self._closed:
             return
         sender = self.sender
         sender.awake = False
@@ -120,6 +165,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if sender.queued or self._paused:
             self.unread()
         if self.streams.over:
+            if self.streams.open and not self._closed:  # it has failed
+                self._end_streams()
             self.close()
         elif sender.queued and sender.can_pump and not self._paused:
             sender.rouse()

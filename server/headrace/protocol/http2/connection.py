@@ -12,6 +12,7 @@ from sys import maxsize
 from typing import Any, Protocol
 
 from headrace.core.tensors import Buffer
+from headrace.core.turns import SHARE
 from headrace.protocol.http2.headers import (
     BlockReader,
     Headers,
@@ -60,6 +61,8 @@ from headrace.protocol.http2.streams import JOINED, OK_FIELDS, DataReader, Sende
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
 _BLOCK_FRAMES = 32  # CONTINUATION frames at most for one header block
+OWN_STREAMS = 8  # of a connection, for which no room is reserved
+_STEP = 32  # streams for which room is reserved at once
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
 _LAST = MAX_WINDOW - 1  # the highest stream number, section 5.1.1
@@ -104,6 +107,7 @@ class Connection:
         self.data = DataReader(streams, sender, limits)
         self.settled = False  # the peer's preface and settings have arrived
         self.failure = ""  # the reason if this side has ended the connection
+        self.more = False  # received frames were left for a later turn of the loop
         self._blocks = BlockReader(interpret, limits.header_list, passed_over)
         self._preface = preface  # the part that is still expected
         self._failed = False
@@ -117,10 +121,11 @@ class Connection:
         """True if the socket is to be closed once everything is written."""
         return self.streams.over
 
-    def receive(self, view: memoryview, end: int, now: float) -> int:
+    def receive(self, view: memoryview, end: int, now: float, share: int = maxsize) -> int:
         """Process `view[:end]`; returns the number of bytes consumed.
 
-        The rest, an incomplete frame other than DATA, must be passed again before later bytes.
+        The rest, an incomplete frame other than DATA, must be passed again before later bytes; so
+        must frames beyond the `share` of one turn of the loop, even if no bytes follow (`more`).
         `now` is in seconds of a monotonic clock.
 
         The most frequent frames are handled inline, without further calls: whole DATA frames of
@@ -130,6 +135,7 @@ class Connection:
             return end
         streams, data = self.streams, self.data
         streams.now = now
+        streams.work = share
         opened = streams.open
         largest = self.limits.frame
         try:
@@ -137,6 +143,10 @@ class Connection:
             if data.left or data.skip:
                 position = data.resume(view, position, end)
             while end - position >= HEAD_SIZE:
+                if not share:
+                    self.more = True
+                    break
+                share -= 1
                 high, low, kind, flags, number = unpack_head(view, position)
                 length = high << 8 | low
                 number &= MAX_WINDOW
@@ -221,17 +231,18 @@ class Connection:
         self.sender.send(self.says_first + settings_frame(own))
         self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
 
-    def lost(self) -> None:
-        """End all streams: the connection was lost."""
+    def lost(self, most: int = maxsize) -> bool:
+        """End at most `most` streams, since the connection was lost; true if others are left."""
         self._failed = True
-        self.streams.lose_all()
+        self._blocks.known.clear()  # heads that refer to the connection
+        return self.streams.lose(most)
 
     def fail(self, code: ErrorCode, text: str = "") -> None:
         """End the connection with a connection error, section 5.4.1."""
         if not self._failed:
             self.failure = f"{code.name}: {text}"
             self.sender.send(goaway(self._opened(), code, text))
-            self.lost()
+            self.lost(SHARE)  # the rest with the socket
 
     def release(self, stream: Stream) -> None:
         """Return the flow-control window that `held` has kept back."""
@@ -460,12 +471,14 @@ class ServerConnection(Connection):
         wake: Callable[[], object],
         limits: Limits,
         keep_alive: KeepAlive | None = None,
+        reserve: Callable[[int], bool] | None = None,
     ) -> None:
         """`interpret` converts a request's fields, which conform to section 8.1.1.
 
         `response_head` is the block of successful responses, used by `answer`; `wake` is the
         sender's. Without `keep_alive`, the peer's PINGs are limited by its budget for control
-        frames only.
+        frames only. With `reserve`, it is asked before more than `OWN_STREAMS` are open, for a
+        number of further ones at a time; false refuses them.
         """
         sender = Sender(wake)
         super().__init__(
@@ -479,6 +492,8 @@ class ServerConnection(Connection):
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
         self.largest_answer = maxsize  # bytes that `answer` sends
+        self._reserve = reserve
+        self._room = limits.streams if reserve is None else min(limits.streams, OWN_STREAMS)
 
     def answer(self, stream: Stream, message: list[Buffer], timing: bytes) -> bool:
         """End a stream by a successful response with one uncompressed message, if it fits at once.
@@ -582,7 +597,8 @@ class ServerConnection(Connection):
             return
         streams.last = number
         limits = self.limits
-        if head is None or len(streams.open) >= limits.streams:  # section 5.1.2
+        # Section 5.1.2.
+        if head is None or (len(streams.open) >= self._room and not self._has_room()):
             streams.refuse(number, refusal)
             return
         stream = head.kind(head, number)
@@ -596,6 +612,27 @@ class ServerConnection(Connection):
                 streams.received_all(stream)
         elif stream.local_closed:
             streams.sent_all(stream)
+
+    def _has_room(self) -> bool:
+        """Reserve room for further streams; false if there is none."""
+        step = min(_STEP, self.limits.streams - self._room)
+        if step <= 0 or self._reserve is None or not self._reserve(step):
+            return False
+        self._room += step
+        return True
+
+    def spare_room(self) -> int:
+        """Give room back that is not needed for now; the number of streams."""
+        unused = self._room - max(len(self.streams.open), OWN_STREAMS)
+        if self._reserve is None or unused < _STEP:
+            return 0
+        self._room -= unused
+        return unused
+
+    @property
+    def reserved(self) -> int:
+        """The number of streams for which room was reserved."""
+        return max(self._room - OWN_STREAMS, 0) if self._reserve is not None else 0
 
     def _trailers(self, block: bytes, flags: int, number: int) -> None:
         """Process a second block of a stream, which must end it, section 8.1."""

@@ -11,7 +11,9 @@ steps once the stream has consumed them, section 6.9.
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from struct import Struct
+from sys import maxsize
 
 from headrace.core.tensors import Buffer
 from headrace.protocol.http2.headers import NO_TABLE, header_block
@@ -93,11 +95,6 @@ class Stream:
     def on_end(self) -> None:
         """The peer has ended its side."""
 
-    @property
-    def head_size(self) -> int:
-        """The approximate memory in bytes of the stream's head."""
-        return 0
-
     def on_gone(self, code: ErrorCode) -> None:
         """The stream was reset by the peer, failed, or lost with its connection."""
 
@@ -105,8 +102,9 @@ class Stream:
         """The connection was lost."""
         self.on_gone(ErrorCode.CANCEL)
 
-    def look(self, now: float) -> None:
-        """Called periodically, at `now` seconds, for time limits."""
+    def look(self, now: float) -> bool:
+        """Apply time limits, at `now` seconds; false if none will concern the stream any more."""
+        return False
 
     def on_sent(self) -> None:
         """Called after part of the queue has been sent."""
@@ -389,6 +387,7 @@ class Streams:
     def __init__(self, sender: Sender, limits: Limits) -> None:
         self.open: dict[int, Stream] = {}
         self.last = 0  # the highest stream opened
+        self.work = maxsize  # messages that may still be processed in this turn of the loop
         self.now = 0.0  # seconds; arrival of the bytes being processed
         self.drain_to = MAX_WINDOW  # higher streams are ignored
         self.leaving = False  # no more may be opened; `over` once all open ones have ended
@@ -449,14 +448,15 @@ class Streams:
         self.leaving = True
         self._look_if_drained()
 
-    def lose_all(self) -> None:
-        """End all streams: the connection was lost."""
+    def lose(self, most: int) -> bool:
+        """End at most `most` streams, since the connection was lost; true if others are left."""
         self.leaving = self.over = True
-        streams, self.open = self.open, {}
-        for stream in streams.values():
-            self._sender.drop(stream)
-            stream.remote_closed = True
-            stream.on_lost()
+        for number in list(islice(self.open, most)):
+            if (stream := self.open.pop(number, None)) is not None:
+                self._sender.drop(stream)
+                stream.remote_closed = True
+                stream.on_lost()
+        return bool(self.open)
 
     def _look_if_drained(self) -> None:
         if not self.open:

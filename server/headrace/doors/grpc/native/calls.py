@@ -16,7 +16,7 @@ from headrace.core.errors import ServerError
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Session
 from headrace.doors.grpc.inference import InferCall, InferenceService
-from headrace.doors.grpc.native.connection import Rpc, RpcHead, UnaryRpc
+from headrace.doors.grpc.native.connection import SESSION_SIZE, Rpc, RpcHead, UnaryRpc
 from headrace.engine.doors import Direct
 from headrace.protocol.grpc import PREFIX, unpack_prefix
 from headrace.protocol.parameters import EXACT_TIMING, TIMING, exact_timing, time_of
@@ -60,18 +60,20 @@ class TaskRpc(UnaryRpc):
 class SessionRpc(Rpc):
     """A bidirectional call, and the client's side of it for the session.
 
-    While the session holds, messages are queued here, and the client's window is not replenished,
-    which bounds the queue.
+    While the session holds, data waits, and the client's window is not replenished, which bounds
+    the data.
     """
 
-    _half_closed = False
+    _receiving = False  # a message is being passed on
 
     def __init__(self, head: RpcHead, number: int) -> None:
         super().__init__(head, number)
-        self._inbox: deque[Buffer] = deque()
         self._outbox: deque[Callable[[], None]] = deque()
+        self._active = self._connection.streams.now  # time of the last sign of activity
+        self._used = False  # a message has come
         handler: Any = head.handler
         self._session: Session | None = handler(self)
+        self._connection.hold(SESSION_SIZE)
 
     # --- for the session
 
@@ -106,31 +108,44 @@ class SessionRpc(Rpc):
 
     def hold(self, held: bool) -> None:
         """Implements `Peer.hold`."""
+        self._on_hold = held
         if held:
-            self.keeps_window = True
-            return
-        self.keeps_window = False
-        try:
-            self._hand_on()
-        except Exception as error:
-            self.guard(error)
-        if not self.keeps_window and not self.finished:
-            self._connection.http2.release(self)
+            self.waits = self.keeps_window = True
+        elif not (self._receiving or self._queued):
+            self.go_on()
+        elif self._unpacking is None:
+            self.waits = self.keeps_window = False
 
     # --- for the call
 
     def message(self, data: Buffer) -> None:
-        """Pass a message to the session, or queue it."""
-        if self.keeps_window or self._inbox:
-            self._inbox.append(data)
-            self.kept += len(data)
-        elif self._session is not None:
-            self._session.receive(data)
+        """Pass a message to the session."""
+        self._used = True
+        self._active = self._connection.streams.now
+        if self._session is not None:
+            self._receiving = True
+            try:
+                self._session.receive(data)
+            finally:
+                self._receiving = False
 
     def end(self) -> None:
         """Pass the client's end of stream to the session, after its messages."""
-        self._half_closed = True
-        self._hand_on()
+        if self._session is not None:
+            self._session.half_close()
+
+    def look(self, now: float) -> bool:
+        """End a stream whose client neither sends a request nor waits for an answer."""
+        session = self._session
+        if not super().look(now) or session is None:
+            return False
+        if not session.idle or self.waits:
+            self._active = now
+        elif self._gathering is None:
+            secs = self._connection.idle_secs(self._used)
+            if now - self._active > secs:
+                self.give_up(f"the stream had no request for {secs:g} s")
+        return not self.finished
 
     def abandon(self) -> None:
         """Do nothing: `_settle` calls `closed`, as for every other end."""
@@ -143,19 +158,10 @@ class SessionRpc(Rpc):
             except Exception as error:
                 self.guard(error)
 
-    def _hand_on(self) -> None:
-        while self._inbox and not self.keeps_window and self._session is not None:
-            message = self._inbox.popleft()
-            self.release(len(message))
-            self._session.receive(message)
-        if self._half_closed and not self._inbox and self._session is not None:
-            self._half_closed = False
-            self._session.half_close()
-
     def _settle(self, status: int) -> None:
         super()._settle(status)
-        self._inbox.clear()
         self._outbox.clear()
+        self._connection.hold(-SESSION_SIZE)
         session, self._session = self._session, None
         if session is not None:
             session.closed()

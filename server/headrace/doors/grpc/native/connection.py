@@ -7,6 +7,7 @@ connection's account as they arrive.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf
 from random import uniform
@@ -15,7 +16,7 @@ from time import perf_counter
 
 from headrace.api.header_rules import Key
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
-from headrace.core.limits import Patience, undelivered
+from headrace.core.limits import PRESSED_SECS, Patience, undelivered
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import (
     Message,
@@ -63,9 +64,13 @@ from headrace.protocol.status import INTERNAL, INTERNAL_TEXT, STATUS
 
 log = logging.getLogger(__name__)
 
-_OBJECTS = 1 << 10  # bytes of objects per call, besides the client's data
+_STREAM_SIZE = 2 << 10  # bytes of an open call that has begun a message
+SESSION_SIZE = 4 << 10  # ... and further bytes of one with a session
+_OWN_SIZE = 16 << 10  # bytes of calls that are not charged, for each connection
+_HEAD_SIZE = 1 << 10  # bytes of a head without its metadata
+WAITS_SECS = 5.0  # between two looks at a call that waits for its client
+_MOST_LOOKS = 128  # ... of one connection
 _TRUNCATED = "the request ends within a message"
-_FEW = 8  # calls of a connection below which heads are not counted
 PREFACE_SECS = 20.0  # for the client's preface
 _KEEP_ALIVE_PING = b"alive? \0"
 _RETIRED = "max_age"  # GOAWAY text, as in gRPC's own servers
@@ -78,8 +83,11 @@ class RpcHead(CallHead):
     """The head of a call to one of this server's procedures: `kind` runs its `handler`."""
 
     def __init__(self, headers: Headers, context: "ServerContext", connection: "GrpcConnection"):
-        super().__init__(headers)
         self.connection = connection
+        self._size = 0
+        super().__init__(headers)
+        self._size = _HEAD_SIZE + sum(map(len, self.metadata.values()))
+        connection.hold(self._size)
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
         self.largest = context.sizes.get(self.path, context.max_message)
         # Counters by status for calls with this head.
@@ -90,6 +98,11 @@ class RpcHead(CallHead):
             self.refusal = self._refused(context)
         if self.refusal is not None:
             self.kind = RefusedRpc
+
+    def __del__(self) -> None:
+        # Calls and the cache of header blocks share a head. Counting those that still need it would
+        # be a step of every call.
+        self.connection.hold(-self._size)
 
     def _refused(self, context: "ServerContext") -> Fields | None:
         if self.handler is None:
@@ -129,6 +142,7 @@ class ServerContext:
         self.keep_alive = options.keep_alive
         self.patience_secs = options.patience_secs
         self.idle_secs = options.idle_secs
+        self.stream_idle_secs = options.stream_idle_secs
         self.level = LEVELS[options.compression]
         # If the client leaves it to the server, a level that pays for tensors.
         self.compression_level = self.level or DEFAULT_LEVEL
@@ -157,8 +171,13 @@ class Rpc(MessageStream):
     _patience: Patience | None = None
     _unpacking: tuple[Job[Buffer], int] | None = None  # the job, and the bytes charged for it
     _packing: Job[bytes] | None = None  # compresses a message
-    _behind = b""  # data received meanwhile, bounded by the client's window
+    _on_hold = False  # the handler takes no messages for now
+    # Data that waits, and the position of its first byte; bounded by the client's window. It waits
+    # while a message is being unpacked, on hold, and for a turn of the loop.
+    _behind: bytearray | None = None
+    _behind_at = 0
     _end_behind = False
+    _queued = False  # for a turn of the loop
     _head_sent = False
     _deadline = 0.0  # by the loop's clock; 0 for none
     _timer: asyncio.TimerHandle | None = None
@@ -289,6 +308,7 @@ class Rpc(MessageStream):
         self.stop_gathering()
         if self._charged:
             self.release(self._charged)
+        self._behind = None
         context = self._context
         if self._unpacking is not None:
             job, counted = self._unpacking
@@ -310,21 +330,69 @@ class Rpc(MessageStream):
     # --- events of the stream
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:
-        """Split received bytes into messages."""
+        """Split received bytes into messages, as many as the turn of the loop allows."""
         try:
-            if self._unpacking is None:
-                super().on_data(view, start, stop)
-            else:
-                self._gather(view, start, stop)
+            if not self.waits:
+                streams = self._connection.streams
+                start, streams.work = self.split(view, start, stop, streams.work)
+            if start < stop and not self.finished:
+                self._keep(view, start, stop)
         except Exception as error:
             self.guard(error)
 
-    def _gather(self, view: memoryview, start: int, stop: int) -> int:
-        if self._unpacking is None:
-            return super()._gather(view, start, stop)
-        self._charge(stop - start)  # data behind a message being unpacked is queued
+    def _keep(self, view: memoryview, start: int, stop: int) -> None:
+        """Charge data that has to wait, and keep it; raises `Overloaded`."""
+        nbytes = stop - start
+        self.account.grow(nbytes)
+        self._charged += nbytes
+        if self._behind is None:
+            self._behind = bytearray()
         self._behind += view[start:stop]
-        return stop
+        if not self.waits:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        self.waits = self.keeps_window = True
+        if not self._queued:
+            self._queued = True
+            self._context.admission.turns.put_off(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._queued = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Process data that has waited, as much as one turn of the loop allows."""
+        if self.finished or self._on_hold or self._unpacking is not None:
+            return
+        behind = self._behind
+        self.waits = False
+        try:
+            if behind is not None:
+                start, size = self._behind_at, len(behind)
+                share = self._context.admission.turns.share
+                with memoryview(behind) as view:
+                    after, _ = self.split(view, start, size, share)
+                self._behind_at = after
+                self.release(after - start)
+                if after < size:
+                    if not self.waits:
+                        self._wait_for_turn()
+                    return
+                self._behind, self._behind_at = None, 0
+            if self.waits or self.finished:
+                return
+            self.keeps_window = False
+            if self._end_behind:
+                self._end_behind = False
+                self.on_end()
+        except Exception as error:
+            self.guard(error)
+        self._return_window()
+
+    def _return_window(self) -> None:
+        if not (self.finished or self.remote_closed):
+            self._connection.http2.release(self)
 
     def on_filled(self, nbytes: int) -> None:
         """Account for bytes received into the gathered message's buffer."""
@@ -350,29 +418,32 @@ class Rpc(MessageStream):
         self._charged -= nbytes
         self.account.count(-nbytes)
 
-    def look(self, now: float) -> None:
-        """Fail the call if its client does not continue a message that it has begun."""
-        part = self._gathering
-        if self.finished or self.remote_closed or self.keeps_window or not (self.unary or part):
-            return
-        if self._patience is None:
-            self._patience = Patience(self._context.patience_secs)
-        filled = 0 if part is None else len(part.prefix) + part.filled
-        if not self._connection.progress.sends(self._patience, part or self, filled, now):
-            self.abandon()
-            secs = self._context.patience_secs
-            self.close(DEADLINE_EXCEEDED, f"no more of the request came for {secs:g} s")
+    def look(self, now: float) -> bool:
+        """Fail the call if its client does not continue a message, or is idle for too long.
 
-    @property
-    def head_size(self) -> int:
-        """The approximate memory of the call besides its messages."""
-        return _OBJECTS + sum(map(len, self.head.metadata.values()))
+        Returns false once the client has finished sending.
+        """
+        if self.finished or self.remote_closed:
+            return False
+        part = self._gathering
+        if not self.waits and (self.unary or part is not None):
+            if self._patience is None:
+                self._patience = Patience(self._context.patience_secs, 2 * WAITS_SECS)
+            filled = 0 if part is None else len(part.prefix) + part.filled
+            if not self._connection.progress.sends(self._patience, part or self, filled, now):
+                self.give_up(f"no more of the request came for {self._context.patience_secs:g} s")
+        return not self.finished
+
+    def give_up(self, text: str) -> None:
+        """End the call, since its client does not go on."""
+        self.abandon()
+        self.close(DEADLINE_EXCEEDED, text)
 
     def on_end(self) -> None:
         """The client has ended its side."""
         if self.finished:
             return
-        if self._unpacking is not None:
+        if self._unpacking is not None or self._behind is not None:
             self._end_behind = True
             return
         try:
@@ -434,12 +505,9 @@ class Rpc(MessageStream):
             self.account.drop(part.filled)
 
     def _unpack(self, part: Gathering) -> None:
-        """Decompress a message on a thread.
-
-        Data received meanwhile waits, bounded by the window.
-        """
+        """Decompress a message on a thread; data received meanwhile waits."""
         self._gathering = self.place = None
-        self.keeps_window = True
+        self.waits = self.keeps_window = True
         encoding, limit, fixed = self.head.encoding, self.head.largest, self._fixed
         job = self._context.admission.workbench.do(
             part.length << 3,  # an estimate of the decompressed size
@@ -452,7 +520,7 @@ class Rpc(MessageStream):
         self._unpacking = job, part.filled
 
     def _charge(self, nbytes: int) -> None:
-        """Charge the message's decompressed size, or data behind it; raises `Overloaded`."""
+        """Charge the message's decompressed size; raises `Overloaded`."""
         assert self._unpacking is not None, "bytes for nothing. This is a bug."
         job, counted = self._unpacking
         self.account.grow(nbytes, counted)
@@ -463,23 +531,13 @@ class Rpc(MessageStream):
         assert self._unpacking is not None, "a message without a call. This is a bug."
         self.account.drop(self._unpacking[1])
         self._unpacking = None
-        self.keeps_window = False
-        behind, self._behind = self._behind, b""
         try:
             if data is None:
                 raise problem or InvalidRequest(_TRUNCATED)
             self.message(data)
         except Exception as error:
             self.guard(error)
-        if self.finished:
-            return
-        if behind:
-            self.on_data(memoryview(behind), 0, len(behind))
-        if self._end_behind and self._unpacking is None:
-            self._end_behind = False
-            self.on_end()
-        if not self.keeps_window and not self.finished:
-            self._connection.http2.release(self)
+        self.go_on()
 
 
 class UnaryRpc(Rpc):
@@ -532,14 +590,19 @@ class GrpcConnection(Http2Protocol):
         http2 = ServerConnection(
             lambda headers: RpcHead(headers, context, self), RESPONSE_HEAD,
             lambda: context.loop.call_soon(self.flush), context.limits, context.keep_alive,
+            self._reserve,
         )  # fmt: skip
-        super().__init__(http2, context.loop, context.buffer)
+        super().__init__(http2, context.loop, context.buffer, context.admission.turns)
         self.context = context
         self.peer = ""  # the client's address, without its port
         self.account = context.nobody  # until the connection is admitted
         self.progress = Progress(self.account, context.patience_secs)
         self._last = 0  # the last stream at the previous idle check
+        self._size = 0  # bytes of calls besides their messages: heads, streams, sessions
+        self._looked = 0  # the last stream at the previous look for calls that wait
+        self._waiting: deque[tuple[float, int]] = deque()  # when to look at which stream
         self._idle_since = 0.0
+        self._look_secs = min(WAITS_SECS, context.patience_secs / 4)
         self.opened = 0.0  # time of connection; in seconds of the loop's clock
         self._watch: Watch | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -573,12 +636,18 @@ class GrpcConnection(Http2Protocol):
         """Cancel all calls."""
         if self._timer is not None:
             self._timer.cancel()
+        http2 = self.http2
         super().connection_lost(error)
-        if self.http2.failure and self._watch is not None:
-            log.debug("hung up on %s: %s", self.peer, self.http2.failure)
+        self._waiting.clear()
+        self._release(http2.reserved)
+        if http2.failure and self._watch is not None:
+            log.debug("hung up on %s: %s", self.peer, http2.failure)
         self.context.lost(self)
         self.account.close()
-        # These refer to the connection, and to what waited: freed at once, not by the collector.
+
+    def let_go(self) -> None:
+        """Drop what refers to the connection, and what waited: freed now, not by the collector."""
+        super().let_go()
         del self.http2, self.sender, self.streams, self._receive
 
     def pause_writing(self) -> None:
@@ -589,8 +658,40 @@ class GrpcConnection(Http2Protocol):
 
     def resume_writing(self) -> None:
         """Resume reading."""
-        self._transport.resume_reading()
         super().resume_writing()
+        if not self._waits:
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Resume reading, unless the client does not keep up."""
+        if not self._paused:
+            self._transport.resume_reading()
+
+    # --- accounting
+
+    def hold(self, nbytes: int) -> None:
+        """Charge memory of calls besides their messages, or release it."""
+        before, self._size = self._size, self._size + nbytes
+        if charge := max(self._size, _OWN_SIZE) - max(before, _OWN_SIZE):
+            self.account.count(charge)
+
+    def _reserve(self, streams: int) -> bool:
+        if not self.context.admission.reserve(streams):
+            return False
+        self.hold(streams * _STREAM_SIZE)
+        return True
+
+    def _release(self, streams: int) -> None:
+        if streams:
+            self.context.admission.release(streams)
+            self.hold(-streams * _STREAM_SIZE)
+
+    def idle_secs(self, used: bool) -> float:
+        """Seconds that a stream may be idle, less if it is in others' way, or was never used."""
+        most = self.context.stream_idle_secs or inf
+        if self.context.admission.pressed:
+            return min(most, self.context.patience_secs if used else PRESSED_SECS)
+        return most
 
     # --- time
 
@@ -618,6 +719,8 @@ class GrpcConnection(Http2Protocol):
 
     def check_progress(self, now: float) -> None:
         """End calls whose clients make no progress in sending or reading."""
+        if self._lost:
+            return
         if not self.http2.settled and self.opened < now - PREFACE_SECS:
             self.abort()
             return
@@ -625,10 +728,27 @@ class GrpcConnection(Http2Protocol):
             log.debug("gave %s up: it does not read", self.peer)
             self.abort()
             return
-        if not self._paused:  # while reading is paused, no data can arrive
-            for call in list(self.streams.open.values()):
-                call.look(now)
+        if not (self._paused or self._waits):  # while reading is paused, no data can arrive
+            self._look_at_calls(now)
+        self._release(self.http2.spare_room())
         self._check_idle(now)
+
+    def _look_at_calls(self, now: float) -> None:
+        """Apply time limits to calls that wait for their client: to each of them now and then."""
+        opened, waiting = self.streams.open, self._waiting
+        for number in reversed(opened):
+            if number <= self._looked:
+                break
+            waiting.append((now + self._look_secs, number))
+        self._looked = self.streams.last
+        for _ in range(min(len(waiting), _MOST_LOOKS)):
+            due, number = waiting[0]
+            if due > now:
+                break
+            waiting.popleft()
+            call = opened.get(number)
+            if call is not None and call.look(now):
+                waiting.append((now + self._look_secs, number))
 
     def _check_idle(self, now: float) -> None:
         """Close a connection that has had no calls for long, in the way clients expect."""
@@ -642,14 +762,12 @@ class GrpcConnection(Http2Protocol):
             self.http2.finish_drain()  # even without the client's acknowledgement
 
     def _reads(self, now: float) -> bool:
-        """True if the client reads what is queued for it, including heads of its calls."""
-        unread, heads = self._unread, 0
-        if len(self.streams.open) > _FEW:
-            heads = sum(call.head_size for call in self.streams.open.values())
-        if not (unread or heads or self.account.unread or self.account.kept):
+        """True if the client reads what is queued for it."""
+        unread = self._unread
+        if not (unread or self.account.unread):
             return True
         moved = self.sender.pumped - undelivered(self._transport)
-        return self.progress.reads(unread, heads, moved, now)
+        return self.progress.reads(unread, 0, moved, now)
 
     @property
     def _unread(self) -> int:
@@ -659,5 +777,5 @@ class GrpcConnection(Http2Protocol):
 
     def unread(self) -> None:
         """Charge the bytes that the client has not read."""
-        if not self.progress.within(self._unread, self.account.kept):
+        if not self.progress.within(self._unread):
             self.abort()

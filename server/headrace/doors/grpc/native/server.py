@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -24,6 +25,7 @@ from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
 
 _LOOK_SECS = 1.0  # between checks for unfinished requests and unread answers
+_TURN_SECS = 0.002  # for such checks in one turn of the loop
 
 
 class NativeServer(ServerContext):
@@ -37,7 +39,6 @@ class NativeServer(ServerContext):
         access_log: bool,
         tls: ssl.SSLContext | None = None,
         options: GrpcOptions | None = None,
-        limits: Limits | None = None,
     ) -> None:
         kinds: list[tuple[type[Rpc], Mapping[str, object]]] = [
             (InferRpc, handlers.direct),
@@ -47,9 +48,10 @@ class NativeServer(ServerContext):
         procedures = {
             path: (kind, handler) for kind, table in kinds for path, handler in table.items()
         }
+        chosen = options or GrpcOptions()
         super().__init__(
             procedures, handlers.keys, handlers.limits, admission, max_request_bytes, access_log,
-            options or GrpcOptions(), limits or Limits(),
+            chosen, Limits(streams=chosen.streams),
         )  # fmt: skip
         self._tls = tls
         self._acceptor: Acceptor | None = None
@@ -98,7 +100,19 @@ class NativeServer(ServerContext):
 
     def _check_progress(self) -> None:
         """Close connections whose clients send no preface, or make no progress."""
+        self._check(deque(self.connections), self.loop.time())
+
+    def _check(self, connections: deque[GrpcConnection], begun: float) -> None:
+        """Check connections for as long as one turn of the loop may take; the rest in later ones.
+
+        `begun` is when the first was checked.
+        """
         now = self.loop.time()
-        for connection in list(self.connections):
-            connection.check_progress(now)
-        self._look = self.loop.call_later(_LOOK_SECS, self._check_progress)
+        end = now + _TURN_SECS
+        while connections and self.loop.time() < end:
+            connections.popleft().check_progress(now)
+        if connections:
+            self._look = self.loop.call_later(0, self._check, connections, begun)
+        else:
+            at = max(begun + _LOOK_SECS, now)
+            self._look = self.loop.call_at(at, self._check_progress)

@@ -1,0 +1,43 @@
+"""Turns of the event loop: work that one client can cause is cut into pieces.
+
+A client may send thousands of requests in one read. A connection processes as many of them at once
+as its `share`, and puts the rest off; of everything that was put off, one piece runs per turn of
+the loop, so that other clients are served in between, however many connections do this. Owned by
+the event-loop thread.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+SHARE = 128  # units, of some 10 us: frames, messages, requests
+_SMALL = 4  # ... while other connections wait for their turn
+
+
+class Turns:
+    """Pieces of work that wait for a turn of their own, first come, first served."""
+
+    def __init__(self) -> None:
+        self.share = SHARE  # units of work that a connection may do now
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def put_off(self, piece: Callable[[], None]) -> None:
+        """Run `piece` in a later turn of the loop."""
+        self._waiting.append(piece)
+        self.share = _SMALL
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        piece = self._waiting.popleft()
+        self.share = SHARE
+        if self._waiting:  # first, so that it happens even if the piece fails
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+        try:
+            piece()
+        finally:
+            self.share = _SMALL if self._waiting else SHARE
