@@ -138,9 +138,10 @@ class AsyncClient:
         each part's.
         """
         known = self._signatures.get((request.model, request.version))
-        parts = divided(request, known.most_rows if known is not None else 0)
-        if len(parts) > 1:
-            return await self._send_parts(parts, timeout)
+        if known is not None and known.most_rows:
+            parts = divided(request, known.most_rows)
+            if len(parts) > 1:
+                return await self._send_parts(parts, timeout)
         try:
             return await self._send(request, timeout)
         except StatusError as error:

@@ -102,6 +102,8 @@ def column_of(value: object) -> tuple[Array, Array | None] | None:
         return _of_items(value.tolist()) if gaps and value.ndim == 1 else None
     if isinstance(value, list | tuple):
         return _of_items(value) if any(item is None for item in value) else None
+    if isinstance(value, str | bytes | int | float):
+        return None
     if _is_pandas(value):
         series: Any = sys.modules["pandas"].Series(value)
         array = np.asarray(series)

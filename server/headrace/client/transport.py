@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.client.address import Address
-from headrace.client.values import without_nulls
+from headrace.client.values import arrays_of
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
@@ -134,7 +134,7 @@ class Result(Mapping[str, Array]):
         self.id = response.id
         self.parameters = response.parameters
         self.response = response  # the protocol's response, with datatypes
-        self._arrays = without_nulls({tensor.name: tensor for tensor in response.outputs})
+        self._arrays = arrays_of(response.outputs)
 
     def __getitem__(self, name: str) -> Array:
         return np.asanyarray(self._arrays[name])

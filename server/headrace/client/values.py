@@ -131,6 +131,8 @@ class Signature:
 
 def needs_signature(value: object) -> bool:
     """True for values whose form depends on the model: tables, and columns with missing values."""
+    if type(value) is np.ndarray and value.dtype.kind in "biuf":  # as mostly
+        return False
     if table_of(value) is not None:
         return True
     column = column_of(value)
@@ -225,8 +227,16 @@ def read_value(
     return array, missing
 
 
-def without_nulls(tensors: Mapping[str, Tensor]) -> dict[str, TensorArray]:
+def arrays_of(outputs: Sequence[Tensor]) -> dict[str, TensorArray]:
     """Arrays by name; those with a tensor of missing values beside them are masked by it."""
+    found = {tensor.name: tensor.array for tensor in outputs}
+    for name in found:
+        if name.endswith(NULLS):
+            return _without_nulls({tensor.name: tensor for tensor in outputs})
+    return found
+
+
+def _without_nulls(tensors: Mapping[str, Tensor]) -> dict[str, TensorArray]:
     found: dict[str, TensorArray] = {}
     for name, tensor in tensors.items():
         if name.endswith(NULLS) and _masks(tensor, tensors.get(name.removesuffix(NULLS))):
@@ -276,9 +286,9 @@ def filled(count: int, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 def tensor_of(name: str, value: Any) -> Tensor:
     """A value as a tensor of its own datatype and shape; raises `InputError`."""
-    column = column_of(value)
-    if column is not None and column[1] is None:
-        value = column[0]
+    if not isinstance(value, np.ndarray):
+        column = column_of(value)
+        value = column[0] if column is not None and column[1] is None else value
     array = value if isinstance(value, np.ndarray) else np.array(value)
     if array.dtype.kind in "SUO":
         # A bytes array of numpy would drop trailing zeros.
