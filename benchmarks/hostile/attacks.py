@@ -19,7 +19,18 @@ from hpack import Encoder, NeverIndexedHeaderTuple
 
 from benchmarks.hostile.case import Case
 from benchmarks.hostile.found import FOUND
-from benchmarks.hostile.models import ECHO, ENDLESS, FLOOD, GRAM, GROW, PYTHON, TEXT, WHOLE
+from benchmarks.hostile.models import (
+    ECHO,
+    ENDLESS,
+    FLOOD,
+    GRAM,
+    GROW,
+    PYTHON,
+    TEXT,
+    WHOLE,
+    write_many_models,
+    write_models,
+)
 from benchmarks.hostile.replay import replay
 from benchmarks.hostile.wire import (
     LIVE,
@@ -62,6 +73,7 @@ class Attack:
     prepare: Callable[[Target], Fire]
     allowed: int = 0  # bytes that it may hold by a limit of its own, with which nothing is charged
     options: Sequence[str] = ()  # settings of the server besides the default ones
+    write: Callable[[Path], None] = write_models  # into its repository
 
 
 def _http(target: Target, model: str, body: bytes, times: int = 1, json_size: int = 0,
@@ -648,6 +660,29 @@ def log_flood(target: Target) -> Fire:
     return _http(target, PYTHON, text, 3)
 
 
+def many_models(target: Target) -> Fire:
+    """Documents about all models, each by eight clients at a time."""
+    wanted = (
+        (target.http, b"GET /v2/models/stats"), (target.http, b"POST /v2/repository/index"),
+        (target.http, b"GET /"), (target.metrics, b"GET /metrics"),
+    )  # fmt: skip
+
+    def ask(address: str, line: bytes) -> None:
+        with suppress(OSError), connect(address) as made:
+            made.sendall(line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            while made.recv(MB):
+                pass
+
+    def fire() -> None:
+        threads = [threading.Thread(target=ask, args=given) for given in wanted * 8]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return fire
+
+
 def many_threads(target: Target) -> Fire:
     config = {
         "instance_group": [{"count": 3}],
@@ -716,6 +751,7 @@ ATTACKS = {
             tls_connections,
             options=_TLS,
         ),
+        Attack("many-models", "documents about 1 000 models", many_models, write=write_many_models),
         Attack("log-flood", "300 000 lines from a model", log_flood),
         Attack("many-threads", "a load request for 4 500 threads", many_threads, options=_EXPLICIT),
         *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),

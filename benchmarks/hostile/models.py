@@ -11,6 +11,7 @@ GROW, GRAM = "grow", "gram"
 _ON_A_THREAD = 'parameters { key: "execution" value { string_value: "thread" } }'
 _LONG_AS_TEXT = 0.123456789
 _OPSET, _IR_VERSION = 17, 8
+_MANY = 1_000
 _ONNX = {ECHO: TensorProto.FLOAT, TEXT: TensorProto.STRING, WHOLE: TensorProto.INT64}
 FLOOD = b"flood"  # the text for which the Python model writes a flood to the log
 _MODEL = """
@@ -42,13 +43,7 @@ def write_models(root: Path) -> None:
     """
     write_repository(root, [MLP])
     for name, element in _ONNX.items():
-        graph = helper.make_graph(
-            [helper.make_node("Identity", ["input"], ["output"])],
-            name,
-            [helper.make_tensor_value_info("input", element, ["n"])],
-            [helper.make_tensor_value_info("output", element, ["n"])],
-        )
-        _write_onnx(root, name, graph)
+        _write_onnx(root, name, _identity(name, element))
     value = helper.make_tensor("value", TensorProto.FLOAT, [1], [_LONG_AS_TEXT])
     graph = helper.make_graph(
         [helper.make_node("ConstantOfShape", ["input"], ["output"], value=value)],
@@ -73,6 +68,23 @@ def write_models(root: Path) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(_MODEL)
     (folder / "config.pbtxt").write_text(_CONFIG)
+
+
+def write_many_models(root: Path) -> None:
+    """An MLP, and a thousand identities."""
+    write_repository(root, [MLP])
+    for number in range(_MANY):
+        name = f"{ECHO}{number}"
+        _write_onnx(root, name, _identity(name, TensorProto.FLOAT))
+
+
+def _identity(name: str, element: int) -> GraphProto:
+    return helper.make_graph(
+        [helper.make_node("Identity", ["input"], ["output"])],
+        name,
+        [helper.make_tensor_value_info("input", element, ["n"])],
+        [helper.make_tensor_value_info("output", element, ["n"])],
+    )
 
 
 def _write_onnx(root: Path, name: str, graph: GraphProto, more: str = "") -> None:

@@ -23,7 +23,6 @@ from typing import Self
 import psutil
 
 from benchmarks.hostile.attacks import ATTACKS, Attack, EndlessUpstream
-from benchmarks.hostile.models import write_models
 from benchmarks.hostile.wire import allow_connections
 from benchmarks.report import table
 from benchmarks.server import BenchmarkError, Target, proportional, split_cores, started
@@ -113,7 +112,7 @@ def as_table(found: Mapping[Attack, Seen], bound_ms: float) -> str:
 def _observe(attack: Attack, core: int | None, front_ends: int) -> Seen:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-hostile-")))
-        write_models(root)
+        attack.write(root)
         if attack.name == "endless-upstream":
             upstream = EndlessUpstream()
             stack.callback(upstream.close)
