@@ -12,7 +12,7 @@ from headrace.core.errors import ServerError
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.contract import graphs
 from tests.contract.conftest import CARRIERS, EACH_CARRIER
-from tests.models.onnx_graphs import write_model
+from tests.models.onnx_graphs import identity, write_model
 from tests.support.client import Client
 from tests.support.grpc_client import GrpcClient
 from tests.support.http_client import HttpClient
@@ -22,6 +22,7 @@ from tests.support.server_process import ServerProcess, clean_server
 
 LIMIT = 1 << 20
 SMALL, LONG_AS_TEXT, LARGE, HUGE = 10, 200_000, 300_000, 5_000_000  # FP32 elements
+SPLIT = 'parameters { key: "split_requests" value { string_value: "on" } }'
 SAID = f"--max-response-bytes ({LIMIT})"
 
 
@@ -31,6 +32,7 @@ def server(
 ) -> Iterator[ServerProcess]:
     root: Path = tmp_path_factory.mktemp("answers")
     write_model(root, "tenths", graphs.tenths(), "max_batch_size: 0")
+    write_model(root, "rows", identity(dims=("rows", 4_000)), f"max_batch_size: 2 {SPLIT}")
     options = (*CARRIERS[request.param], f"--max-response-bytes={LIMIT}")
     with clean_server(root, options=options) as process:
         yield process
@@ -97,6 +99,18 @@ def test_generate(server: ServerProcess, action: str, count: int, status: int) -
     body = json.dumps({"INPUT0": count}).encode()
     answer = ask(server.http, "POST", f"/v2/models/tenths/{action}", body)
     assert (answer.status, SAID in answer.body.decode()) == (status, status == 500)
+
+
+def test_a_divided_request(server: ServerProcess) -> None:
+    """The parts of an answer count together, before they are joined."""
+    with GrpcClient(server.grpc) as client:
+        rows = np.zeros((100, 4_000), np.float32)
+        with pytest.raises(ServerError) as refused:
+            client.infer("rows", {"INPUT0": rows})
+        assert SAID in str(refused.value)
+        found = int(str(refused.value).split(" bytes or more")[0].rpartition(" ")[2])
+        assert found < rows.nbytes  # the remaining parts are not computed
+        assert client.infer("rows", {"INPUT0": rows[:50]})["OUTPUT0"].shape == (50, 4_000)
 
 
 def test_nothing_stays_charged(server: ServerProcess) -> None:

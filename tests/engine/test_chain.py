@@ -77,7 +77,7 @@ class Model:
             "m", "", "name", {"x": x}, ("y", "text"), {"own": 1}, 3, timeout, 7, True, True,
             nbytes=100 * rows,
         )  # fmt: skip
-        stage = divide(part_rows, self.submit, self.expect, Workbench())
+        stage = divide(part_rows, self.submit, self.expect, Workbench(), lambda model, nbytes: None)
         return submitted(stage, asked, FakeCall(), rows)
 
 

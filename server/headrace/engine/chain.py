@@ -231,14 +231,19 @@ class _Counted(Stage):
         return self._now() - (self._ended or call.began)
 
 
-def divide(most: int, submit: Submit, expect: Expect, bench: Workbench) -> Submit:
+CheckAnswer = Callable[[str, int], None]  # raises for a model's answer of too many bytes
+
+
+def divide(
+    most: int, submit: Submit, expect: Expect, bench: Workbench, check_answer: CheckAnswer
+) -> Submit:
     """The stage that divides calls with more than `most` rows."""
 
     def stage(call: Call) -> None:
         if call.rows <= most:
             submit(call)
         else:
-            DividedCall(call, most, submit, expect, bench).begin()
+            DividedCall(call, most, submit, expect, bench, check_answer).begin()
 
     return stage
 
@@ -256,9 +261,18 @@ class DividedCall:
     """
 
     def __init__(
-        self, call: Call, part_rows: int, submit: Submit, expect: Expect, bench: Workbench
+        self,
+        call: Call,
+        part_rows: int,
+        submit: Submit,
+        expect: Expect,
+        bench: Workbench,
+        check_answer: CheckAnswer,
     ) -> None:
-        """`submit` queues a part; each has at most `part_rows` rows."""
+        """`submit` queues a part; each has at most `part_rows` rows.
+
+        `check_answer` is called with the size of all answers so far.
+        """
         self.whole = call
         rows = self._rows = call.rows
         self._bounds = [
@@ -267,6 +281,8 @@ class DividedCall:
         self._submit = submit
         self._expect = expect
         self._bench = bench
+        self._check_answer = check_answer
+        self._nbytes = 0
         self._begun = monotonic_ns()
         self._next = 0
         self._parts: dict[int, Call] = {}
@@ -300,7 +316,9 @@ class DividedCall:
             return
         self.whole.started = True  # from now on an error cannot mean that nothing was begun
         self._answers[number] = response
+        self._nbytes += response.nbytes
         try:
+            self._check_answer(response.model_name, self._nbytes)
             self._go_on()
         except ServerError as error:
             self._fail(error)

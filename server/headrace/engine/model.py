@@ -423,7 +423,8 @@ class ModelVersion:
             queue = tell_servers(self.forwarded_headers, queue)
         direct = queue
         if signature.max_batch_size:
-            queue = divide(signature.max_batch_size, queue, batcher.expect, bench)
+            check_answer = service.regions.admission.check_answer
+            queue = divide(signature.max_batch_size, queue, batcher.expect, bench, check_answer)
         for stage in loaded.stages:
             direct = queue = stage(queue)
         self._queue = queue
