@@ -288,6 +288,7 @@ class LocalInstance:
             if sizes is not None:
                 self._busy = thread_time_ns() - begun
             self._report(batch, done, outcome)
+            del outcome  # its error refers to this frame
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
@@ -403,6 +404,7 @@ class LocalInstance:
     def _run(self, batch: Batch, done: Done) -> None:
         outcome = self._run_batch(batch)
         self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
+        del outcome  # its error refers to this frame
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
         """Report the outcome of a batch; on the event loop."""
