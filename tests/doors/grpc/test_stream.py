@@ -95,7 +95,8 @@ class Stream:
 def told(message: pb.ModelStreamInferResponse) -> str:
     """A message in short form."""
     response = message.infer_response
-    final = parameter(response.parameters["triton_final_response"]) if response.parameters else None
+    named = "triton_final_response"
+    final = named in response.parameters and parameter(response.parameters[named])
     text = b"".join(response.raw_output_contents).decode()
     text = f"!{message.error_message}" if message.error_message else text[:20]
     return f"{response.id}:{text}{'.' if final else ''}"

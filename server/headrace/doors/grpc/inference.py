@@ -38,9 +38,9 @@ from headrace.engine.doors import (
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.protocol.compression import check_size
-from headrace.protocol.grpc import CANCELLED
+from headrace.protocol.grpc import CANCELLED, UNAVAILABLE
 from headrace.protocol.parameters import add_timing, exact_timing, wants_timing
-from headrace.protocol.status import BEGUN_PARAMETER, INTERNAL_TEXT, STATUS, TRUE, begun_field
+from headrace.protocol.status import BEGUN_PARAMETER, INTERNAL_TEXT, STATUS
 from headrace.protocol.v2_protobuf import (
     InferMessage,
     InferReader,
@@ -288,8 +288,8 @@ class Slot(MessageCall):
         found = self.found if self.executing else None
         names = ("", "") if found is None else (found.model, found.name)
         parameters = {} if found is None else {FINAL_PARAMETER: True}
-        if begun := begun_field(self, error):
-            parameters[BEGUN_PARAMETER] = begun == TRUE
+        if STATUS[type(error)].grpc == UNAVAILABLE:
+            parameters[BEGUN_PARAMETER] = self.started
         if not self.answered:
             self.error = error
         self._add([stream_message(str(error), self.id, *names, parameters)], True)
