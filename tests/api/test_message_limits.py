@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from headrace.api.handlers import HANDLERS, request_class, unary_handlers
+from headrace.api.handlers import HANDLERS, unary_handlers
+from headrace.api.messages import request_class
 from headrace.api.operations import NAMED, OPERATIONS, Operation
 from headrace.core.errors import InvalidRequest, PayloadTooLarge, Unavailable
 from headrace.doors.grpc.services import all_handlers

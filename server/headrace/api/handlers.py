@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.message import Message
 
+from headrace.api.messages import read_message, request_class
 from headrace.api.operations import OPERATIONS, Document, Operation, by_procedure, handed_on
 from headrace.core.errors import InvalidRequest, Unavailable, Unsupported
 from headrace.core.model_spec import LoadParameters
@@ -27,7 +27,6 @@ from headrace.engine import documents
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
 from headrace.observability.logs import FORMATS
-from headrace.protocol.compression import check_size
 from headrace.protocol.documents import to_json
 from headrace.protocol.elements import json_name
 from headrace.protocol.json_text import parse_object
@@ -37,9 +36,8 @@ from headrace.protocol.parameters import (
     unload_dependents_of_json,
     unload_dependents_of_message,
 )
-from headrace.protocol.pb import POOL, traffic_pb2
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.protocol.protobuf_contents import check_elements
+from headrace.protocol.pb import traffic_pb2
 
 _LONG = 8 << 10  # bytes of a message from which on it is decoded on a thread
 
@@ -385,30 +383,6 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 # --- for the doors
-
-
-def request_class(operation: Operation) -> type[Message]:
-    """The class of an operation's request messages."""
-    return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{operation.request}"))
-
-
-def limits(max_request_bytes: int, operations: Sequence[Operation] = OPERATIONS) -> dict[str, int]:
-    """The largest message of each procedure in bytes, by full path."""
-    return {
-        path: operation.max_bytes or max_request_bytes
-        for path, operation in by_procedure(operations).items()
-    }
-
-
-def read_message(operation: Operation, data: Buffer, max_request_bytes: int) -> Any:
-    """Decode a request's message within the limits of its operation; raises `ServerError`."""
-    check_size(data, operation.max_bytes or max_request_bytes, operation.max_bytes > 0)
-    kind = request_class(operation)
-    check_elements(data, kind.DESCRIPTOR, operation.max_elements)
-    try:
-        return kind.FromString(data)  # type: ignore[arg-type]  # any buffer will do
-    except DecodeError as error:
-        raise InvalidRequest(f"not a valid {kind.__name__} message: {error}") from None
 
 
 def unary_handlers(

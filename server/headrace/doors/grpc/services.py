@@ -10,8 +10,8 @@ from functools import partial
 
 from google.protobuf.descriptor import FileDescriptor
 
-from headrace.api.handlers import limits, read_message
 from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.messages import limits, read_message
 from headrace.api.operations import (
     HEALTH,
     INFERENCE,
