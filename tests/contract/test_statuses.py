@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from headrace.core.errors import (
     AlreadyExists,
     InvalidRequest,
+    MemoryUnavailable,
     NotFound,
     PayloadTooLarge,
     ServerError,
@@ -71,8 +72,8 @@ _FORGET = Operation(f"{_MEMORY}/unregister", {}, "SystemSharedMemoryUnregister")
         (Operation(f"{_REPOSITORY}/load", {}, "RepositoryModelLoad", _SIMPLE), Unavailable),
         (Operation(f"{_REPOSITORY}/unload", {}, "RepositoryModelUnload", _SIMPLE), Unavailable),
         (Operation("/v2/repository/there/models/simple/load", {}, "RepositoryModelLoad",
-                   f'repository_name: "there" {_SIMPLE}'), Unsupported),
-        (_BAD_REGION, InvalidRequest),
+                   f'repository_name: "there" {_SIMPLE}'), Unavailable),
+        (_BAD_REGION, MemoryUnavailable),
         (Operation(f"{_MEMORY}/region/r/status", None, "SystemSharedMemoryStatus", 'name: "r"'),
          NotFound),
         (Operation("/v2/cudasharedmemory/region/r/status", None, "CudaSharedMemoryStatus",

@@ -23,10 +23,11 @@ def connect_error(error: Exception) -> str:
     """The reason of a failed attempt to connect, for messages."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-        return "it does not speak TLS at this port: is this an http:// or grpc:// address?"
     if isinstance(error, ssl.SSLError):
-        what = (getattr(error, "reason", "") or "it was hung up").lower().replace("_", " ")
+        reason = getattr(error, "reason", "")  # of OpenSSL's errors only
+        if reason in _NO_TLS:
+            return "it does not speak TLS at this port: is this an http:// or grpc:// address?"
+        what = (reason or "it was hung up").lower().replace("_", " ")
         return f"TLS fails ({what}); does the server speak TLS at this port?"
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # event loops use texts of their own

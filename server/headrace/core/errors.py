@@ -19,6 +19,7 @@ ServerError ─┬─ InvalidRequest       the client broke the protocol or the 
              ├─ MemoryUnavailable    a client's shared memory cannot be opened
              ├─ Unknown              raised by a model: an error of unknown kind
              └─ ExecutionFailed      the backend failed, or its outputs break the signature
+                 ├─ ResponseTooLarge  its response has more bytes than it may
                  ├─ WorkerDied       the worker process died while executing it
                  ├─ ExecutionTimeout  it exceeded the model's execution limit
                  ├─ RemoteUnavailable  the upstream reports that it, or the model, is unavailable

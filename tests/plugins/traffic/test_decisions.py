@@ -261,7 +261,7 @@ def test_differences_of_counters() -> None:
 
 FAULTS = {
     "ExecutionFailed", "WorkerDied", "RemoteUnavailable", "RemoteLost", "RemoteTimeout",
-    "RemoteBroken", "Unknown", "ModelNotReady", "ExecutionTimeout",
+    "RemoteBroken", "Unknown", "ModelNotReady", "ExecutionTimeout", "ResponseTooLarge",
 }  # fmt: skip
 KINDS = [
     kind
