@@ -3,7 +3,7 @@
 import pytest
 
 from headrace import __version__
-from headrace.core.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy
 from tests.support.client import Client
 
@@ -111,6 +111,7 @@ def test_loading_by_request_is_refused(caller: Client) -> None:
     for ask in (caller.load, caller.unload):
         with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
             ask("simple")
-        with pytest.raises(Unsupported, match="'repository_name' specification is not supported"):
+        # The right to load is checked before the rest of the request.
+        with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
             ask("simple", "some_repository")
     assert caller.model_ready("simple")
