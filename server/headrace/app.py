@@ -74,6 +74,11 @@ _LOG_SETTINGS: Mapping[str, str] = {
     "log_verbose": "log_verbose_level", "log_info": "log_info", "log_warning": "log_warning",
     "log_error": "log_error", "log_format": "log_format",
 }  # fmt: skip
+# Settings of the doors' header rules, which SIGHUP puts into effect, too.
+_HEADER_RULES = frozenset({
+    "restricted_api", "http_restricted_api", "grpc_restricted_protocol", "http_allowed_origin",
+    "http_header_forward_pattern", "grpc_header_forward_pattern",
+})  # fmt: skip
 
 
 def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | None = None) -> int:
@@ -322,14 +327,23 @@ class Application:
 
     def _apply(self, settings: Settings) -> None:
         """Change what can be changed; only names are logged, since some values are secrets."""
-        now = self._settings
-        names = [f.name for f in fields(now) if getattr(now, f.name) != getattr(settings, f.name)]
-        logs = {name: getattr(settings, name) for name in names if name in _LOG_SETTINGS}
+        before = self._settings
+        changed = {
+            field.name: getattr(settings, field.name)
+            for field in fields(before)
+            if getattr(before, field.name) != getattr(settings, field.name)
+        }
+        logs = {name: value for name, value in changed.items() if name in _LOG_SETTINGS}
+        rules = {name: value for name, value in changed.items() if name in _HEADER_RULES}
+        self._settings = now = replace(before, **logs, **rules)
         self._engine.logs.change({_LOG_SETTINGS[name]: value for name, value in logs.items()})
-        self._settings = replace(now, **logs)
-        if logs:
-            log.info("SIGHUP: changed: %s", _options(logs))
-        if others := [name for name in names if name not in logs]:
+        if rules:
+            self._doors.change_rules(now.http_rules, now.grpc_rules)
+            for warning in now.open_at_one_door:
+                log.warning(warning)
+        if applied := [name for name in changed if name in logs or name in rules]:
+            log.info("SIGHUP: changed: %s", _options(applied))
+        if others := [name for name in changed if name not in applied]:
             log.warning("SIGHUP: in effect after a restart only: %s", _options(others))
 
     async def _shut_down(self, loaded: bool = True) -> int:

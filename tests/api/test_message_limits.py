@@ -85,9 +85,9 @@ def test_models_that_clients_may_not_control_are_refused_before_decoding(
 
 def test_every_procedure_of_the_doors_has_a_limit(engine: Engine) -> None:
     unary = unary_handlers(engine, LIMIT)
-    from headrace.api.header_rules import NO_RULES
+    from headrace.api.header_rules import DoorRules
 
-    handlers = all_handlers(engine, engine, unary, engine.readiness, LIMIT, NO_RULES)
+    handlers = all_handlers(engine, engine, unary, engine.readiness, LIMIT, DoorRules())
     assert handlers.limits.keys() == set(handlers.paths())
     assert handlers.limits[NAMED["ModelInfer"].procedure] == LIMIT
     assert handlers.limits[NAMED["TraceSetting"].procedure] == NAMED["TraceSetting"].max_bytes

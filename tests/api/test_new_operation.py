@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.api.handlers import HANDLERS, Handler, unary_handlers
-from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.header_rules import DoorRules, HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, Operation, Route, handed_on
 from headrace.client import ConnectionFailed
 from headrace.client.address import Address
@@ -36,7 +36,7 @@ ECHO = Operation(
     response="ModelMetadataRequest",
 )
 PATH = "/inference.GRPCInferenceService/Echo"
-RULES = HeaderRules(restricted=["metadata:x-key=right"])
+RULES = DoorRules(HeaderRules(restricted=["metadata:x-key=right"]))
 
 
 def echo(engine: Engine, asked: pb.ModelReadyRequest) -> pb.ModelMetadataRequest:
@@ -71,7 +71,7 @@ def test_over_grpc(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="not a valid ModelReadyRequest message"):
         asyncio.run(unary[PATH](b"\xff", None))
     handlers = Handlers({}, unary, {})
-    assert restricted(handlers, RULES, TABLE).keys[PATH] == Key("x-key", "right")
+    assert restricted(handlers, RULES, TABLE).key(PATH) == Key("x-key", "right")
     assert labels(TABLE)[PATH] == "metadata"
 
 

@@ -1,6 +1,7 @@
 """Headers forwarded to models, and headers required for restricted operations."""
 
 import json
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.protocol.status import STATUS
 from headrace.settings import Settings
 from tests.contract.conftest import CARRIERS, FIRST_CARRIER
 from tests.support.grpc_client import OPTIONS, SERVICE, infer_message, procedure
+from tests.support.http2_socket import REQUEST, Answer, Http2Socket, prefixed
 from tests.support.http_socket import HttpSocket, RawAnswer, ask, request
 from tests.support.scrape import until
 from tests.support.server_process import ServerProcess, clean_server
@@ -314,3 +316,68 @@ def test_rules_from_the_environment(repository: Path) -> None:
         assert ask(process.http, "GET", "/v2/health/live").status == 403
         assert ask(process.http, "GET", "/v2/health/live", a="b:c").status == 200
         assert ask(process.http, "GET", "/v2", d="e").status == 200
+
+
+@pytest.mark.parametrize("carrier", FIRST_CARRIER)
+def test_rules_are_read_again(repository: Path, tmp_path: Path, carrier: str) -> None:
+    """SIGHUP changes them for the next request of every connection, which stays open."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text("")
+    message = prefixed(infer_message("told", []).SerializeToString())
+    index = "/inference.GRPCInferenceService/RepositoryIndex"
+    listed = [(n, index if n == ":path" else v) for n, v in REQUEST]
+    options = (*CARRIERS[carrier], f"--config-file={settings}")
+    with (
+        clean_server(repository, options=options) as server,
+        HttpSocket(server.http) as http,
+        Http2Socket(server.grpc) as http2,
+    ):
+
+        def told(**headers: str) -> RawAnswer:
+            return http.ask("POST", _INFER, _BODY, **headers)
+
+        def call(fields: list[tuple[str, str]], *more: tuple[str, str]) -> Answer:
+            return http2.call([*fields, *more], message if fields is REQUEST else prefixed(b""))
+
+        def status(answer: Answer) -> str:
+            return (answer.headers | answer.trailers)["grpc-status"]
+
+        def read_again(*lines: str) -> None:
+            settings.write_text("\n".join(lines))
+            server.send(signal.SIGHUP)
+
+        def statuses() -> list[object]:
+            found = [told(X_Tell="1"), http.ask("GET", "/v2"), http.ask("GET", "/v2/health/live")]
+            calls = [call(REQUEST), call(listed)]
+            return [*(answer.status for answer in found), *map(status, calls)]
+
+        def changes(origin: str) -> int:
+            return http.ask("POST", "/v2/logging", b"{}", Origin=origin).status
+
+        assert statuses() == [200, 200, 200, "0", "0"]
+        assert _told(told(X_Tell="1")) == {}
+        assert changes("http://page.example") == 403
+        read_again(
+            'restricted-api = ["inference,metadata,health:x-key=first"]',
+            'grpc-restricted-protocol = ["model-repository:x-key=first"]',
+            'http-header-forward-pattern = "^x-tell"',
+            'grpc-header-forward-pattern = "^x-tell"',
+            'http-allowed-origin = ["http://page.example"]',
+        )
+        until(lambda: statuses() == [403, 403, 403, "14", "14"], "the new rules")
+        assert changes("http://page.example") == 200
+        assert "first" not in server.log
+        server.await_logged("model-repository: restricted over gRPC, but open to all over HTTP")
+        assert _told(told(X_Key="first", X_Tell="1")) == {"X-Tell": "1"}
+        assert b'"x-tell": "1"' in call(REQUEST, ("x-key", "first"), ("x-tell", "1")).data
+        read_again('restricted-api = ["inference:x-key=second"]')
+        until(lambda: statuses() == [403, 200, 200, "14", "0"], "another key")
+        assert told(X_Key="first").status == 403
+        assert status(call(REQUEST, ("x-key", "first"))) == "14"
+        assert _told(told(X_Key="second", X_Tell="1")) == {}
+        assert status(call(REQUEST, ("x-key", "second"))) == "0"
+        read_again('restricted-api = ["nothing:x-key=third"]')
+        server.await_logged("SIGHUP: settings stay as they are")
+        assert told(X_Key="second").status == 200
+        read_again()
+        until(lambda: statuses() == [200, 200, 200, "0", "0"], "no rules")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.header_rules import DoorRules, HeaderRules, Key
 from headrace.api.operations import OPERATIONS, Category, by_procedure
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Handlers, Peer, RpcContext, Session
@@ -16,7 +16,7 @@ from tests.doors.fakes import FakeEngine
 
 
 def test_the_bare_routes_are_inference() -> None:
-    routes = inference_routes(FakeEngine(), 1, HeaderRules())
+    routes = inference_routes(FakeEngine(), 1, DoorRules())
     forms = [
         form.format(name="m", version="1")
         for operation in OPERATIONS
@@ -49,15 +49,16 @@ def test_a_procedure_that_is_not_in_the_table_is_not_served() -> None:
 
     check = "/grpc.health.v1.Health/Check"
     good = Handlers({}, {check: unary}, {})
-    health = HeaderRules(restricted=["health:x=y"])
-    assert restricted(good, health).keys == {check: Key("x", "y")}
-    assert not restricted(good, HeaderRules(restricted=["inference:x=y"])).keys
+    health = DoorRules(HeaderRules(restricted=["health:x=y"]))
+    assert restricted(good, health).key(check) == Key("x", "y")
+    inference = DoorRules(HeaderRules(restricted=["inference:x=y"]))
+    assert restricted(good, inference).key(check) is None
     for handlers in (
         Handlers({}, {"/a/B": unary}, {}),
         Handlers({}, {}, {"/a/B": stream}),
     ):
         with pytest.raises(LookupError, match="/a/B is not in the table of operations"):
-            restricted(handlers, HeaderRules())
+            restricted(handlers, DoorRules())
 
 
 def test_every_category_exists() -> None:

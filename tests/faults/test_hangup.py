@@ -91,6 +91,8 @@ async def test_clients_who_control_models_keep_their_choice(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("options", [
     (), pytest.param(("--frontends=2",), marks=pytest.mark.slow),
+    pytest.param(("--grpc-transport=grpcio",), marks=pytest.mark.slow),
+    pytest.param(("--frontends=2", "--grpc-transport=grpcio"), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_certificate_is_renewed(tmp_path: Path, options: tuple[str, ...]) -> None:
     models, pem, key = tmp_path / "models", tmp_path / "server.pem", tmp_path / "server.key"

@@ -3,11 +3,10 @@
 import asyncio
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from headrace.api.header_rules import HeaderRules
+from headrace.api.header_rules import DoorRules, HeaderRules
 from headrace.core import plugins
 from headrace.doors.grpc.call import Handlers, Server
 from headrace.doors.grpc.native.server import NativeServer
@@ -17,9 +16,6 @@ from headrace.doors.http.protocol import BoundedProtocol
 from headrace.doors.http.server import HttpServer, fast_protocol
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Entrance
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,6 @@ class HttpConfig:
     body_timeout_secs: int
     max_age_secs: int
     read_secs: int
-    rules: HeaderRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +38,34 @@ class GrpcConfig:
     address: str
     port: int
     transport: str
-    rules: HeaderRules
     options: GrpcOptions
     tls: TlsFiles | None = None
 
 
 class ClientDoors:
-    """The open doors, which share one `admission`."""
+    """The open doors, which share one `admission`, and the header rules of each."""
 
-    def __init__(self, admission: Admission, max_request_bytes: int, access_log: bool) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        max_request_bytes: int,
+        access_log: bool,
+        http: HeaderRules,
+        grpc: HeaderRules,
+    ) -> None:
+        self.http_rules, self.grpc_rules = DoorRules(http), DoorRules(grpc)
         self._admission = admission
         self._limit = max_request_bytes
         self._access_log = access_log
         self._http: HttpServer | None = None
         self._grpc: Server | None = None
-        self._tls: tuple[TlsFiles, SSLContext] | None = None
+        self._tls: TlsFiles | None = None
 
     def open_http(
         self, config: HttpConfig, listener: socket.socket, app: ASGIApp, entrance: Entrance
     ) -> int:
         """Open the HTTP door; returns its port. `app` serves all but plain infer requests."""
-        rules, access_log = config.rules, self._access_log
+        rules, access_log = self.http_rules, self._access_log
         self._http = HttpServer(
             CountedApp(app, self._admission.answers, access_log),
             listener,
@@ -72,7 +74,7 @@ class ClientDoors:
             fast_protocol(entrance, self._limit, access_log, rules)
             if config.fast_path
             else BoundedProtocol,
-            keep_names=bool(rules.forward),
+            rules=rules,
             max_age_secs=config.max_age_secs,
             admission=self._admission,
             read_secs=config.read_secs,
@@ -84,10 +86,10 @@ class ClientDoors:
         self, config: GrpcConfig, listener: socket.socket | None, handlers: Handlers, shared: bool
     ) -> int:
         """Open the gRPC door, by grpcio if there is no `listener`; returns its port."""
+        self._tls = config.tls
         given = handlers, self._admission, self._limit, self._access_log
         if listener is not None:
             context = config.tls.context() if config.tls else None
-            self._tls = (config.tls, context) if config.tls and context else None
             self._grpc = native = NativeServer(*given, context, config.options)
             await native.start(listener)
             return int(listener.getsockname()[1])
@@ -98,13 +100,14 @@ class ClientDoors:
         return port
 
     def renew_tls(self) -> None:
-        """Read certificate and key again, for new connections; raises `OSError`.
+        """Read certificate and key again, for new connections; raises `OSError`."""
+        if self._grpc is not None and self._tls is not None:
+            self._grpc.renew(self._tls)
 
-        grpcio has its own copy of them, and keeps it.
-        """
-        if self._tls is not None:
-            files, context = self._tls
-            files.renew(context)
+    def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
+        """Apply header rules to all further requests, also of open connections."""
+        self.http_rules.change(http)
+        self.grpc_rules.change(grpc)
 
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""

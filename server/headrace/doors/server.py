@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
+from headrace.api.header_rules import HeaderRules
 from headrace.core import plugins
 from headrace.core.limits import Shares
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
@@ -41,7 +42,11 @@ class ServerDoors:
         self._settings = settings
         self._engine = engine
         self._clients = ClientDoors(
-            engine.admission, settings.max_request_bytes, settings.access_log
+            engine.admission,
+            settings.max_request_bytes,
+            settings.access_log,
+            settings.http_rules,
+            settings.grpc_rules,
         )
         self._metrics: HttpServer | None = None
         self._supervisor: Any = None  # supervisor of the front ends
@@ -91,6 +96,12 @@ class ServerDoors:
             self._supervisor.renew_tls()
         self._clients.renew_tls()
 
+    def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
+        """Apply header rules to all further requests, also of open connections."""
+        self._clients.change_rules(http, grpc)
+        if self._supervisor is not None:
+            self._supervisor.change_rules(http, grpc)
+
     def end_unfinished(self) -> None:
         """Abandon incomplete requests."""
         self._clients.end_unfinished()
@@ -109,15 +120,16 @@ class ServerDoors:
 
     def _open_http(self) -> int:
         engine, config = self._engine, self._http_config()
-        limit, rules = self._settings.max_request_bytes, config.rules
+        limit, rules = self._settings.max_request_bytes, self._clients.http_rules
         app = late_app(engine, limit, rules, inference_routes(engine, limit, rules))
         return self._clients.open_http(config, self._listen("HTTP"), app, engine)
 
     async def _open_grpc(self) -> int:
         settings, engine = self._settings, self._engine
         limit, config = settings.max_request_bytes, self._grpc_config()
+        rules = self._clients.grpc_rules
         unary = unary_handlers(engine, limit)
-        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, config.rules)
+        handlers = all_handlers(engine, engine, unary, engine.readiness, limit, rules)
         listener: socket.socket | None = self._listen("gRPC")
         if config.transport != "native" and listener is not None:
             listener.close()  # grpcio alone cannot explain why a port is refused
@@ -186,14 +198,14 @@ class ServerDoors:
         if settings.allow_grpc:
             grpc = replace(self._grpc_config(), port=self._keep("gRPC"))
         app = CountedApp(
-            late_app(engine, limit, settings.http_rules), engine.admission.answers, False
+            late_app(engine, limit, self._clients.http_rules), engine.admission.answers, False
         )
         make = plugins.part("frontends")
         self._supervisor = make(
             engine, app, unary_handlers(engine, limit), count, http, grpc, limit,
             settings.max_admitted_requests, settings.max_admitted_bytes, engine.admission.shares,
             settings.max_response_bytes, settings.max_object_bytes,
-            settings.access_log, engine.logs.settings,
+            settings.access_log, settings.http_rules, settings.grpc_rules, engine.logs.settings,
         )  # fmt: skip
         await self._supervisor.start()
         return http.port if http else 0, grpc.port if grpc else 0
@@ -204,14 +216,13 @@ class ServerDoors:
             settings.http_address, settings.http_port, settings.http_fast_path,
             settings.http_keep_alive_secs, settings.http_body_timeout_secs,
             settings.http_max_connection_age_secs, settings.progress_timeout_secs,
-            settings.http_rules,
         )  # fmt: skip
 
     def _grpc_config(self) -> GrpcConfig:
         settings = self._settings
         return GrpcConfig(
             settings.grpc_address, settings.grpc_port, settings.grpc_transport,
-            settings.grpc_rules, settings.grpc_options, settings.tls,
+            settings.grpc_options, settings.tls,
         )  # fmt: skip
 
     def _keep(self, door: str) -> int:

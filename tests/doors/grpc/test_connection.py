@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from headrace.doors.grpc.call import Handlers
 from headrace.doors.grpc.native.connection import GrpcConnection, ServerContext
 from headrace.doors.grpc.options import GrpcOptions
 from headrace.engine.admission import Admission
@@ -14,7 +15,9 @@ async def test_writes_to_a_lost_connection_are_dropped() -> None:
     """Nor does it keep other connections from being written to in the same turn of the loop."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
-    context = ServerContext({}, {}, {}, Admission(1, 1), 1, False, GrpcOptions(), Limits())
+    context = ServerContext(
+        {}, Handlers({}, {}, {}), Admission(1, 1), 1, False, GrpcOptions(), Limits()
+    )
     gone, there = Transport(), Transport()
     connections = []
     for transport in (gone, there):

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from headrace.core.tensors import Buffer
-from headrace.doors.grpc.call import Peer
+from headrace.doors.grpc.call import Handlers, Peer
 from headrace.doors.grpc.native.calls import SessionRpc
 from headrace.doors.grpc.native.connection import GrpcConnection, Rpc, RpcHead, ServerContext
 from headrace.doors.grpc.options import GrpcOptions
@@ -26,7 +26,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 )
 async def test_deadline_of_a_call(waits: float | None, least: float, most: float) -> None:
     """Also a timeout of almost nothing: uvloop creates another kind of timer for it."""
-    context = ServerContext({}, {}, {}, Admission(0, 0), 1, False, GrpcOptions(), Limits())
+    context = ServerContext(
+        {}, Handlers({}, {}, {}), Admission(0, 0), 1, False, GrpcOptions(), Limits()
+    )
     fields = [(b":path", b"/any.Service/Any"), (b":method", b"POST")]
     head = RpcHead(fields, context, GrpcConnection(context))
     head.timeout = waits
@@ -64,8 +66,7 @@ def opened(admission: Admission) -> tuple[SessionRpc, Taking, GrpcConnection]:
     path = "/any.Service/Any"
     context = ServerContext(
         {path: (SessionRpc, open_session)},
-        {},
-        {},
+        Handlers({}, {}, {}),
         admission,
         1 << 24,
         False,

@@ -11,7 +11,7 @@ from hpack import Encoder, NeverIndexedHeaderTuple
 from headrace.core.limits import PRESSED_SECS, Shares
 from headrace.core.tensors import Buffer
 from headrace.core.turns import SHARE
-from headrace.doors.grpc.call import Peer
+from headrace.doors.grpc.call import Handlers, Peer
 from headrace.doors.grpc.inference import stream_opener
 from headrace.doors.grpc.native.calls import SessionRpc, TaskRpc
 from headrace.doors.grpc.native.connection import GrpcConnection, ServerContext
@@ -95,7 +95,13 @@ class World:
             _STREAM: (SessionRpc, stream_opener(engine, 1 << 20)),
         }  # fmt: skip
         self.context = ServerContext(
-            procedures, {}, {}, self.admission, 1 << 20, False, options or GrpcOptions(), Limits()
+            procedures,
+            Handlers({}, {}, {}),
+            self.admission,
+            1 << 20,
+            False,
+            options or GrpcOptions(),
+            Limits(),
         )
 
 

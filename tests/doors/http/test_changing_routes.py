@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from headrace.api.header_rules import HeaderRules
+from headrace.api.header_rules import DoorRules, HeaderRules
 from headrace.doors.http.app import create_app
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
@@ -19,7 +19,7 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 
 def application(*origins: str) -> FastAPI:
     engine = Engine("server", "0", {}, LOAD_OPTIONS, Admission(0, 0))
-    return create_app(engine, 1 << 20, HeaderRules(origins=origins))
+    return create_app(engine, 1 << 20, DoorRules(HeaderRules(origins=origins)))
 
 
 def unsafe(app: FastAPI) -> list[tuple[str, str]]:

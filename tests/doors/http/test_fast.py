@@ -5,6 +5,7 @@ import socket
 
 from starlette.applications import Starlette
 
+from headrace.api.header_rules import DoorRules
 from headrace.doors.http.server import HttpServer, fast_protocol
 from tests.doors.fakes import FakeEngine, until
 
@@ -18,7 +19,7 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 async def test_an_answer_behind_earlier_ones_is_charged() -> None:
     engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    fast, admission = fast_protocol(engine, 1 << 20, False), engine.admission
+    fast, admission = fast_protocol(engine, 1 << 20, False, DoorRules()), engine.admission
     server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
     server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

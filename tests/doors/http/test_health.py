@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from headrace.api.header_rules import HeaderRules
-from headrace.api.operations import Category
+from headrace.api.header_rules import DoorRules, HeaderRules
 from headrace.doors.http.app import create_app
 from headrace.doors.http.routes import HealthRoute
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from tests.engine.worlds import LOAD_OPTIONS
 
-RULES = HeaderRules(restricted=["health:x-key=right"])
+RULES = DoorRules(HeaderRules(restricted=["health:x-key=right"]))
 KEY = (b"x-key", b"right")
 
 
@@ -53,9 +52,9 @@ def plain(sent: list[Any]) -> list[Any]:
     ("/v2/models/nope/versions/99999999999999999999/ready", 400),
 ])  # fmt: skip
 def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
-    for rules in (HeaderRules(), RULES):
+    for rules in (DoorRules(), RULES):
         served = engine()
-        route = HealthRoute(served, rules.keys().get(Category.HEALTH))
+        route = HealthRoute(served, rules)
         app = create_app(served, 1 << 20, rules)
         assert route.claims("GET", path)
         assert route.claims("HEAD", path)
@@ -72,4 +71,4 @@ def test_the_same_answer_as_the_framework(path: str, status: int) -> None:
     ("GET", "/v2/models/a/infer"),
 ])  # fmt: skip
 def test_the_rest_is_the_frameworks(method: str, path: str) -> None:
-    assert not HealthRoute(engine()).claims(method, path)
+    assert not HealthRoute(engine(), DoorRules()).claims(method, path)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from headrace.api.header_rules import Key
-from headrace.api.operations import OPERATIONS, Operation, by_procedure
+from headrace.api.header_rules import DoorRules, Key
+from headrace.api.operations import OPERATIONS, Category, Operation, by_procedure
 from headrace.core.errors import Restricted, ServerError
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
+from headrace.doors.grpc.options import TlsFiles
 from headrace.engine.admission import Account
 from headrace.observability.statistics import OTHER, STATUS_NAMES
 from headrace.protocol.protobuf_contents import varint
@@ -99,6 +100,9 @@ class Server(Protocol):
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
 
+    def renew(self, tls: TlsFiles) -> None:
+        """Read the files again for new connections; raises `OSError` and uses the earlier ones."""
+
 
 # Called with the message and an `InferCall`, which the handler answers.
 Direct = Callable[[Buffer, Any], None]
@@ -112,19 +116,24 @@ class Handlers:
 
     `direct` ones are unary, but called synchronously; the call itself is answered, without a task
     or future. `sessions` exchange any number of messages. A handler raises `ServerError`; the
-    transport maps it to a status by `headrace.protocol.status`. `keys` are the metadata that
-    restricted procedures require, `limits` the bytes of the largest message of each.
+    transport maps it to a status by `headrace.protocol.status`. `categories` are those of
+    the procedures, which `rules` may restrict, `limits` the bytes of the largest message of each.
     """
 
     direct: Mapping[str, Direct]
     unary: Mapping[str, Unary]
     sessions: Mapping[str, Open]
-    keys: Mapping[str, Key] = field(default_factory=dict)
+    categories: Mapping[str, Category] = field(default_factory=dict)
+    rules: DoorRules = field(default_factory=DoorRules)
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         """The paths of all procedures."""
         return [*self.direct, *self.unary, *self.sessions]
+
+    def key(self, path: str) -> Key | None:
+        """The metadata that a procedure requires, None for none."""
+        return self.rules.key(self.categories.get(path))
 
 
 access = logging.getLogger("headrace.access")

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from headrace.api.header_rules import HeaderPattern
+from headrace.api.header_rules import DoorRules, HeaderPattern
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import (
     ExecutionFailed,
@@ -180,13 +180,13 @@ class InferenceService:
     """ModelInfer; the streaming form is in `headrace.doors.grpc.inference`."""
 
     def __init__(
-        self, engine: Entrance, max_request_bytes: int, pattern: HeaderPattern | None = None
+        self, engine: Entrance, max_request_bytes: int, rules: DoorRules | None = None
     ) -> None:
-        """`pattern` selects metadata that is forwarded to models."""
+        """`rules` select metadata that is forwarded to models."""
         self.writer = InferWriter()
         self.reader = InferReader()
         self.engine = engine
-        self.pattern = pattern
+        self.rules = rules or DoorRules()
         self._limit = max_request_bytes
 
     def __call__(self, data: Buffer, call: InferCall) -> None:
@@ -201,8 +201,8 @@ class InferenceService:
             raise Unsupported(GRPC_NOT_DECOUPLED)
         call.noted = found.model, found.name, asked.id
         told: Mapping[str, str] = {}
-        if self.pattern is not None:
-            told = self.pattern.parameters(call.metadata().items())
+        if (pattern := self.rules.pattern) is not None:
+            told = pattern.parameters(call.metadata().items())
         # In a front end, or with traffic rules, the answer names the version.
         call.named = bool(found.name)
         call.submit(self.engine, asked, found, told)
@@ -641,16 +641,17 @@ def stream_opener(
     engine: Entrance,
     max_request_bytes: int,
     give_up_bytes: int = GIVE_UP_BYTES,
-    pattern: HeaderPattern | None = None,
+    rules: DoorRules | None = None,
 ) -> Open:
     """Create a factory of ModelStreamInfer sessions.
 
-    A held request is ended once more than `give_up_bytes` are queued in its stream. `pattern`
-    selects metadata that is forwarded to models.
+    A held request is ended once more than `give_up_bytes` are queued in its stream. `rules`
+    select metadata that is forwarded to models.
     """
     reader, writer = InferReader(), InferWriter()
 
     def open_stream(peer: Peer) -> Session:
+        pattern = None if rules is None else rules.pattern
         return StreamInfer(engine, max_request_bytes, reader, writer, peer, give_up_bytes, pattern)
 
     return open_stream

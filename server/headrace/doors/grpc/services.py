@@ -10,7 +10,7 @@ from functools import partial
 
 from google.protobuf.descriptor import FileDescriptor
 
-from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.header_rules import DoorRules
 from headrace.api.messages import limits, read_message
 from headrace.api.operations import (
     HEALTH,
@@ -19,6 +19,7 @@ from headrace.api.operations import (
     OPERATIONS,
     REFLECTION,
     TRAFFIC,
+    Category,
     Operation,
     by_procedure,
 )
@@ -46,17 +47,17 @@ def all_handlers(
     unary: Mapping[str, Unary],
     readiness: Readiness,
     max_request_bytes: int,
-    rules: HeaderRules,
+    rules: DoorRules,
 ) -> Handlers:
-    """The handlers of all services, with the metadata that they require.
+    """The handlers of all services, with the rules on their metadata.
 
     `streams` leads to the engine for requests in streams, `entrance` for all others.
     """
-    admission, pattern = entrance.admission, rules.pattern()
+    admission = entrance.admission
     check, watch = health_handlers(readiness, admission)
-    direct: dict[str, Direct] = {_INFER: InferenceService(entrance, max_request_bytes, pattern)}
+    direct: dict[str, Direct] = {_INFER: InferenceService(entrance, max_request_bytes, rules)}
     sessions: dict[str, Open] = {
-        _STREAM: stream_opener(streams, max_request_bytes, pattern=pattern),
+        _STREAM: stream_opener(streams, max_request_bytes, rules=rules),
         f"/{HEALTH}/Watch": watch,
     }
     for service in REFLECTION:
@@ -72,21 +73,20 @@ def all_handlers(
 
 
 def restricted(
-    handlers: Handlers, rules: HeaderRules, operations: Sequence[Operation] = OPERATIONS
+    handlers: Handlers, rules: DoorRules, operations: Sequence[Operation] = OPERATIONS
 ) -> Handlers:
-    """Wrap handlers so that they require the metadata of their categories.
+    """Put handlers under the rules for their categories.
 
     Raises `LookupError` for a procedure missing in the table, so that none can be forgotten.
     """
-    table, keys = by_procedure(operations), rules.keys()
-    by_path: dict[str, Key] = {}
+    table = by_procedure(operations)
+    categories: dict[str, Category] = {}
     for path in handlers.paths():
         if path not in table:
             raise LookupError(f"{path} is not in the table of operations. This is a bug.")
-        category = table[path].category
-        if category is not None and category in keys:
-            by_path[path] = keys[category]
-    return replace(handlers, keys=by_path)
+        if (category := table[path].category) is not None:
+            categories[path] = category
+    return replace(handlers, categories=categories, rules=rules)
 
 
 # --- grpc.health.v1.Health: the server's readiness for any service name, as in Triton

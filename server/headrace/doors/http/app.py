@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace import __version__
 from headrace.api.handlers import HANDLERS, Handler, answer_json
-from headrace.api.header_rules import NO_RULES, HeaderRules, Key
+from headrace.api.header_rules import DoorRules
 from headrace.api.operations import OPERATIONS, Category, Operation, Route
 from headrace.core import plugins
 from headrace.core.errors import PayloadTooLarge, ServerError
@@ -48,7 +48,7 @@ _LONG = 64 << 10  # bytes of a body from which on it is parsed on a thread
 def create_app(
     engine: Engine,
     max_request_bytes: int,
-    rules: HeaderRules = NO_RULES,
+    rules: DoorRules | None = None,
     operations: Sequence[Operation] = OPERATIONS,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> FastAPI:
@@ -57,6 +57,7 @@ def create_app(
         title="headrace", version=__version__, redirect_slashes=False, docs_url=None,
         redoc_url=None, openapi_url=None,
     )  # fmt: skip
+    rules = rules or DoorRules()
     served = _Operations(engine, max_request_bytes, rules)
     for operation in operations:
         if operation.in_door:
@@ -66,8 +67,7 @@ def create_app(
             for path in (*route.forms, *route.also):
                 # Some load balancers probe with HEAD.
                 for method in ("GET", "HEAD") if _is_probe(operation, route) else (route.method,):
-                    key = served.keys.get(operation.category) if operation.category else None
-                    app.routes.append(_OperationRoute(path, answer, method, operation, key))
+                    app.routes.append(_OperationRoute(path, answer, method, operation, rules))
     _add_errors(app)
     for add in plugins.load(plugins.PAGES, lambda add: add).values():
         add(app, engine, rules, operations)
@@ -83,18 +83,19 @@ class _OperationRoute(APIRoute):
         answer: Callable[[Request], Awaitable[Response]],
         method: str,
         operation: Operation,
-        key: Key | None,
+        rules: DoorRules,
     ) -> None:
         super().__init__(
             path, answer, methods=[method], response_class=Response, include_in_schema=False
         )
         self._counted = operation.counted
-        self._key = key
+        self._category = operation.category
+        self._rules = rules
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request (Starlette's interface); raises `Restricted`."""
         scope[OPERATION] = self._counted
-        check_key(self._key, scope["headers"])
+        check_key(self._rules.key(self._category), scope["headers"])
         try:
             await super().handle(scope, receive, send)
         except ClientDisconnect:  # without an answer, which would be counted
@@ -108,11 +109,10 @@ def _is_probe(operation: Operation, route: Route) -> bool:
 class _Operations:
     """Endpoints for the routes of operations."""
 
-    def __init__(self, engine: Engine, max_request_bytes: int, rules: HeaderRules) -> None:
+    def __init__(self, engine: Engine, max_request_bytes: int, rules: DoorRules) -> None:
         self._engine = engine
         self._limit = max_request_bytes
-        self.keys = rules.keys()
-        self._origins = rules.allowed_origins()
+        self._rules = rules
 
     def endpoint(
         self, operation: Operation, route: Route, handler: Handler
@@ -122,7 +122,7 @@ class _Operations:
         async def answer(request: Request) -> Response:
             scope, parts = request.scope, request.path_params
             if route.changes:
-                self._origins.check(scope["headers"], scope["server"])
+                self._rules.origins.check(scope["headers"], scope["server"])
             if not re.fullmatch("[0-9]*", parts.get("version", "")):  # as in Triton
                 return Response(error_body(_NO_ROUTE), 404, media_type=_JSON)
             handler.allow(self._engine)

@@ -13,8 +13,8 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.api.header_rules import HeaderRules
-from headrace.api.operations import NAMED, Category
+from headrace.api.header_rules import DoorRules
+from headrace.api.operations import NAMED
 from headrace.core.call import Call, InferResponse, Raw, Timing
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.signature import Signature
@@ -374,9 +374,9 @@ async def _watched(
 def inference_routes(
     engine: Entrance,
     max_request_bytes: int,
-    rules: HeaderRules,
+    rules: DoorRules,
     generate: Entrance | None = None,
 ) -> list[Route]:
     """The routes of inference; `generate` is the entrance for generate requests."""
-    given = max_request_bytes, rules.pattern(), rules.keys().get(Category.INFERENCE)
+    given = max_request_bytes, rules
     return [InferRoute(engine, *given), GenerateRoute(generate or engine, *given)]

@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from headrace.api.header_rules import HeaderPattern, Key
-from headrace.api.operations import NAMED
+from headrace.api.header_rules import DoorRules, HeaderPattern, Key
+from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.doors.http.protocol import without_upgrade
 from headrace.engine.doors import Entrance
@@ -128,14 +128,12 @@ _KNOWN_HEAD_SIZE = 4096
 class Heads:
     """Heads by their bytes; None for those that the fast path does not handle."""
 
-    def __init__(
-        self, engine: Entrance, pattern: HeaderPattern | None = None, key: Key | None = None
-    ) -> None:
-        """`pattern` selects headers for models; without `key`, heads go to the plain route."""
+    def __init__(self, engine: Entrance, rules: DoorRules) -> None:
+        """Heads without the header that `rules` require go to the plain route."""
         self.known: dict[bytes, Head | None] = {}  # the cache of `read`
         self._engine = engine
-        self._pattern = pattern
-        self._key = key
+        self._rules = rules
+        rules.watch(self.known.clear)
 
     def read(self, raw: bytes) -> Head | None:
         """The head whose bytes, including the empty line, are `raw`."""
@@ -163,12 +161,13 @@ class Heads:
         headers = [(name.lower(), value) for name, value in reader.headers]
         if not _is_plain(reader, parser, [name for name, _ in headers]):
             return None
-        if self._key is not None and not opens(self._key, headers):
+        key = self._rules.key(Category.INFERENCE)
+        if key is not None and not opens(key, headers):
             return None
         try:
             if (parts := _INFER.match(path)) is None:
                 return None
-            models = told(self._pattern, reader.headers)
+            models = told(self._rules.pattern, reader.headers)
             return head_of(self._engine, path, parts, headers, models)
         except InvalidRequest:  # reported by the plain route
             return None

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.header_rules import HeaderPattern, Key
-from headrace.api.operations import NAMED
+from headrace.api.header_rules import DoorRules
+from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted, ServerExiting
 from headrace.doors.http.exchange import (
     CLOSE,
@@ -67,16 +67,10 @@ class PostRoute:
     operations: Sequence[str]  # their names
 
     def __init__(
-        self,
-        engine: Entrance,
-        max_request_bytes: int,
-        pattern: HeaderPattern | None = None,
-        key: Key | None = None,
+        self, engine: Entrance, max_request_bytes: int, rules: DoorRules | None = None
     ) -> None:
-        """`pattern` selects headers for models, `key` is the header that inference requires."""
         self._engine = engine
-        self._key = key
-        self._pattern = pattern
+        self._rules = rules or DoorRules()
         self._limit = max_request_bytes
 
     def claims(self, method: str, path: str) -> bool:
@@ -90,12 +84,12 @@ class PostRoute:
         parts, scope[OPERATION] = found
         headers = scope["headers"]
         try:
-            check_key(self._key, headers)
+            check_key(self._rules.key(Category.INFERENCE), headers)
             if scope["method"] != "POST":
                 text = "Method Not Allowed: this path takes POST"
                 await send_answer(send, Answer(405, JSON, [error_body(text)]))
                 return
-            models = told(self._pattern, scope.get(NAMES) or headers)
+            models = told(self._rules.pattern, scope.get(NAMES) or headers)
             head = head_of(self._engine, scope["path"], parts, headers, models)
         except (Restricted, InvalidRequest) as error:
             lines = JSON + (CLOSE if isinstance(error, InvalidRequest) else b"")

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.api.header_rules import DoorRules
 from headrace.core.limits import SLOWEST, Patience, undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
@@ -53,14 +54,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(
         self,
         patience_secs: float,
-        keep_names: bool = False,
+        rules: DoorRules | None = None,
         admission: Admission | None = None,
         read_secs: float = 60.0,
         **given: Any,
     ) -> None:
         """`patience_secs`: maximum wait for the next part of an unfinished request.
 
-        `keep_names` provides headers in original case under `NAMES`. `admission` counts
+        If `rules` forward headers, those in original case are under `NAMES`. `admission` counts
         connections and what they hold. The connection is closed if the client does not read an
         answer for `read_secs`. `given` are uvicorn's arguments for its protocol class.
         """
@@ -73,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.unsent = 0  # bytes of these that the transport does not have yet
         self._retire_at = inf
         self._retired = False  # the connection closes after the next answer
-        self._keep_names = keep_names
+        self._rules = rules
         self._touched = self.loop.time()  # time of the last received byte or answer
         self._begun = self._touched  # start of the request being received
         self._message_size = 0
@@ -307,7 +308,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_size > HEAD_LIMIT:
                 raise ValueError("too many trailers")  # the parser turns it into a refusal
             return
-        if self._keep_names:
+        if self._rules is not None and self._rules.pattern is not None:
             scope: dict[str, Any] = cast(dict[str, Any], self.scope)
             scope.setdefault(NAMES, []).append((name, value))
         super().on_header(name, value)

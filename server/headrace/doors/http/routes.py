@@ -15,7 +15,7 @@ import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.handlers import HANDLERS, Handler, answer_json
-from headrace.api.header_rules import HeaderRules, Key
+from headrace.api.header_rules import DoorRules
 from headrace.api.operations import OPERATIONS, Category, Operation
 from headrace.core.errors import ServerError
 from headrace.doors.http.exchange import JSON, Answer
@@ -39,13 +39,12 @@ class HealthRoute:
     def __init__(
         self,
         engine: Engine,
-        key: Key | None = None,
+        rules: DoorRules,
         operations: Sequence[Operation] = OPERATIONS,
         handlers: Mapping[str, Handler] = HANDLERS,
     ) -> None:
-        """`key` is the header that the category requires."""
         self._engine = engine
-        self._key = key
+        self._rules = rules
         self._probes = [
             (route, operation, handlers[operation.name])
             for operation in operations
@@ -63,7 +62,7 @@ class HealthRoute:
         """Implements `Route.handle`."""
         scope[OPERATION] = Category.HEALTH
         try:
-            check_key(self._key, scope["headers"])
+            check_key(self._rules.key(Category.HEALTH), scope["headers"])
             status, body = await self._answer(scope["path"])
         except ServerError as error:
             status, body = STATUS[type(error)].http, error_body(str(error))
@@ -125,7 +124,7 @@ class LateApp:
 
 
 def late_app(
-    engine: Engine, max_request_bytes: int, rules: HeaderRules, inference: Sequence[Route] = ()
+    engine: Engine, max_request_bytes: int, rules: DoorRules, inference: Sequence[Route] = ()
 ) -> LateApp:
     """The application for `engine`, with these header rules.
 
@@ -137,7 +136,7 @@ def late_app(
 
         return create_app(engine, max_request_bytes, rules)
 
-    return LateApp([*inference, HealthRoute(engine, rules.keys().get(Category.HEALTH))], build)
+    return LateApp([*inference, HealthRoute(engine, rules)], build)
 
 
 class _Shared:

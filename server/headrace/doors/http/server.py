@@ -13,8 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from headrace.api.header_rules import NO_RULES, HeaderRules
-from headrace.api.operations import Category
+from headrace.api.header_rules import DoorRules
 from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
 from headrace.doors.http.fast import FastProtocol
 from headrace.doors.http.head import Heads
@@ -46,7 +45,7 @@ class HttpServer:
         keep_alive_secs: int,
         patience_secs: int,
         protocol: Protocols = BoundedProtocol,
-        keep_names: bool = False,
+        rules: DoorRules | None = None,
         max_age_secs: int = 0,
         admission: Admission | None = None,
         read_secs: int = 60,
@@ -56,11 +55,12 @@ class HttpServer:
         `admission` counts connections and what they hold; None means no limits. A connection is
         closed if its client does not read an answer for `read_secs`.
 
-        `keep_names` provides header names in original case. A connection is closed after the next
-        answer once it is `max_age_secs` old, give or take a tenth; 0 for never.
+        If `rules` forward headers, their names are provided in original case. A connection is
+        closed after the next answer once it is `max_age_secs` old, give or take a tenth; 0 for
+        never.
         """
         made: Any = functools.partial(
-            protocol, patience_secs=patience_secs, keep_names=keep_names,
+            protocol, patience_secs=patience_secs, rules=rules,
             admission=admission, read_secs=read_secs,
         )  # fmt: skip
 
@@ -166,7 +166,7 @@ class HttpServer:
 
 
 def fast_protocol(
-    engine: Entrance, max_request_bytes: int, access_log: bool, rules: HeaderRules = NO_RULES
+    engine: Entrance, max_request_bytes: int, access_log: bool, rules: DoorRules
 ) -> Protocols:
     """The protocol of connections whose infer requests are answered in front of the application.
 
@@ -184,7 +184,7 @@ def fast_protocol(
     return functools.partial(
         FastProtocol,
         engine=engine,
-        heads=Heads(engine, rules.pattern(), rules.keys().get(Category.INFERENCE)),
+        heads=Heads(engine, rules),
         max_request_bytes=max_request_bytes,
         access_log=access_log,
     )

@@ -27,6 +27,8 @@ class FrontendConfig:
     max_response_bytes: int
     max_object_bytes: int
     access_log: bool
+    http_rules: HeaderRules
+    grpc_rules: HeaderRules
     logs: LogSettings
 
     def document(self) -> dict[str, Any]:
@@ -38,15 +40,16 @@ class FrontendConfig:
         """Parse the result of `document`; raises `TypeError` for any other."""
         values = dict(document)
         values["logs"] = LogSettings(**values["logs"])
+        for door in ("http_rules", "grpc_rules"):
+            values[door] = HeaderRules(**values[door])
         values["shares"] = Shares(**values["shares"])
         if (http := values["http"]) is not None:
-            values["http"] = HttpConfig(**(http | {"rules": HeaderRules(**http["rules"])}))
+            values["http"] = HttpConfig(**http)
         if (grpc := values["grpc"]) is not None:
             tls = grpc["tls"] and TlsFiles(**grpc["tls"])
-            rules = HeaderRules(**grpc["rules"])
             given = grpc["options"]
             options = GrpcOptions(**(given | {"keep_alive": KeepAlive(**given["keep_alive"])}))
-            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "rules": rules, "options": options}))
+            values["grpc"] = GrpcConfig(**(grpc | {"tls": tls, "options": options}))
         return cls(**values)
 
 

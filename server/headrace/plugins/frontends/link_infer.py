@@ -68,6 +68,7 @@ class Kind(IntEnum):
     READINESS = 27  # the server's readiness: 1 or 0
     ELSEWHERE = 28  # bytes held by other processes against the common limit
     TLS = 29  # read certificate and key again
+    RULES = 30  # header rules of the doors
 
 
 class Flag(IntFlag):

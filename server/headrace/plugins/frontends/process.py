@@ -26,6 +26,7 @@ import orjson
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api.header_rules import HeaderRules
 from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
@@ -138,6 +139,8 @@ class EngineSession:
         self.logs: LogSettings | None = None  # None until they change
         self.on_logs: Callable[[LogSettings], object] | None = None
         self.on_tls: Callable[[], object] = lambda: None
+        self.rules: Sequence[HeaderRules] | None = None  # of HTTP and gRPC; None until they change
+        self.on_rules: Callable[[HeaderRules, HeaderRules], object] | None = None
         self._writer = RequestWriter()
         self._reader = ResponseReader()
         self._under_way: dict[int, RemoteTarget | _Waiting] = {}
@@ -293,6 +296,11 @@ class EngineSession:
                 self.on_logs(self.logs)
         elif header.kind is Kind.TLS:
             self.on_tls()
+        elif header.kind is Kind.RULES:
+            rules = orjson.loads(meta)
+            self.rules = [HeaderRules(**rules[door]) for door in ("http_rules", "grpc_rules")]
+            if self.on_rules is not None:
+                self.on_rules(*self.rules)
         elif header.kind is Kind.READINESS:
             self._serves = bool(header.number)
             self.readiness.may_have_changed()
@@ -449,13 +457,13 @@ async def _open(
     if (http := config.http) is not None:
         entrance = RemoteEngine(link, admission, Flag.HTTP)
         generate = RemoteEngine(link, admission, Flag.GENERATE)
-        app = forwarding_app(link, inference_routes(entrance, limit, http.rules, generate))
+        app = forwarding_app(link, inference_routes(entrance, limit, doors.http_rules, generate))
         doors.open_http(http, bind(http.address, http.port, shared=True), app, entrance)
     if (grpc := config.grpc) is not None:
         unary = {path: forwarding_handler(link, path) for path in handed_on()}
         entrance = RemoteEngine(link, admission, Flag.UNARY)
         streams = RemoteEngine(link, admission, 0)
-        handlers = all_handlers(entrance, streams, unary, link.readiness, limit, grpc.rules)
+        handlers = all_handlers(entrance, streams, unary, link.readiness, limit, doors.grpc_rules)
         native = grpc.transport == "native"
         listener = bind(grpc.address, grpc.port, shared=True) if native else None
         await doors.open_grpc(grpc, listener, handlers, shared=True)
@@ -489,8 +497,10 @@ async def _serve(sock: socket.socket) -> int:
         *limits, config.shares, config.max_response_bytes, config.max_object_bytes
     )
     link.watch(admission)
-    doors = ClientDoors(admission, config.max_request_bytes, config.access_log)
+    rules = link.rules or (config.http_rules, config.grpc_rules)
+    doors = ClientDoors(admission, config.max_request_bytes, config.access_log, *rules)
     link.on_tls = partial(_renew_tls, doors)
+    link.on_rules = doors.change_rules
     try:
         await _open(doors, config, link, admission)
     except OSError as error:

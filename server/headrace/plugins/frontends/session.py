@@ -282,6 +282,10 @@ class FrontEndSession:
         """Make the front end read certificate and key again."""
         self.channel.send(Kind.TLS, 0)
 
+    def change_rules(self, document: Mapping[str, object]) -> None:
+        """Send the front end other header rules: `http_rules` and `grpc_rules`."""
+        self.channel.send(Kind.RULES, 0, orjson.dumps(document))
+
     def tell_ready(self, ready: bool) -> None:
         """Send the server's readiness."""
         self.channel.send(Kind.READINESS, int(ready))

@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from headrace.api.header_rules import HeaderRules
 from headrace.doors.grpc.call import Unary
 from headrace.engine.engine import Engine
 from headrace.observability.logs import LogSettings
@@ -179,6 +180,13 @@ class Supervisor:
         """Make all front ends read certificate and key again."""
         for session in self._sessions:
             session.renew_tls()
+
+    def change_rules(self, http: HeaderRules, grpc: HeaderRules) -> None:
+        """Apply header rules in all front ends, including those started later."""
+        rules = {"http_rules": asdict(http), "grpc_rules": asdict(grpc)}
+        self.document |= rules
+        for session in self._sessions:
+            session.change_rules(rules)
 
     @property
     def unlogged(self) -> int:

@@ -241,7 +241,8 @@ class GrpcioServer:
             ]
         )
         self._answers = admission.answers
-        self._keys = handlers.keys
+        self._handlers = handlers
+        self._certificates: _Certificates | None = None
         unaries: dict[str, _Unary] = dict(handlers.unary)
         for path, direct in handlers.direct.items():
             unaries[path] = lambda data, call, direct=direct: call.awaited(direct, data)  # type: ignore[misc]
@@ -269,7 +270,10 @@ class GrpcioServer:
             if tls is None:
                 bound = self._server.add_insecure_port(f"{host}:{port}")
             else:
-                bound = self._server.add_secure_port(f"{host}:{port}", _credentials(tls))
+                self._certificates = _Certificates(tls)
+                bound = self._server.add_secure_port(
+                    f"{host}:{port}", self._certificates.credentials(tls.mutual)
+                )
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from None
         if not bound:
@@ -286,6 +290,11 @@ class GrpcioServer:
     async def stop(self, grace: float) -> None:
         """Accept no more calls, and wait for those in flight, at most `grace` seconds."""
         await self._server.stop(grace)
+
+    def renew(self, tls: TlsFiles) -> None:
+        """Implements `Server.renew`."""
+        assert self._certificates is not None, "a server without TLS. This is a bug."
+        self._certificates.read(tls)
 
     def _unary(self, path: str, handler: _Unary) -> Any:
         answers = self._answers.of("grpc", operation_of(path))
@@ -346,7 +355,7 @@ class GrpcioServer:
 
     def _check_key(self, path: str, call: _AioCall) -> None:
         """Raise `Restricted` for a client without the metadata that a procedure requires."""
-        key = self._keys.get(path)
+        key = self._handlers.key(path)
         if key is not None and (error := without_key(key, call.metadata())) is not None:
             raise error
 
@@ -393,8 +402,24 @@ def _address(peer: str) -> str:
     return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
 
 
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    tls.context()  # raises with the problem of the files
-    roots = Path(tls.root).read_bytes() if tls.root else None
-    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-    return grpc.ssl_server_credentials([pair], roots, tls.mutual)
+class _Certificates:
+    """The certificate, key and roots of a server, which the library asks for at each handshake."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self.read(tls)
+
+    def read(self, tls: TlsFiles) -> None:
+        """Read the files for all further handshakes; raises `OSError` if they are wrong."""
+        tls.context()  # raises with the problem of the files
+        roots = Path(tls.root).read_bytes() if tls.root else None
+        pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+        self._new: Any = grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def credentials(self, mutual: bool) -> grpc.ServerCredentials:
+        """Credentials of a server; `mutual` requires a certificate of clients."""
+        return grpc.dynamic_ssl_server_credentials(self._next(), self._next, mutual)
+
+    def _next(self) -> Any:
+        """Configuration for a handshake, None if it has not changed; called on other threads."""
+        found, self._new = self._new, None
+        return found

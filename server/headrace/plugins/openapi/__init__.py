@@ -9,7 +9,7 @@ import orjson
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from headrace import __version__
-from headrace.api.header_rules import HeaderRules
+from headrace.api.header_rules import DoorRules
 from headrace.api.operations import Category, Operation
 from headrace.doors.http.head import opens
 from headrace.engine.engine import Engine
@@ -29,13 +29,13 @@ _ASSETS = {
 
 
 def add_pages(
-    app: FastAPI, engine: Engine, rules: HeaderRules, operations: Sequence[Operation]
+    app: FastAPI, engine: Engine, rules: DoorRules, operations: Sequence[Operation]
 ) -> None:
     """Add the HTML pages, and the OpenAPI document, which shows models as metadata do."""
-    key = rules.keys().get(Category.METADATA)
 
     def shown(request: Request) -> bool:
         """True if models may be shown to this client."""
+        key = rules.key(Category.METADATA)
         return key is None or opens(key, request.scope["headers"])
 
     # Documents are made on a thread: there may be thousands of models.

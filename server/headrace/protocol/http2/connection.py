@@ -231,6 +231,10 @@ class Connection:
         self.sender.send(self.says_first + settings_frame(own))
         self.sender.give_window(0, limits.connection_window - DEFAULT_WINDOW)
 
+    def forget_heads(self) -> None:
+        """Forget what header blocks mean; further ones are interpreted anew."""
+        self._blocks.known.clear()
+
     def lost(self, most: int = maxsize) -> bool:
         """End at most `most` streams, since the connection was lost; true if others are left."""
         self._failed = True

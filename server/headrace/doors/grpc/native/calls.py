@@ -208,7 +208,7 @@ class InferRpc(UnaryRpc, InferCall):
         service: Any = self.head.handler
         data = view[begin:stop].tobytes()
         try:
-            plain = service.pattern is None and service.engine.known
+            plain = service.rules.pattern is None and service.engine.known
             template = service.reader.fill(self, data) if plain else None
             if template is None or not self._submit(service, template, length):
                 service(data, self)

@@ -14,11 +14,11 @@ from random import uniform
 from sys import maxsize
 from time import perf_counter
 
-from headrace.api.header_rules import Key
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
 from headrace.core.limits import PRESSED_SECS, Patience, undelivered
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import (
+    Handlers,
     Message,
     Noted,
     error_text,
@@ -89,7 +89,7 @@ class RpcHead(CallHead):
         self._size = _HEAD_SIZE + sum(map(len, self.metadata.values()))
         connection.hold(self._size)
         self.kind, self.handler = context.procedures.get(self.path, (RefusedRpc, None))
-        self.largest = context.sizes.get(self.path, context.max_message)
+        self.largest = context.handlers.limits.get(self.path, context.max_message)
         # Counters by status for calls with this head.
         self.answers = context.admission.answers.of("grpc", operation_of(self.path))
         if context.level and self.path in INFERENCE:
@@ -107,7 +107,7 @@ class RpcHead(CallHead):
     def _refused(self, context: "ServerContext") -> Fields | None:
         if self.handler is None:
             return refusal(UNIMPLEMENTED, f"unknown method {self.path[:200]}")
-        key = context.keys.get(self.path)
+        key = context.handlers.key(self.path)
         error = None if key is None else without_key(key, self.metadata)
         return None if error is None else refusal(STATUS[type(error)].grpc, str(error))
 
@@ -115,15 +115,13 @@ class RpcHead(CallHead):
 class ServerContext:
     """State shared by the connections of a server.
 
-    `procedures` maps each path to its kind of call and handler, `sizes` to the bytes of its largest
-    message; `max_message` by default.
+    `procedures` maps each path to its kind of call and its handler of `handlers`.
     """
 
     def __init__(
         self,
         procedures: Mapping[str, tuple[type["Rpc"], object]],
-        keys: Mapping[str, Key],
-        sizes: Mapping[str, int],
+        handlers: Handlers,
         admission: Admission,
         max_message: int,
         access_log: bool,
@@ -131,8 +129,7 @@ class ServerContext:
         limits: Limits,
     ) -> None:
         self.procedures = procedures
-        self.keys = keys
-        self.sizes = sizes
+        self.handlers = handlers
         self.loop = asyncio.get_running_loop()
         self.admission = admission
         self.nobody = ConnectionAccount(admission, "")  # for connections that were not admitted

@@ -20,7 +20,7 @@ from headrace.doors.grpc.native.connection import (
     Rpc,
     ServerContext,
 )
-from headrace.doors.grpc.options import GrpcOptions
+from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.engine.admission import Admission
 from headrace.protocol.http2.protocol import Limits
 
@@ -50,9 +50,10 @@ class NativeServer(ServerContext):
         }
         chosen = options or GrpcOptions()
         super().__init__(
-            procedures, handlers.keys, handlers.limits, admission, max_request_bytes, access_log,
+            procedures, handlers, admission, max_request_bytes, access_log,
             chosen, Limits(streams=chosen.streams),
         )  # fmt: skip
+        handlers.rules.watch(self._forget_heads)
         self._tls = tls
         self._acceptor: Acceptor | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -89,6 +90,16 @@ class NativeServer(ServerContext):
         await self._empty(end - self.loop.time())
         for connection in list(self.connections):
             connection.abort()
+
+    def renew(self, tls: TlsFiles) -> None:
+        """Implements `Server.renew`."""
+        assert self._tls is not None, "a server without TLS. This is a bug."
+        tls.renew(self._tls)
+
+    def _forget_heads(self) -> None:
+        """Forget the heads of calls, whose refusals follow from rules that have changed."""
+        for connection in self.connections:
+            connection.http2.forget_heads()
 
     async def _empty(self, seconds: float) -> None:
         """Wait for the last connection to close, for at most `seconds`."""
