@@ -342,6 +342,40 @@ async def test_messages_behind_a_hold() -> None:
     assert world.admission.bytes == 0
 
 
+async def test_messages_that_wait_for_a_turn_are_not_overtaken() -> None:
+    """The session may report that there is room meanwhile, without having held."""
+    world = World()
+    client = Client(world)
+    client.send(client.head(_ECHO) + client.data(_EMPTY * (SHARE + 10)))
+    [session] = world.sessions
+    assert len(session.received) == SHARE
+    session.peer.hold(False)
+    client.send(client.data(b"\0\0\0\0\1x", END_STREAM))
+    await until(lambda: session.ended)
+    assert session.received == [0] * (SHARE + 10) + [1]
+    assert world.admission.bytes == 0
+
+
+async def test_the_rest_of_a_message_may_wait_for_a_turn() -> None:
+    """Other streams of the connection have used up this turn."""
+    world = World()
+    client = Client(world)
+
+    def data(stream: int, *sizes: int) -> bytes:
+        messages = [bytes(1) + size.to_bytes(4) + bytes(size) for size in sizes]
+        return frame(DATA, 0, stream, b"".join(messages))
+
+    long = bytes(1) + (3_000).to_bytes(4) + bytes(3_000)
+    first, second = client.head(_ECHO), client.head(_ECHO)
+    client.send(first + second + frame(DATA, 0, 1, long[:1_000]))
+    session, other = world.sessions
+    rest = frame(DATA, 0, 1, long[1_000:] + bytes(1) + (100).to_bytes(4) + bytes(100))
+    client.send(data(3, *[0] * SHARE) + rest + data(1, 50) + frame(DATA, END_STREAM, 1))
+    assert len(other.received) == SHARE
+    await until(lambda: session.ended)
+    assert session.received == [3_000, 100, 50]
+
+
 async def test_a_failed_piece_does_not_stop_others() -> None:
     turns = Admission(0, 0).turns
     done: list[int] = []

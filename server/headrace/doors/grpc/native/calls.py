@@ -111,10 +111,10 @@ class SessionRpc(Rpc):
         self._on_hold = held
         if held:
             self.waits = self.keeps_window = True
-        elif not (self._receiving or self._queued):
-            self.go_on()
-        elif self._unpacking is None:
+        elif self._receiving:
             self.waits = self.keeps_window = False
+        elif not self._queued:  # else what waits for a turn comes first
+            self.go_on()
 
     # --- for the call
 

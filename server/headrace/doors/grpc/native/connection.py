@@ -345,6 +345,7 @@ class Rpc(MessageStream):
         if self._behind is None:
             self._behind = bytearray()
         self._behind += view[start:stop]
+        self.place = None  # what is received next must not overtake it
         if not self.waits:
             self._wait_for_turn()
 
