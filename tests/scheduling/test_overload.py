@@ -2,8 +2,12 @@
 
 import logging
 import math
+import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
 from itertools import pairwise
 
 import pytest
@@ -112,6 +116,59 @@ def test_clients_that_wait_for_their_answers_are_served(run: int, rows: int, cli
             overload.timely(waited, len(queue))
         now += run * MS
         queue.extend([now] * len(batch))
+
+
+def refused_in_closed_loop(
+    run: int, joining: list[tuple[int, int]], seconds: int, pauses: Callable[[], int]
+) -> int:
+    """Refusals of clients that join, so many at a time, and pause after each answer."""
+    overload, now, queue = Overload(BOUND), 0, deque[int]()
+    sending = [moment for moment, clients in joining for _ in range(clients)]
+    refused = 0
+    while now < seconds * SEC:
+        while sending and sending[0] <= now:
+            queue.append(heappop(sending))
+        if not queue:
+            now = sending[0]
+            continue
+        waited = now - queue.popleft()
+        if waited > overload.late:
+            refused += overload.late_start(now, len(queue))
+        else:
+            overload.timely(waited, len(queue))
+        now += run
+        if run > overload.brief:
+            overload.ran(run)
+        heappush(sending, now + pauses())
+    return refused
+
+
+@pytest.mark.parametrize("run", [5 * MS, 20 * MS, 100 * MS, SEC])
+@pytest.mark.parametrize("clients", [12, 64, 300])
+def test_more_clients_that_wait_for_their_answers_are_served(run: int, clients: int) -> None:
+    joining = [(0, clients), (20 * SEC, clients // 4)]
+    assert not refused_in_closed_loop(run, joining, 60, lambda: 0)
+
+
+@pytest.mark.parametrize(("run", "clients"), [(20 * MS, 200), (100 * MS, 64), (SEC, 12)])
+def test_clients_that_pause_between_their_requests_are_served(run: int, clients: int) -> None:
+    chance, longest = random.Random(1), run * clients // 2
+    pauses = partial(chance.randint, 0, longest)
+    assert not refused_in_closed_loop(run, [(0, clients)], 120, pauses)
+
+
+def test_growth_is_seen_after_a_long_time_without_any() -> None:
+    state, now = Overload(BOUND), SEC
+    for waiting in [1_000] + [100] * 50_000:
+        assert not state.late_start(now, waiting)
+        now += 20 * MS
+    grown = now
+    for waiting in range(100, 5_000, 2):
+        if state.late_start(now, waiting):
+            break
+        now += 20 * MS
+    assert state.refusing
+    assert now - grown < 30 * SEC
 
 
 @given(st.integers(1, 500), ROWS)
