@@ -194,6 +194,14 @@ def _varint(value: int) -> bytes:
     return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
 
 
+def test_a_file_of_zeros_is_refused_at_once(root: Path) -> None:
+    """Read as protobuf, two zeros are a field: a file of 47 MB was walked for a minute."""
+    file = root / "model.onnx"
+    file.write_bytes(bytes(1_000))
+    with pytest.raises(LoadFailed, match="a field has the number 0"):
+        external_files(file)
+
+
 def test_deeply_nested_graphs_are_refused(root: Path) -> None:
     message = b""
     for _ in range(30):  # graph → node → attribute → graph …

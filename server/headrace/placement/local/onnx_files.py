@@ -7,9 +7,13 @@ protobuf encoding only the fields leading to the names are parsed: graphs, nodes
 operators, attributes and functions down to `TensorProto.external_data`. Encodings that other
 parsers could interpret differently are refused. The file is not mapped: if it were truncated
 meanwhile, the process would crash.
+
+A file of fields of two bytes each takes minutes to walk. The walk leaves the interpreter to other
+threads often, so that nobody else waits for it.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +39,8 @@ _MAX_DEPTH = 64  # of graphs within attributes within graphs
 _IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
 
 
+_AT_ONCE = 512  # fields walked between pauses: about a millisecond
+_PAUSE_SECS = 50e-6  # long enough for a waiting thread to take the interpreter
 _CHUNK = 4096  # bytes per read: skipped weights are mostly longer
 _LFS = b"version https://git-lfs"
 
@@ -51,6 +57,13 @@ class _FileView:
         self._descriptor = descriptor
         self._start = self._stop = 0  # the part of the file in the buffer
         self._here = b""
+        self._walked = 0
+
+    def pause(self) -> None:
+        """Let other threads run, once per `_AT_ONCE` fields."""
+        self._walked += 1
+        if self._walked % _AT_ONCE == 0:
+            time.sleep(_PAUSE_SECS)
 
     def __getitem__(self, position: int) -> int:
         if not self._start <= position < self._stop:
@@ -161,6 +174,9 @@ def _fields(view: _FileView, position: int, end: int) -> Iterator[tuple[int, int
         tag, position = _varint(view, position, end)
         if tag >> 32:
             raise _Damaged("a field number is too large")  # other parsers cut it to 32 bits
+        if not tag >> 3:
+            raise _Damaged("a field has the number 0")  # other parsers refuse it, too
+        view.pause()
         kind = tag & 7
         if kind == _LENGTH_DELIMITED:
             size, position = _varint(view, position, end)
