@@ -43,7 +43,7 @@ async def test_work_runs_on_another_thread_in_order() -> None:
         return run
 
     for number in range(20):
-        bench.do(1, work(number), outcomes.done, uncharged)
+        bench.do(1, work(number), outcomes.done, uncharged, None)
     await outcomes.all.wait()
     assert outcomes.found == [(number, None) for number in range(20)]
 
@@ -51,15 +51,16 @@ async def test_work_runs_on_another_thread_in_order() -> None:
 async def test_short_work_does_not_wait_for_long() -> None:
     bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
     gate = threading.Event()
-    bench.do(LONG, lambda charge: gate.wait(), long.done, uncharged)
-    bench.do(1, lambda charge: "short", short.done, uncharged)
+    bench.do(LONG, lambda charge: gate.wait(), long.done, uncharged, None)
+    bench.do(1, lambda charge: "short", short.done, uncharged, None)
     await short.all.wait()
     assert long.found == []
     gate.set()
     await long.all.wait()
 
 
-async def test_clients_take_turns() -> None:
+@pytest.mark.parametrize("kind", ["decoded", "other"])
+async def test_clients_take_turns(kind: str) -> None:
     bench, ended = Workbench(), asyncio.Event()
     gate, order = threading.Event(), []
     greedy, other = object(), object()
@@ -69,7 +70,10 @@ async def test_clients_take_turns() -> None:
             gate.wait()
             order.append(name)
 
-        Deferred(bench, 1, decode, lambda result: None, KeptCall(payer), uncharged, after)
+        if kind == "decoded":
+            Deferred(bench, 1, decode, lambda result: None, KeptCall(payer), uncharged, after)
+        else:
+            bench.do(1, decode, lambda *_: after() if after else None, uncharged, payer)
 
     for number in range(4):
         add(greedy, f"greedy {number}", ended.set if number == 3 else None)
@@ -99,8 +103,8 @@ async def test_work_that_outgrows_its_estimate_makes_way() -> None:
         gate.wait()
         return "long"
 
-    bench.do(1, work, long.done, charged.append)
-    bench.do(1, lambda charge: "short", short.done, uncharged)
+    bench.do(1, work, long.done, charged.append, None)
+    bench.do(1, lambda charge: "short", short.done, uncharged, None)
     await short.all.wait()
     assert long.found == []
     gate.set()
@@ -118,7 +122,7 @@ async def test_work_that_takes_too_long_is_refused(nbytes: int) -> None:
         while True:
             charge(0)
 
-    bench.do(nbytes, work, outcomes.done, uncharged)
+    bench.do(nbytes, work, outcomes.done, uncharged, None)
     await outcomes.all.wait()
     [(_, problem)] = outcomes.found
     assert isinstance(problem, InvalidRequest)
@@ -138,7 +142,7 @@ async def test_the_loop_charges_and_may_refuse() -> None:
         for nbytes in range(1, 10):
             charge(nbytes)
 
-    bench.do(1, work, outcomes.done, charge)
+    bench.do(1, work, outcomes.done, charge, None)
     await outcomes.all.wait()
     assert charged == [1, 2, 3]
     [(result, problem)] = outcomes.found
@@ -158,13 +162,13 @@ async def test_cancelled_work_does_not_begin_and_ends_at_its_next_charge() -> No
         charge(1)
         steps.append("went on")
 
-    first = bench.do(1, work, outcomes.done, charged.append)
-    second = bench.do(1, lambda charge: steps.append("begun"), outcomes.done, uncharged)
+    first = bench.do(1, work, outcomes.done, charged.append, None)
+    second = bench.do(1, lambda charge: steps.append("begun"), outcomes.done, uncharged, None)
     await asyncio.to_thread(begun.wait)
     first.cancel()
     second.cancel()
     gate.set()
-    bench.do(1, lambda charge: None, last.done, uncharged)
+    bench.do(1, lambda charge: None, last.done, uncharged, None)
     await last.all.wait()
     assert (steps, charged, outcomes.found) == ([], [], [])
 
@@ -256,6 +260,6 @@ async def test_a_cancelled_request_is_neither_submitted_nor_refused() -> None:
     Deferred(bench, 1, lambda charge: gate.wait(), submitted.append, call, uncharged)
     call.cancel()
     gate.set()
-    bench.do(1, lambda charge: None, last.done, uncharged)
+    bench.do(1, lambda charge: None, last.done, uncharged, None)
     await last.all.wait()
     assert (submitted, call.refused) == ([], [])

@@ -156,7 +156,7 @@ class _Classifying(Stage):
         if size > _CLASSIFIED_HERE:
             return self._bench.do(
                 size, lambda charge: self._classify(response),
-                lambda _, problem: done(problem), uncharged,
+                lambda _, problem: done(problem), uncharged, call.payer,
             )  # fmt: skip
         self._classify(response)
         return None
@@ -375,7 +375,7 @@ class DividedCall:
         size = sum(tensor.array.nbytes for answer in answers for tensor in answer.outputs)
         if size > _JOINED_HERE:
             self._job = self._bench.do(
-                size, lambda charge: joined(answers), self._joined, uncharged
+                size, lambda charge: joined(answers), self._joined, uncharged, self.whole.payer
             )
             return
         try:

@@ -230,7 +230,10 @@ class Job(Owner, Generic[T]):
         work: Callable[[Charge], T],
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
+        payer: object,
     ) -> None:
+        """`payer` is the client that takes turns with others."""
+        self.payer = payer
         self._work: Callable[[Charge], T] | None = work
         self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
@@ -239,11 +242,6 @@ class Job(Owner, Generic[T]):
             0  # bytes; of the last run, and not charged again in this one
         )
         self._most_bytes = self._until = self._too_late = 0.0  # times of the thread's processor
-
-    @property
-    def payer(self) -> object:
-        """The client that takes turns with others."""
-        return None
 
     def cancel(self, call: Call | None = None) -> None:
         """Do not call `done`, and stop the work early; implements `Owner.cancel`."""
@@ -373,9 +371,13 @@ class Workbench:
         work: Callable[[Charge], T],
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
+        payer: object,
     ) -> Job[T]:
-        """Do `work` on about `nbytes`, then call `done` with its result or exception."""
-        job = Job(work, done, charge)
+        """Do `work` on about `nbytes`, then call `done` with its result or exception.
+
+        `payer` as of `Call`: clients take turns.
+        """
+        job = Job(work, done, charge, payer)
         self.add(nbytes, job)
         return job
 
@@ -404,17 +406,11 @@ class Deferred(Job[T]):
 
         `after` is called last.
         """
-        super().__init__(decode, partial(self._decoded, call), charge)
-        self._payer = call.payer
+        super().__init__(decode, partial(self._decoded, call), charge, call.payer)
         self._submit: Callable[[T], None] | None = submit
         self._after = after
         call.owner = self
         bench.add(nbytes, self)
-
-    @property
-    def payer(self) -> object:
-        """Implements `Job.payer`."""
-        return self._payer
 
     def cancel(self, call: Call | None = None) -> None:
         """Implements `Owner.cancel`."""

@@ -236,7 +236,7 @@ class Exchange(Call):
 
         self._grow_answer(size)
         return self.workbench.do(
-            size, lambda charge: self._encode(response, form, charge), finish, grow
+            size, lambda charge: self._encode(response, form, charge), finish, grow, self.account
         )
 
     def _grow_answer(self, nbytes: int) -> None:

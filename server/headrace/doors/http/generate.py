@@ -148,6 +148,7 @@ class GenerateExchange(Exchange):
             self._job = self.workbench.do(
                 size, lambda charge: self._text(response, charge),
                 partial(self._encoded, final, size), partial(self._grow, response.model_name),
+                self.account,
             )  # fmt: skip
             return
         self._pending -= size

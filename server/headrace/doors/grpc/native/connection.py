@@ -265,7 +265,9 @@ class Rpc(MessageStream):
             sent()
 
         bench = self._context.admission.workbench
-        self._packing = bench.do(size, lambda charge: self._pack(message), packed, uncharged)
+        self._packing = bench.do(
+            size, lambda charge: self._pack(message), packed, uncharged, self.account
+        )
         return True
 
     def close(self, status: int = 0, text: str = "", details: bytes = b"") -> None:
@@ -514,6 +516,7 @@ class Rpc(MessageStream):
             ),
             self._unpacked,
             self._charge,
+            self.account,
         )
         self._unpacking = job, part.filled
 
