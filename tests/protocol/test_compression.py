@@ -94,6 +94,12 @@ def test_a_bomb_stops_at_the_limit() -> None:
         decompress(bomb, "deflate", 2 * MIB)
 
 
+def test_a_bomb_for_a_small_message_is_unpacked_no_further_than_its_limit() -> None:
+    bomb = compress(bytes(8 * MIB), "gzip")
+    with memory_within(MIB // 4), pytest.raises(PayloadTooLarge):
+        decompress(bomb, "gzip", 64 << 10, fixed=True)
+
+
 def test_the_limit_is_exact() -> None:
     for size in (99, 100, 101):
         result = outcome(decompress, compress(bytes(size), "gzip"), "gzip", 100)

@@ -61,7 +61,8 @@ def decompress(
             if not pending:
                 pending = view[position : position + _INPUT]
                 position += len(pending)
-            piece = unpacker.decompress(pending, _CHUNK)
+            # One byte beyond the limit suffices to refuse.
+            piece = unpacker.decompress(pending, min(_CHUNK, limit - len(whole) + 1))
             size = len(whole) + len(piece)
             if size > limit:
                 raise PayloadTooLarge(too_large(f"decompressed {what}", limit, fixed=fixed))
