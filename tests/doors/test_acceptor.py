@@ -1,10 +1,11 @@
-"""Connections that wait when a listener closes, and those without a descriptor."""
+"""Connections in a queue, those without a descriptor, and TLS clients that say nothing."""
 
 import asyncio
 import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import cast
@@ -23,6 +24,17 @@ class Greeting(asyncio.Protocol):
         greeted = cast(asyncio.Transport, transport)
         greeted.write(b"hello")
         greeted.close()
+
+
+class Counted(Greeting):
+    """Notes the address of its client."""
+
+    def __init__(self, made: list[str]) -> None:
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made.append(transport.get_extra_info("peername")[0])
+        super().connection_made(transport)
 
 
 @contextmanager
@@ -97,3 +109,62 @@ def test_clients_without_a_descriptor_are_closed(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [
         "cannot accept 1 connection: Too many open files; they are closed or queued"
     ]
+
+
+def test_a_newcomer_overtakes_the_connections_of_one_client() -> None:
+    async def scenario(stack: ExitStack) -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(1000)]
+        newcomer = stack.enter_context(
+            socket.create_connection(address, source_address=("127.0.0.2", 0))
+        )
+        acceptor = Acceptor(listener, lambda: Counted(made), list)
+        acceptor.start()
+        for client in (newcomer, *clients):
+            assert await received(client) == b"hello"
+        acceptor.close()
+
+    made = list[str]()
+    with ExitStack() as stack:
+        uvloop.run(scenario(stack))
+    assert made.index("127.0.0.2") < 500
+
+
+def test_tls_clients_that_leave_cost_no_handshake() -> None:
+    async def scenario() -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(listener, make, list, context, 60)
+        acceptor.start()
+        for _ in range(100):
+            socket.create_connection(address).close()
+        with socket.create_connection(address) as last:
+            last.sendall(b"not a hello")
+            await received(last)
+        acceptor.close()
+
+    def make() -> Greeting:
+        begun.append(1)
+        return Greeting()
+
+    begun = list[int]()
+    uvloop.run(scenario())
+    assert len(begun) == 1
+
+
+def test_silent_tls_clients_are_closed_in_time() -> None:
+    async def scenario(stack: ExitStack) -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(listener, Greeting, list, context, 0.01)
+        acceptor.start()
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
+        for client in clients:
+            assert await received(client) == b""
+        acceptor.close()
+
+    with ExitStack() as stack:
+        uvloop.run(scenario(stack))

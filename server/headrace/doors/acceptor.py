@@ -4,23 +4,31 @@ The loop's own servers close while connections are in the kernel's queue, which 
 uvloop's silently drop clients when no descriptor is left. An `Acceptor` accepts the queued
 connections before it closes, and counts and logs failures. Owned by the event loop.
 
+Accepting costs a tenth of making the connection's protocol and transport. So each turn of the loop
+accepts more connections than it makes, and makes them by client address in turns: a client that
+opens thousands delays its own connections only.
+
 A TLS handshake costs a millisecond of the loop, as soon as its client has said hello. So sockets
-wait here for that, and one handshake begins per turn; all of them count as connections.
+wait for that (`_Silent`), and one handshake begins per turn; all of them count as connections.
 """
 
 import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 
 log = logging.getLogger(__name__)
 
-_QUEUE = 2048  # connections that can wait to be accepted
+QUEUE = 4096  # connections that can wait to be accepted; others are retried after a second
+_ACCEPTED = 256  # connections accepted in a turn of the loop
+_MADE = 8  # connections made in one, of those that are accepted
+_ENDED = 64  # silent clients handled in one that have spoken, left or been silent too long
 _PAUSE_SECS = 1.0  # pause after a failure that would repeat at once
 _LOG_SECS = 10.0  # between log lines about failures
 _LOOK_SECS = 0.02  # polling interval of `wait_for`
@@ -55,9 +63,11 @@ class Acceptor:
         self._handshake_secs = handshake_secs if tls else None
         self._spare = -1  # spare descriptor, closed to accept a connection
         self._room = room
+        self._silent = _Silent(self._loop, self._greeted, handshake_secs or 0)
+        # Accepted, and in TLS with a hello; by address, in the order of their turns.
+        self._waiting: OrderedDict[str, deque[socket.socket]] = OrderedDict()
+        self._waiting_count = 0
         self._connecting: set[asyncio.Task[None]] = set()
-        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # until their client's hello
-        self._greeted: deque[socket.socket] = deque()  # their handshake is to begin
         self._pause: asyncio.TimerHandle | None = None
         self._log_at = 0.0
         self._unlogged = 0
@@ -68,7 +78,7 @@ class Acceptor:
         self._pause = None
         self._keep_spare()
         # By its number: uvloop would delay closing the socket to its next turn.
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._loop.add_reader(self._listener.fileno(), self._accept_some)
 
     def close(self) -> None:
         """Accept the queued connections, and close the socket."""
@@ -76,56 +86,83 @@ class Acceptor:
             return
         self.closed = True
         self._loop.remove_reader(self._listener.fileno())
-        for _ in range(_QUEUE):  # bounded, since a flood would never end
-            if not self._accept():
-                break
+        for _ in range(QUEUE):  # bounded, since a flood would never end
+            try:
+                if not self._accept():
+                    break
+            except OSError as error:
+                if not self._fail(error):
+                    break
+        if self._tls is None:
+            while self._waiting:
+                self._begin(self._next())
         if self._pause is not None:
             self._pause.cancel()
         self._listener.close()
         if self._spare >= 0:
             os.close(self._spare)
 
-    def _accept(self) -> bool:
-        """Accept one connection; returns True if another one may be queued.
-
-        The loop calls it for each connection: checking for another one costs more than a turn.
-        """
+    def _accept_some(self) -> None:
         try:
-            sock, _peer = self._listener.accept()
+            for _ in range(_ACCEPTED):
+                if not self._accept():
+                    return
+        except OSError as error:  # without a descriptor even if no connection is queued
+            self._fail(error)
+
+    def _accept(self) -> bool:
+        """Accept one connection; returns True if another one may be queued, raises `OSError`."""
+        try:
+            sock, peer = self._listener.accept()
         except BlockingIOError:
             return False
         except ConnectionAbortedError:  # the client has disconnected
             return True
-        except OSError as error:
-            return self._fail(error)
         sock.setblocking(False)
         if self._tls is None:
-            self._begin(sock)
-        elif self._room(len(self._silent) + len(self._greeted) + len(self._connecting)):
-            timer = self._loop.call_later(self._handshake_secs or 0, self._forget, sock)
-            self._silent[sock] = timer
-            self._loop.add_reader(sock.fileno(), self._on_hello, sock)
+            self._wait(sock, peer[0])
+        elif self._room(len(self._silent) + self._waiting_count + len(self._connecting)):
+            try:
+                self._silent.add(sock, peer[0])
+            except OSError:  # no descriptor to watch it with
+                sock.close()
+                raise
         else:
             sock.close()
         return True
 
-    def _forget(self, sock: socket.socket) -> None:
-        """Close a connection whose client has not said anything."""
-        del self._silent[sock]
-        self._loop.remove_reader(sock.fileno())
-        sock.close()
+    def _greeted(self, sock: socket.socket, address: str) -> None:
+        """Queue the handshake of a client that has said something, unless it has left."""
+        try:
+            left = not sock.recv(1, socket.MSG_PEEK)
+        except OSError:
+            left = True
+        if left:
+            sock.close()
+        else:
+            self._wait(sock, address)
 
-    def _on_hello(self, sock: socket.socket) -> None:
-        self._loop.remove_reader(sock.fileno())
-        self._silent.pop(sock).cancel()
-        self._greeted.append(sock)
-        if len(self._greeted) == 1:
-            self._loop.call_soon(self._begin_next)
+    def _wait(self, sock: socket.socket, address: str) -> None:
+        """Queue a connection until the turn of its client's address."""
+        if not self._waiting:
+            self._loop.call_soon(self._begin_some)
+        self._waiting.setdefault(address, deque()).append(sock)
+        self._waiting_count += 1
 
-    def _begin_next(self) -> None:
-        self._begin(self._greeted.popleft())
-        if self._greeted:
-            self._loop.call_soon(self._begin_next)
+    def _next(self) -> socket.socket:
+        """Take the next connection from those that wait."""
+        address, socks = self._waiting.popitem(last=False)
+        sock = socks.popleft()
+        if socks:
+            self._waiting[address] = socks  # behind the others
+        self._waiting_count -= 1
+        return sock
+
+    def _begin_some(self) -> None:
+        for _ in range(min(self._waiting_count, _MADE if self._tls is None else 1)):
+            self._begin(self._next())
+        if self._waiting:
+            self._loop.call_soon(self._begin_some)
 
     def _begin(self, sock: socket.socket) -> None:
         task = self._loop.create_task(self._connect(sock))
@@ -174,6 +211,83 @@ class Acceptor:
         if self._spare < 0:
             with suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class _Silent:
+    """TLS connections whose clients have not said anything, with one watcher and one timer for all.
+
+    One of each for ten thousand connections takes 14 MiB, and as many callbacks in one turn of the
+    loop if their clients leave at once.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ready: Callable[[socket.socket, str], None],
+        seconds: float,
+    ) -> None:
+        """`ready` gets sockets that have something to read, and addresses of their clients.
+
+        A client that says nothing for `seconds` is disconnected.
+        """
+        self._loop = loop
+        self._ready = ready
+        self._seconds = seconds
+        # By descriptor, in the order of their ends.
+        self._waiting: OrderedDict[int, tuple[socket.socket, str, float]] = OrderedDict()
+        self._watch: select.epoll | None = None  # while any wait
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sock: socket.socket, address: str) -> None:
+        """Watch a connection."""
+        if self._watch is None:
+            self._watch = select.epoll()
+            self._loop.add_reader(self._watch.fileno(), self._look)
+        end = self._loop.time() + self._seconds
+        self._waiting[sock.fileno()] = sock, address, end
+        self._watch.register(sock.fileno(), select.EPOLLIN)
+        if self._timer is None:
+            self._timer = self._loop.call_at(end, self._check_time)
+
+    def _look(self) -> None:
+        if self._watch is None:
+            return
+        for descriptor, _ in self._watch.poll(0, _ENDED):
+            sock, address, _ = self._waiting.pop(descriptor)
+            self._watch.unregister(descriptor)
+            self._ready(sock, address)
+        self._rest()
+
+    def _check_time(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for _ in range(_ENDED):
+            if not self._waiting:
+                break
+            sock, _, end = next(iter(self._waiting.values()))
+            if end > now:
+                self._timer = self._loop.call_at(end, self._check_time)
+                break
+            del self._waiting[sock.fileno()]
+            sock.close()
+        else:
+            self._timer = self._loop.call_later(0, self._check_time)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Give up the watcher and the timer while no connection waits."""
+        if self._waiting:
+            return
+        if self._watch is not None:
+            self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 async def wait_for(condition: Callable[[], bool], seconds: float) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from headrace.api.header_rules import DoorRules
-from headrace.doors.acceptor import ANNOUNCE_SECS, Acceptor, wait_for
+from headrace.doors.acceptor import ANNOUNCE_SECS, QUEUE, Acceptor, wait_for
 from headrace.doors.http.fast import FastProtocol
 from headrace.doors.http.head import Heads
 from headrace.doors.http.protocol import BoundedProtocol
@@ -23,7 +23,6 @@ from headrace.engine.doors import Entrance
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _JITTER = 0.1  # so that not all clients reconnect at once
 _LOOK_SECS = 1.0  # between checks for unfinished requests
 _LAST_WRITES_SECS = 0.1  # for the error answers to abandoned requests
@@ -218,7 +217,7 @@ def bind(address: str, port: int, shared: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((address, port))
-        listener.listen(_BACKLOG)  # listen now, so that a second door on this port is refused
+        listener.listen(QUEUE)  # listen now, so that a second door on this port is refused
     except OSError:
         listener.close()
         raise
