@@ -126,6 +126,35 @@ def test_gaps_in_a_matrix_are_nan() -> None:
             matrix_signature(NAMES, "INT32").tensors("m", table)
 
 
+def test_columns_without_any_value() -> None:
+    pandas, arrow = import_module("pandas"), import_module("pyarrow")
+    columns = {"sepal_length": [1.0, 2.0], "width": [None, None], "height": [3, 4]}
+    for table in (pandas.DataFrame(columns), arrow.table(columns)):
+        found = np.asarray(matrix_signature(NAMES).tensors("m", table)[0].array)
+        np.testing.assert_array_equal(found, [[1, np.nan, 3], [2, np.nan, 4]])
+    people = {**PEOPLE, "age": [None] * 3, "note": [None] * 3}
+    for kind in ("pandas", "pyarrow"):
+        got = sent(columns_signature().tensors("m", frame(kind, people)))
+        assert (got["age"], got["age.null"]) == ([0] * 3, [True] * 3)
+        assert (got["note"], got["note.null"]) == ([b""] * 3, [True] * 3)
+
+
+def test_a_row_of_a_frame_is_put_into_the_order_of_the_training() -> None:
+    pandas = import_module("pandas")
+    table = pandas.DataFrame({"height": [3, 6], "sepal_length": [1.5, 4], "width": [2, None]})
+    signature = matrix_signature(NAMES)
+    assert signature.arranges({"x": table.iloc[0]})
+    assert needs_signature(table.iloc[0])
+    assert sent(signature.tensors("m", {"x": table.iloc[0]})) == {"x": [[1.5, 2, 3]]}
+    second = np.asarray(signature.tensors("m", {"x": table.iloc[1]})[0].array)
+    np.testing.assert_array_equal(second, [[4, np.nan, 6]])
+    with pytest.raises(InputError, match="the table lacks column 'width'"):
+        signature.tensors("m", {"x": table.iloc[0].drop("width")})
+    for labels in (None, ["r1", "r2", "r3"]):
+        values = pandas.Series([1.0, 2.0, 3.0], labels)
+        assert sent(signature.tensors("m", {"x": values})) == {"x": [[1, 2, 3]]}
+
+
 PEOPLE: dict[str, Any] = {
     "name": ["Ada", "Bob", "Cy"], "age": [36, None, 2**62 + 1], "size": [1.5, None, 2],
     "note": ["x", None, "z"], "debt": [1.0, None, 3.0],

@@ -94,6 +94,8 @@ def test_values(data: object, datatype: str, expected: object) -> None:
     ([300], "UINT8", "expected numbers from 0 to 255 for UINT8"),
     ([-1], "UINT64", "expected numbers from 0 to 18446744073709551615"),
     (["1"], "FP32", "expected numbers for FP32"), ([None], "FP32", "expected numbers for FP32"),
+    ([2.0**63], "INT64", "expected numbers from -9223372036854775808 to 9223372036854775807"),
+    ([2.0**64], "UINT64", "to 18446744073709551615 for UINT64"),
     ([2], "BOOL", "expected true, false, 1 or 0"),
     ([1], "BYTES", "expected texts for BYTES, got 1"),
     ([None], "BYTES", "expected texts for BYTES, got null"),

@@ -90,6 +90,27 @@ def table_of(value: object) -> Table | None:
     return None
 
 
+def is_labelled(value: object) -> bool:
+    """True for a series of pandas with texts as labels, as a row of a frame has them."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(value, pandas.Series):
+        return False
+    series: Any = value
+    return all(isinstance(label, str) for label in series.index)
+
+
+def row_of(value: object, names: Sequence[str]) -> Table | None:
+    """A row of a pandas frame as a table, if one of its labels is among several `names`."""
+    if len(names) < 2 or not is_labelled(value):
+        return None
+    row: Any = value
+    labels = [*row.index]
+    if not {*map(_underscored, labels)} & {*map(_underscored, names)}:
+        return None
+    cells = [[None if gap else item] for item, gap in zip(row, row.isna(), strict=True)]
+    return _table(labels, cells, 1)
+
+
 def column_of(value: object) -> tuple[Array, Array | None] | None:
     """A column with its mask of missing values, None without any; None for other values.
 
@@ -149,7 +170,8 @@ def _of_items(items: Sequence[Any]) -> tuple[Array, Array | None]:
 
 def _with_gaps(present: Array, missing: Array) -> tuple[Array, Array | None]:
     """Values with zeros in the gaps."""
-    present = _plain(present)
+    # Without any value, nothing is known of their type.
+    present = _plain(present) if len(present) else np.zeros(0)
     values = np.zeros((len(missing), *present.shape[1:]), present.dtype)
     values[~missing] = present
     return values, missing

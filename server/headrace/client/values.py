@@ -9,13 +9,13 @@ it. A table for one input has its columns put into the order of the model's trai
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from headrace.client import AnswerError, InputError
-from headrace.client.tables import Table, column_of, table_of
+from headrace.client.tables import Table, column_of, is_labelled, row_of, table_of
 from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
@@ -104,7 +104,7 @@ class Signature:
         if table is not None:
             return self._is_matrix(table)
         values = given.values() if isinstance(given, Mapping) else ()
-        return any(table_of(value) is not None for value in values)
+        return any(is_labelled(value) or table_of(value) is not None for value in values)
 
     def _named(self, model: str, given: object) -> Mapping[str, Any]:
         """Values by the names of inputs; raises `InputError` for neither a mapping nor a table."""
@@ -133,7 +133,7 @@ def needs_signature(value: object) -> bool:
     """True for values whose form depends on the model: tables, and columns with missing values."""
     if type(value) is np.ndarray and value.dtype.kind in "biuf":  # as mostly
         return False
-    if table_of(value) is not None:
+    if is_labelled(value) or table_of(value) is not None:
         return True
     column = column_of(value)
     return column is not None and column[1] is not None
@@ -191,13 +191,16 @@ def read_value(
     """
     datatype = declared.datatype
     table = table_of(value)
+    if table is None:
+        table = row_of(value, declared.columns)
     if table is not None:
         columns = table.arranged(declared.columns)
+        each = replace(declared, columns=())
         dtype = np.dtype(object) if datatype is Datatype.BYTES else NUMPY[datatype]
         matrix = np.empty((table.rows, len(columns)), dtype)
         for place, (name, column) in enumerate(columns):
             try:
-                matrix[:, place] = read_value(column, declared)[0]
+                matrix[:, place] = read_value(column, each)[0]
             except ValueError as error:
                 raise ValueError(f"column '{name}': {error}") from None
         return matrix, None
@@ -332,7 +335,8 @@ def cast(given: Array, datatype: Datatype) -> Array:
         limits = np.iinfo(wanted)
         if given.dtype.kind == "f" and not (given == np.floor(given)).all():
             raise ValueError(f"expected whole numbers for {datatype}")
-        if given.min() < limits.min or given.max() > limits.max:
+        # As numbers of Python, which are compared exactly: 2.0**63 is not 2**63 - 1.
+        if given.min().item() < limits.min or given.max().item() > limits.max:
             raise ValueError(f"expected numbers from {limits.min} to {limits.max} for {datatype}")
     with np.errstate(over="ignore"):  # too large values become infinite
         return given.astype(wanted)
