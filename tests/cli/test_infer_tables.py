@@ -62,6 +62,29 @@ def test_a_matrix_in_the_order_of_the_training(read: Read, named: bool) -> None:
             read(MATRIX, text=text, named=named)
 
 
+def test_a_first_row_with_values_that_are_names_too(read: Read) -> None:
+    model = Declared("x", Datatype.FP32, (-1, 3), True, False, ("0", "1", "2"))
+    assert read(model, text="1,5,0\n3,4,5\n") == {"x": [[1, 5, 0], [3, 4, 5]]}
+    assert read(model, text="2,1,0\n3,4,5\n") == {"x": [[5, 4, 3]]}
+
+
+def test_integers_keep_their_digits(read: Read) -> None:
+    most = Declared("x", Datatype.UINT64, (-1, 1), True)
+    assert read(most, text="18446744073709551615\n9223372036854775809\n") == {
+        "x": [[2**64 - 1], [2**63 + 1]]
+    }
+    assert read(most, text="1.0\n2\n") == {"x": [[1], [2]]}
+    for datatype, text in ((Datatype.INT64, 2**63), (Datatype.UINT64, 2**64)):
+        with pytest.raises(CommandFailed, match=f"expected numbers.* for {datatype}"):
+            read(Declared("x", datatype, (-1, 1), True), text=f"{text}\n")
+
+
+def test_a_first_cell_that_is_too_long(read: Read) -> None:
+    text = Declared("x", Datatype.BYTES, (-1, 1), True)
+    with pytest.raises(CommandFailed, match=r"table\.csv: field larger than field limit"):
+        read(text, text="a" * 200_000 + "\nb\n")
+
+
 def test_columns_as_inputs(read: Read) -> None:
     rows = 'size,name,age\n1.5,007,36\n,"a,\nb",\n2,é,9007199254740993\n'
     found = read(*PEOPLE, text=rows)

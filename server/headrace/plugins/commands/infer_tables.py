@@ -36,7 +36,10 @@ def read_columns(data: bytes, kind: str, where: str, inputs: Sequence[Declared])
     `where` names the source in messages.
     """
     if kind in _SEPARATORS:
-        return _read_separated(data, _SEPARATORS[kind], where, inputs)
+        try:
+            return _read_separated(data, _SEPARATORS[kind], where, inputs)
+        except csv.Error as error:
+            raise CommandFailed(f"{where}: {error}") from None
     reader = _READERS[kind]
     try:
         arrow = import_module("pyarrow")
@@ -58,19 +61,24 @@ def _read_separated(data: bytes, separator: str, where: str, inputs: Sequence[De
         raise CommandFailed(f"{where}: it is empty")
     names = _header(first, inputs)
     by_name = {declared.name: declared for declared in inputs}
-    words = [
-        (by_name.get(name) or inputs[0]).datatype is Datatype.BYTES
-        for name in names or [""] * len(first)
-    ]
+    datatypes = [(by_name.get(name) or inputs[0]).datatype for name in names or [""] * len(first)]
     try:
         arrow = import_module("pyarrow.csv")
     except ImportError:
+        words = [datatype is Datatype.BYTES for datatype in datatypes]
         return _read_slowly(data, separator, where, names, words)
     kinds = import_module("pyarrow")
     places = [str(place) for place in range(len(first))]
-    texts = {place: kinds.string() for place, is_word in zip(places, words, strict=True) if is_word}
-    try:
-        table = arrow.read_csv(
+    # Integers beyond INT64 would be taken for doubles, which lose digits.
+    declared = {Datatype.BYTES: kinds.string(), Datatype.UINT64: kinds.uint64()}
+    types = {
+        place: declared[datatype]
+        for place, datatype in zip(places, datatypes, strict=True)
+        if datatype in declared
+    }
+
+    def read(types: Mapping[str, Any]) -> Any:
+        return arrow.read_csv(
             kinds.BufferReader(data),
             arrow.ReadOptions(
                 column_names=places,
@@ -78,8 +86,14 @@ def _read_separated(data: bytes, separator: str, where: str, inputs: Sequence[De
                 block_size=_BLOCK,
             ),
             arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow.ConvertOptions(column_types=texts),
+            arrow.ConvertOptions(column_types=types),
         )
+
+    try:
+        try:
+            table = read(types)
+        except ValueError:  # "1.0" as UINT64, perhaps
+            table = read({place: kind for place, kind in types.items() if kind == kinds.string()})
     except ValueError as error:
         raise CommandFailed(f"{where}: {_line(error)}") from None
     return Columns(names, table.columns, table.num_rows)
@@ -127,7 +141,10 @@ def _header(first: Sequence[str], inputs: Sequence[Declared]) -> list[str] | Non
     if len(inputs) > 1:
         return cells
     [declared] = inputs
-    if set(cells) == {declared.name} or set(cells) & set(declared.columns):
+    if set(cells) in ({declared.name}, {*declared.columns}):
+        return cells
+    # Names that are numbers, such as the positions of columns, may be values here.
+    if any(cell in declared.columns and not _is_number(cell) for cell in cells):
         return cells
     if declared.datatype is Datatype.BYTES or any(map(_is_number, cells)):
         return None
