@@ -210,6 +210,26 @@ def test_unread_answers_leave_no_room_on_their_connection() -> None:
     assert admission.bytes == 0
 
 
+def test_a_slow_reader_leaves_room_for_answers_of_others() -> None:
+    """A client may keep half of the limit unread, as long as it reads a little."""
+    admission = Admission(0, MANY)
+    slow, *others = (connect(admission) for _ in range(101))
+    assert slow.owe(MANY // 2)
+    with pytest.raises(Overloaded, match="half of the server's limit"):
+        slow.grow_answer(1, 0)
+    for other in others:
+        other.grow_answer(MANY // 1000, 0)
+        other.grow_answer(MANY // 1000, MANY // 1000)
+    with pytest.raises(Overloaded, match="half of the server's limit"):
+        others[0].grow_answer(MANY // 16, MANY // 500)
+    assert admission.bytes < MANY * 0.75
+    assert admission.refused == 2
+    for other in others:
+        other.leave_answer(MANY // 500)
+    slow.close()
+    assert (admission.bytes, admission.answering, admission.unread) == (0, 0, 0)
+
+
 def test_an_address_has_a_share_if_configured() -> None:
     admission = Admission(1000, MANY, Shares(connection=50, address=10))
     accounts = [connect(admission, "http", "192.0.2.1") for _ in range(4)]

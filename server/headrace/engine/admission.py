@@ -29,6 +29,8 @@ from headrace.core.turns import Turns
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
 
+# A client that holds up to one of so many parts of the free bytes may have a large answer.
+_LITTLE = 16
 _PRESSED = 0.8  # share of a limit above which clients without progress have less time
 # A client's minimum, so that shares of low limits do not get in the way.
 _LEAST_REQUESTS = 64
@@ -151,17 +153,20 @@ class Account:
         """Charge further bytes of a large answer that is being encoded; raises `Overloaded`.
 
         `own` bytes are charged for it already. All such answers, and those that were not read yet,
-        may take half of the limit, so that requests find room beside them. A single answer is
-        admitted whatever its size: another limit bounds it.
+        may take half of the limit, so that requests find room beside them; beyond that only those
+        of clients that hold little of what is free, since one slow reader may keep that half. A
+        single answer is admitted whatever its size: another limit bounds it.
         """
         server = self.server
         held = server.answering + server.unread
         if held > own and held + nbytes > server.most_bytes // 2:
-            server.refused += 1
-            raise Overloaded(
-                "large answers that are encoded or not read yet take half of the server's limit of"
-                f" {server.max_bytes} bytes (--max-admitted-bytes); try again later"
-            )
+            free = server.most_bytes - server.bytes
+            if (self.bytes + nbytes) * _LITTLE > free:
+                server.refused += 1
+                raise Overloaded(
+                    "large answers that are encoded or not read yet take half of the server's limit"
+                    f" of {server.max_bytes} bytes (--max-admitted-bytes); try again later"
+                )
         server.answering += nbytes
         self.count(nbytes)
 
