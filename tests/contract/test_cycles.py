@@ -229,7 +229,7 @@ def test_abandoned_connections_leave_no_cycles(uncollected: Uncollected) -> None
         def of(name: str) -> float:
             return metrics.now().value(name)
 
-        with HttpSocket(uncollected.process.http) as connection:
+        with HttpSocket(uncollected.process.http, receive_buffer=4096) as connection:
             connection.send(whole)
             until(lambda: of("headrace_unread_answer_bytes") > 0, "an unread answer")
         with HttpSocket(uncollected.process.http) as connection:

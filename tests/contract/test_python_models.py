@@ -256,7 +256,9 @@ def test_parameters_of_a_response(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("step", "says"), [
-    ("high", "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+    # Triton 24.10 has no parameters of responses yet.
+    ("high", "Expect parameters values to have type bool/int/str, found type <class 'float'>"
+             "|incompatible constructor arguments"),
     ("list", ", got <class 'list'>"),
 ])  # fmt: skip
 def test_parameters_that_a_response_cannot_have(client: Client, step: str, says: str) -> None:

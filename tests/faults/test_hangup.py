@@ -133,6 +133,7 @@ def test_a_server_whose_terminal_is_gone_ends(tmp_path: Path) -> None:
     log = tmp_path / "log"
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may be run by nohup
         with log.open("wb") as file:
             os._exit(subprocess.call(command, stderr=file))
     until(lambda: log.exists() and b"ready after" in log.read_bytes(), "a ready server")

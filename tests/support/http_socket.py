@@ -36,9 +36,14 @@ class RawAnswer:
 class HttpSocket:
     """One connection to a server."""
 
-    def __init__(self, address: str, seconds: float = 30) -> None:
+    def __init__(self, address: str, seconds: float = 30, receive_buffer: int = 0) -> None:
+        """`receive_buffer` bytes are all that the system takes in unread, unless it is 0."""
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), seconds)
+        self._socket = socket.socket()
+        if receive_buffer:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._socket.settimeout(seconds)
+        self._socket.connect((host, int(port)))
         self._file = self._socket.makefile("rb")
 
     def __enter__(self) -> Self:
