@@ -32,6 +32,7 @@ FP32, INT64 = Datatype.FP32, Datatype.INT64
     'input { name: "x" dims: [ 2, 6 ] reshape { shape: [ 3, 4 ] } }',
     'input { name: "x" dims: 1 reshape { } }',
     'input { name: "x" dims: [ 2, -1 ] reshape { shape: [ -1, 2 ] } }',
+    'metric_tags { key: "1_a" value: "c-\\"d" }',
     "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 2000 }",
     "dynamic_batching { priority_levels: 3 default_priority_level: 3"
      " priority_queue_policy { key: 1 value { } } }",
@@ -64,6 +65,7 @@ def test_good_configurations(text: str) -> None:
      "dynamic_batching.preferred_batch_size[1]", r"between 1 and max_batch_size \(4\), got 5"),
     ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }",
      "dynamic_batching.preferred_batch_size[0]", "got 0"),
+    ('metric_tags { key: "a-b" value: "c" }', "metric_tags['a-b']", "letters, digits and '_'"),
     ("dynamic_batching { priority_levels: 2 }", "dynamic_batching.default_priority_level",
      r"between 1 and priority_levels \(2\), got 0"),
     ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }",

@@ -7,6 +7,7 @@ others.
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -59,6 +60,7 @@ OWN_PARAMETERS = (
     frozenset({"execution", "batching", "split_requests", OVERLOAD_DELAY, TRAFFIC, COLUMNS})
     | FAIL_OVER
 )
+_TAG = re.compile(r"[A-Za-z0-9_]+")
 _ALIKE = 0.85  # similarity above which a name counts as misspelt
 
 
@@ -357,6 +359,11 @@ def _instance_groups(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _metrics(config: ModelConfig) -> Iterator[Problem]:
+    for key in sorted(config.metric_tags):
+        if not _TAG.fullmatch(key):  # Prometheus would refuse the metrics of all models
+            yield Problem(
+                f"metric_tags[{key!r}]", "must consist of letters, digits and '_', in ASCII"
+            )
     for index, control in enumerate(config.model_metrics.metric_control):
         path = f"model_metrics.metric_control[{index}]"
         bounds = list(control.histogram_options.buckets)
