@@ -53,6 +53,19 @@ def test_typed_contents_and_parameters(grpc_client: GrpcClient) -> None:
     assert _infer(grpc_client, _with_parameter("uint64_param", 1)).parameters == {}
 
 
+def test_long_messages_at_once(server: ServerProcess) -> None:
+    """Of one connection: grpcio mixes their frames."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 255, (1, n), np.uint8) for n in (1 << 20, 3, 2 << 20) * 3]
+    with grpc.insecure_channel(server.grpc, OPTIONS) as channel:
+        infer = procedure(channel, f"{SERVICE}/ModelInfer", pb.ModelInferResponse)
+        calls = [
+            infer.future(infer_message("identity_UINT8", [Input("INPUT0", row)])) for row in rows
+        ]
+        for call, row in zip(calls, rows, strict=True):
+            assert call.result(timeout=60).raw_output_contents == [row.tobytes()]
+
+
 def _with_parameter(field: str, value: object) -> pb.ModelInferRequest:
     message = _simple()
     setattr(message.parameters["priority"], field, value)

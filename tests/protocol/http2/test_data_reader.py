@@ -5,8 +5,23 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.protocol.http2.protocol import DATA, END_STREAM, ErrorCode, Limits
-from tests.protocol.http2.peer import REQUEST, Server, build, padded, split_headers, window_update
+from headrace.protocol.http2.protocol import (
+    DATA,
+    END_STREAM,
+    PING,
+    RST_STREAM,
+    ErrorCode,
+    Limits,
+)
+from tests.protocol.http2.peer import (
+    REQUEST,
+    Server,
+    build,
+    padded,
+    rst,
+    split_headers,
+    window_update,
+)
 
 _LIMITS = Limits(stream_window=4000, connection_window=65_535 + 3000)
 
@@ -30,6 +45,42 @@ def state(server: Server) -> tuple[object, ...]:
         for s in server.streams.values()
     ]
     return streams, data.window, data.left, data.skip, server.rest, server.output()
+
+
+class Inbox:
+    """A socket's received bytes, which arrive in parts."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.there = 0  # bytes that have arrived
+        self.taken = 0
+
+    def read(self, buffers: list[memoryview]) -> int:
+        """Like `os.readv`."""
+        before = self.taken
+        for buffer in buffers:
+            nbytes = min(len(buffer), self.there - self.taken)
+            buffer[:nbytes] = self.data[self.taken : self.taken + nbytes]
+            self.taken += nbytes
+        return self.taken - before
+
+
+def feed_scattered(server: Server, inbox: Inbox) -> None:
+    """Process what has arrived, by scattered reads while a message is regular."""
+    data = server.connection.data
+    while inbox.taken < inbox.there:
+        whole = inbox.there - inbox.taken
+        nbytes = min(whole, data.left or 9, 9) if data.regular else min(whole, 65_536)
+        piece = memoryview(bytearray(nbytes))
+        inbox.read([piece])
+        server.feed(bytes(piece))
+        while data.regular and not server.rest and inbox.taken < inbox.there:
+            before = inbox.taken
+            rest, drained = server.connection.scatter(inbox.read, 0.0)
+            server.feed(rest)
+            if drained:
+                assert inbox.taken in (before, inbox.there)
+                break
 
 
 # Stream of a frame, size, padding (-1: none), repetitions.
@@ -63,6 +114,95 @@ def test_receiving_in_place_makes_no_difference(
         for server in (placed, plain):
             server.feed(stream[begin:end])
         assert state(placed) == state(plain)
+
+
+# Kind of a frame, its stream, size, padding (-1: none), repetitions.
+long_frames = st.lists(
+    st.tuples(
+        st.sampled_from([DATA, DATA, DATA, DATA, PING, RST_STREAM]), st.sampled_from([1, 1, 1, 3]),
+        st.sampled_from([4096, 5000, 16_384, 16_384, 300_000, 9, 0]),
+        st.sampled_from([-1, -1, -1, 0, 9]),
+        st.sampled_from([1, 3, 17]),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(
+    long_frames,
+    st.sampled_from([60_000, 300_000, 2_000_000]),
+    st.lists(st.integers(0, 500_000), max_size=8),
+    st.booleans(),
+)
+def test_scattered_reads_make_no_difference(
+    sizes: list[tuple[int, int, int, int, int]], place: int, cuts: list[int], ends: bool
+) -> None:
+    parts = [build(DATA, 0, 1, b"a" * 16_384)] * 3  # begins a regular message
+    for count, (kind, number, size, padding, times) in enumerate(sizes):
+        for turn in range(times):
+            payload = bytes([(10 * count + turn) % 256]) * size
+            if kind == PING:
+                parts.append(build(PING, 0, 0, bytes(8)))
+            elif kind == RST_STREAM:
+                parts += [rst(number)] * (not turn)
+            elif padding < 0:
+                parts.append(build(DATA, 0, number, payload))
+            else:
+                parts.append(padded(DATA, 0, number, payload, padding))
+    if ends:
+        parts.append(build(DATA, END_STREAM, 1, b"end"))
+    stream = b"".join(parts)
+    scattered, plain = [open_streams(n, Limits(stream_window=1 << 27)) for n in (place, 0)]
+    inbox = Inbox(stream)
+    marks = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for begin, end in pairwise(marks):
+        inbox.there = end
+        feed_scattered(scattered, inbox)
+        plain.feed(stream[begin:end])
+        assert state(scattered) == state(plain)
+
+
+def test_a_scattered_read_takes_whole_frames_to_their_place() -> None:
+    server = open_streams(1 << 20, Limits())
+    payloads = [bytes([n]) * 16_384 for n in range(40)]
+    inbox = Inbox(b"".join(build(DATA, 0, 1, payload) for payload in payloads))
+    inbox.there = inbox.taken = 2 * 16_393 + 100
+    server.feed(inbox.data[: inbox.taken])
+    assert server.connection.data.regular
+    inbox.there = len(inbox.data)
+    assert server.connection.scatter(inbox.read, 0.0) == (b"", True)
+    assert server.streams[1].data == b"".join(payloads)
+
+
+def test_frames_longer_than_a_read() -> None:
+    server = open_streams(4 << 20, Limits(stream_window=8 << 20))
+    payloads = [bytes([n]) * 600_000 for n in range(5)]
+    inbox = Inbox(b"".join(build(DATA, 0, 1, payload) for payload in payloads))
+    inbox.there = len(inbox.data)
+    feed_scattered(server, inbox)
+    stream = server.streams[1]
+    assert (stream.data, stream.pieces) == (b"".join(payloads), 0)
+
+
+def test_scattered_reads_of_one_turn_are_bounded() -> None:
+    server = open_streams(8 << 20, Limits(stream_window=16 << 20))
+    inbox = Inbox(build(DATA, 0, 1, bytes(16_384)) * 300)
+    inbox.there = 2 * 16_393 + 100
+    server.feed(inbox.data[: inbox.there])
+    inbox.taken, inbox.there = inbox.there, len(inbox.data)
+    assert server.connection.scatter(inbox.read, 0.0) == (b"", False)
+    assert inbox.taken <= 2 * 16_393 + 100 + (2 << 20)
+
+
+def test_a_scattered_read_keeps_to_the_windows() -> None:
+    server = open_streams(1 << 20, Limits(stream_window=60_000))
+    server.streams[1].keeps_window = True  # its bytes are not returned to the window
+    inbox = Inbox(build(DATA, 0, 1, bytes(16_384)) * 5)
+    inbox.there = inbox.taken = 2 * 16_393 + 100
+    server.feed(inbox.data[: inbox.taken])
+    inbox.there = len(inbox.data)
+    feed_scattered(server, inbox)
+    assert server.reset() == (1, ErrorCode.FLOW_CONTROL_ERROR)
 
 
 @given(frames, st.integers(1, 3000))

@@ -4,13 +4,16 @@ The only module of this package that depends on asyncio. Owned by the event-loop
 """
 
 import asyncio
+import os
 import socket
 from typing import cast
 
 from headrace.core.turns import Turns
 from headrace.protocol.http2.connection import Connection
+from headrace.protocol.http2.protocol import HEAD_SIZE
 
-_PUMP = 1 << 20  # bytes of queued messages written to the socket per step
+# Bytes of queued messages written to the socket per step: 1 MiB of a tensor, and what is around it.
+_PUMP = (1 << 20) + (64 << 10)
 _WRITE_HIGH = 1 << 20  # bytes unsent above which pumping stops
 _CLOSE_SECS = 10.0  # for the peer to read what was written
 
@@ -37,11 +40,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self.sender = http2.sender
         self.streams = http2.streams
         self._receive = http2.receive
+        self._data = http2.data
+        self._socket = -1  # the descriptor to read from directly; -1 if there is none
         self._loop = loop
         self._now = loop.time
         self._buffer = buffer
         self._rest = b""
         self._turns = turns or Turns()
+        self._long = 0  # bytes of the rest, if they are more than the buffer holds
         self._waits = False  # for its turn to process the rest; nothing is read meanwhile
         self._paused = False
         self._closed = False
@@ -56,6 +62,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def unread(self) -> None:
         """Called after a write if data remains that the peer has not read."""
+
+    def hold(self, nbytes: int) -> None:
+        """Called for memory taken besides the shared buffer, or released."""
 
     def let_go(self) -> None:
         """Called last, once all streams of the lost connection have ended."""
@@ -79,6 +88,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.abort()
         else:
             sock = transport.get_extra_info("socket")
+            if sock is not None and encrypted is None:
+                self._socket = sock.fileno()
             if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -86,9 +97,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer to receive into, behind unprocessed bytes."""
+        if self._rest:
+            return self._behind_rest()
+        if self._data.regular and self._socket >= 0:
+            return self._buffer[: min(self._data.left or HEAD_SIZE, HEAD_SIZE)]
+        return self._buffer
+
+    def _behind_rest(self) -> memoryview:
         rest = self._rest
-        if not rest:
-            return self._buffer
         self._buffer[: len(rest)] = rest
         return self._buffer[len(rest) :]
 
@@ -97,26 +113,65 @@ class Http2Protocol(asyncio.BufferedProtocol):
         end = nbytes + len(self._rest)
         used = self._receive(self._buffer, end, self._now(), self._turns.share)
         self._rest = bytes(self._buffer[used:end]) if used < end else b""
+        if self._data.regular and self._socket >= 0 and not self._rest:
+            self._read_in_place()
         if self.http2.more:
             self._put_off()
+
+    def _read_in_place(self) -> None:
+        """Read more of a long message, to its own memory.
+
+        A transport offers no such reads. Of its own it does only one of a few bytes before each of
+        these: to notice that there are more, or none, or that the socket fails.
+        """
+        rest, drained = self.http2.scatter(self._scatter, self._now())
+        if rest:
+            self._process(memoryview(rest), len(rest))
+        if not (drained or self._waits or self._transport.is_closing()):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_again)  # in the next turn of the loop, after others
+
+    def _process(self, view: memoryview, end: int) -> None:
+        used = self._receive(view, end, self._now(), self._turns.share)
+        self._rest = bytes(view[used:end])
+
+    def _scatter(self, buffers: list[memoryview]) -> int:
+        try:
+            return os.readv(self._socket, buffers)
+        except OSError:  # nothing to read, or an error, after which the transport finds the end
+            return 0
+
+    def _read_again(self) -> None:
+        if not (self._lost or self._waits or self._transport.is_closing()):
+            self.read_on()
 
     def _put_off(self) -> None:
         """Leave the rest for a later turn of the loop."""
         if not self._waits:
             self._waits = True
             self._transport.pause_reading()
+            if len(self._rest) > len(self._buffer):
+                self._long = len(self._rest)
+                self.hold(self._long)
         self._turns.put_off(self._go_on)
 
     def _go_on(self) -> None:
         """Process the rest, as far as one turn allows."""
         if self._lost:
             return
-        self.get_buffer(0)
         self.http2.more = False
-        self.buffer_updated(0)
-        if not self.http2.more and not self._lost:
+        self._process(memoryview(self._rest), len(self._rest))
+        if self.http2.more:
+            self._put_off()
+        elif not self._lost:
             self._waits = False
+            self._let_go_of_rest()
             self.read_on()
+
+    def _let_go_of_rest(self) -> None:
+        if self._long:
+            self.hold(-self._long)
+            self._long = 0
 
     def eof_received(self) -> bool:
         """Close the socket: a peer that has finished sending does not wait for answers either."""
@@ -125,6 +180,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""
         self._lost = True
+        self._let_go_of_rest()
         self._end_streams()
 
     def _end_streams(self) -> None:

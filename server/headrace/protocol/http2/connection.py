@@ -220,6 +220,18 @@ class Connection:
             data.credit_connection()
         return position
 
+    def scatter(self, read: Callable[[list[memoryview]], int], now: float) -> tuple[bytes, bool]:
+        """`DataReader.scatter`, at the time `now`; instead of `receive` while data is `regular`."""
+        data = self.data
+        if self._failed:
+            data.regular = False
+            return b"", False
+        self.streams.now = now
+        found = data.scatter(read)
+        if data.window < data.low:
+            data.credit_connection()
+        return found
+
     def start(self) -> None:
         """Send this side's preface, section 3.4."""
         limits, own = self.limits, self._own_settings()

@@ -503,16 +503,30 @@ class Streams:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
 
+_REGULAR = 4 << 10  # bytes; smaller frames are not worth buffers of their own
+# Bytes read at once: fewer, larger reads save system calls, and the acknowledgements that each
+# causes. In one turn of the loop as many in all as an ordinary transport reads, 2 MiB.
+_READ = 256 << 10
+_SCATTERED = 8
+
+
+def _leading(heads: bytearray, expected: bytes, count: int) -> int:
+    """The number of heads before the first that is not as expected, of `count`."""
+    ends = range(HEAD_SIZE, count * HEAD_SIZE + 1, HEAD_SIZE)
+    return next((n for n, end in enumerate(ends) if heads[:end] != expected[:end]), count)
+
+
 class DataReader:
     """Parser of DATA frames; the connection itself handles whole unpadded ones of open streams.
 
     `left` bytes of the current frame's payload are still expected, then `skip` bytes to ignore.
-    `window` is the connection's; it is replenished below `low`.
+    `window` is the connection's; it is replenished below `low`. `regular` is true while a long
+    message arrives in frames like each other: within one of them, `scatter` may read what follows.
     """
 
     __slots__ = (
-        "_ends", "_half", "_limits", "_sender", "_stream", "_streams", "left", "low", "skip",
-        "window",
+        "_again", "_ends", "_half", "_limits", "_number", "_sender", "_size", "_stream", "_streams",
+        "left", "low", "regular", "skip", "window",
     )  # fmt: skip
 
     def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
@@ -526,6 +540,11 @@ class DataReader:
         self._half = limits.stream_window >> 1
         self._stream: Stream | None = None  # the current frame's stream; None to ignore it
         self._ends = False
+        self.regular = False
+        # The stream and the length of the last frame received in place; true if the one before it
+        # was like it.
+        self._number = self._size = 0
+        self._again = False
 
     def begin(
         self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
@@ -535,6 +554,7 @@ class DataReader:
         Returns the position after the consumed bytes; -1 if the frame must be passed again with
         more data. Raises `ConnectionFailure`.
         """
+        self.regular = False
         length = stop - start
         padding = 0
         if flags & PADDED:
@@ -580,6 +600,7 @@ class DataReader:
         if stream.expected >= 0:
             window = min(window, stream.expected)
         filled = spent = 0
+        last, again = (self._size, self._again) if self._number == number else (0, False)
         while True:
             if left:
                 nbytes = min(left, end - position)
@@ -597,10 +618,77 @@ class DataReader:
                 break
             spent += length
             left = length
+            again, last = length == last, length
             position += HEAD_SIZE
+        self._ends = False
+        self._number, self._size, self._again = number, last, again
+        self._filled(stream, filled, spent, left)
+        return position
+
+    def scatter(self, read: Callable[[list[memoryview]], int]) -> tuple[bytes, bool]:
+        """Read the rest of the frame, and frames like it, each payload to its place.
+
+        `read` fills buffers, in order, and returns the number of bytes. A frame's head goes to
+        memory of its own and is compared with the expected one: bytes from another one on are
+        returned, to be processed as usual. Also returns true if there is nothing more to read for
+        now. Reads at most `_SCATTERED` times.
+        """
+        self.regular = False
+        stream = self._stream
+        if stream is None or stream.place is None or stream.remote_closed:
+            return b"", True
+        place, size, left = stream.place, self._size, self.left
+        allowed = min(len(place) - left, self.window, stream.window)
+        if stream.expected >= 0:
+            allowed = min(allowed, stream.expected)
+        if allowed < 0:
+            return b"", True
+        unit = size + HEAD_SIZE
+        most = max(min(_READ // unit, allowed // size), 0)
+        heads = bytearray(most * HEAD_SIZE)
+        expected = pack_head(size << 8 | DATA, 0, stream.number) * most
+        with memoryview(heads) as view:
+            places = [view[at : at + HEAD_SIZE] for at in range(0, len(heads), HEAD_SIZE)]
+        filled = spent = 0
+        rest, drained = b"", False
+        for _ in range(_SCATTERED):
+            first = min(left, _READ)
+            count = min((_READ - first) // unit, (allowed - spent) // size)
+            if not (first or count):
+                break
+            begin = filled + first
+            stop = begin + count * size
+            # The rest of the frame, then by turns heads and payloads.
+            targets = [place[filled:begin]] * (1 + 2 * count)
+            targets[1::2] = places[:count]
+            targets[2::2] = [place[at : at + size] for at in range(begin, stop, size)]
+            nbytes = read(targets)
+            drained = nbytes < first + count * unit
+            if not drained and (count == most and heads == expected):
+                filled, spent, left = stop, spent + count * size, left - first
+            elif nbytes <= first:
+                filled += nbytes
+                left -= nbytes
+            else:
+                begun = -(-(nbytes - first - HEAD_SIZE + 1) // unit)  # frames with a whole head
+                good = _leading(heads, expected, begun)
+                beyond = nbytes - first - good * unit
+                spent += good * size
+                filled = begin + good * size + min(beyond, 0)
+                left = max(-beyond, 0)
+                if beyond > 0:
+                    rest = b"".join(targets[1 + 2 * good :])[:beyond]
+                    self._again = False
+            if drained or rest:
+                break
+        self._filled(stream, filled, spent, left)
+        return rest, drained
+
+    def _filled(self, stream: Stream, filled: int, spent: int, left: int) -> None:
+        """Count bytes in a stream's place, and frames of `spent` bytes; `left` are to come."""
         self.left = left
         self._stream = stream if left else None
-        self._ends = False
+        self.regular = self._again and self._size >= _REGULAR
         self.window -= spent
         stream.window -= spent
         if stream.expected >= 0:
@@ -608,7 +696,6 @@ class DataReader:
         if filled:
             stream.on_filled(filled)
             self.credit(stream, filled)
-        return position
 
     def resume(self, view: memoryview, position: int, end: int) -> int:
         """Continue the current frame; returns the position after the consumed bytes."""
