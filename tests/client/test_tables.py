@@ -146,8 +146,15 @@ def test_a_row_of_a_frame_is_put_into_the_order_of_the_training() -> None:
     assert signature.arranges({"x": table.iloc[0]})
     assert needs_signature(table.iloc[0])
     assert sent(signature.tensors("m", {"x": table.iloc[0]})) == {"x": [[1.5, 2, 3]]}
-    second = np.asarray(signature.tensors("m", {"x": table.iloc[1]})[0].array)
-    np.testing.assert_array_equal(second, [[4, np.nan, 6]])
+    rows = [row for _, row in table.iterrows()]
+    assert signature.arranges({"x": rows})
+    assert needs_signature(rows)
+    both = np.asarray(signature.tensors("m", {"x": rows})[0].array)
+    np.testing.assert_array_equal(both, [[1.5, 2, 3], [4, np.nan, 6]])
+    with pytest.raises(InputError, match="the rows in it have different labels"):
+        signature.tensors("m", {"x": [rows[0], rows[1].iloc[::-1]]})
+    one = np.array([(3, 1, 2)], [(name, "f4") for name in ("height", *NAMES[:2])])
+    assert sent(signature.tensors("m", {"x": one.reshape(())})) == {"x": [[1, 2, 3]]}
     with pytest.raises(InputError, match="the table lacks column 'width'"):
         signature.tensors("m", {"x": table.iloc[0].drop("width")})
     for labels in (None, ["r1", "r2", "r3"]):

@@ -75,7 +75,10 @@ def table_of(value: object) -> Table | None:
         return None
     if isinstance(value, np.ndarray):
         names = value.dtype.names
-        return None if names is None else Table({name: value[name] for name in names}, len(value))
+        if names is None:
+            return None
+        items = np.atleast_1d(value)
+        return Table({name: items[name] for name in names}, len(items))
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(value, pandas.DataFrame):
         frame: Any = value
@@ -91,24 +94,31 @@ def table_of(value: object) -> Table | None:
 
 
 def is_labelled(value: object) -> bool:
-    """True for a series of pandas with texts as labels, as a row of a frame has them."""
+    """True for a row of a pandas frame, or a list of such: series with texts as labels."""
     pandas = sys.modules.get("pandas")
-    if pandas is None or not isinstance(value, pandas.Series):
+    if pandas is None:
         return False
-    series: Any = value
-    return all(isinstance(label, str) for label in series.index)
+    first: Any = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, pandas.Series) and all(isinstance(one, str) for one in first.index)
 
 
-def row_of(value: object, names: Sequence[str]) -> Table | None:
-    """A row of a pandas frame as a table, if one of its labels is among several `names`."""
+def rows_of(value: object, names: Sequence[str]) -> Table | None:
+    """Rows of a pandas frame as a table, if one of the labels is among several `names`.
+
+    Raises `InputError` for rows with different labels.
+    """
     if len(names) < 2 or not is_labelled(value):
         return None
-    row: Any = value
-    labels = [*row.index]
+    rows: Any = value if isinstance(value, list | tuple) else [value]
+    labels = [*rows[0].index]
     if not {*map(_underscored, labels)} & {*map(_underscored, names)}:
         return None
-    cells = [[None if gap else item] for item, gap in zip(row, row.isna(), strict=True)]
-    return _table(labels, cells, 1)
+    if not all(_is_pandas(row) and [*row.index] == labels for row in rows):
+        raise InputError("the rows in it have different labels")
+    cells = [
+        [None if gap else one for one, gap in zip(row, row.isna(), strict=True)] for row in rows
+    ]
+    return _table(labels, [*zip(*cells, strict=True)], len(rows))
 
 
 def column_of(value: object) -> tuple[Array, Array | None] | None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.client import AnswerError, InputError
-from headrace.client.tables import Table, column_of, is_labelled, row_of, table_of
+from headrace.client.tables import Table, column_of, is_labelled, rows_of, table_of
 from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
@@ -192,7 +192,7 @@ def read_value(
     datatype = declared.datatype
     table = table_of(value)
     if table is None:
-        table = row_of(value, declared.columns)
+        table = rows_of(value, declared.columns)
     if table is not None:
         columns = table.arranged(declared.columns)
         each = replace(declared, columns=())
