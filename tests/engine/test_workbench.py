@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +115,20 @@ async def test_work_that_outgrows_its_estimate_makes_way() -> None:
     assert runs == ["workbench", "workbench-long"]
 
 
-@pytest.mark.parametrize("nbytes", [1, LONG])
+async def test_large_work_has_more_time() -> None:
+    bench, outcomes = Workbench(most_secs=0), Outcomes(1)
+
+    def work(charge: Charge) -> None:
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            charge(0)
+
+    bench.do(LONG, work, outcomes.done, uncharged, None)
+    await outcomes.all.wait()
+    assert outcomes.found == [(None, None)]
+
+
+@pytest.mark.parametrize("nbytes", [1, pytest.param(5 << 20, marks=pytest.mark.slow)])
 async def test_work_that_takes_too_long_is_refused(nbytes: int) -> None:
     bench, outcomes = Workbench(most_secs=0.05), Outcomes(1)
 

@@ -212,6 +212,7 @@ LARGE = 64 << 10  # bytes up to which the event loop decodes and encodes itself
 _LONG = 4 << 20  # bytes from which on work counts as long
 _SHORT_SECS = 0.2  # of a processor, from which on it does, too
 _MOST_SECS = 10.0
+_LEAST_RATE = 8 << 20  # bytes per second of a processor; long work has more time at this rate
 
 
 class Dropped(Exception):
@@ -234,6 +235,7 @@ class Job(Owner, Generic[T]):
     ) -> None:
         """`payer` is the client that takes turns with others."""
         self.payer = payer
+        self.nbytes = 0  # an estimate of the work's size
         self._work: Callable[[Charge], T] | None = work
         self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
@@ -254,7 +256,7 @@ class Job(Owner, Generic[T]):
         if work is None:
             return True
         now = thread_time()
-        self._credit, self._too_late = self._charged, now + most_secs
+        self._credit, self._too_late = self._charged, now + most_secs + self.nbytes / _LEAST_RATE
         self._most_bytes, self._until = (_LONG, now + _SHORT_SECS) if short else (inf, inf)
         result: T | None = None
         problem: Exception | None = None
@@ -277,7 +279,9 @@ class Job(Owner, Generic[T]):
             raise Dropped
         now = thread_time()
         if now > self._too_late:
-            raise InvalidRequest("the request takes too long to decode: send tensors in binary")
+            raise InvalidRequest(
+                "the request takes too long to decode, or its answer to encode: use binary tensors"
+            )
         nbytes, self._credit = max(nbytes - self._credit, 0), max(self._credit - nbytes, 0)
         if nbytes:
             self._count_more(nbytes)
@@ -361,7 +365,10 @@ class Workbench:
     """The threads of one process."""
 
     def __init__(self, most_secs: float = _MOST_SECS) -> None:
-        """A piece of work that takes more than `most_secs` of a processor is refused."""
+        """A piece of work that takes more than `most_secs` of a processor is refused.
+
+        It has more time if its size was estimated as large: limits of size may be set high.
+        """
         self._long = _Lane("workbench-long", most_secs)
         self._short = _Lane("workbench", most_secs, self._long)
 
@@ -383,6 +390,7 @@ class Workbench:
 
     def add(self, nbytes: int, job: Job[Any]) -> None:
         """Do a job on about `nbytes`."""
+        job.nbytes = nbytes
         (self._long if nbytes > _LONG else self._short).add(job)
 
 
