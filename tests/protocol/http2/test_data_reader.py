@@ -191,7 +191,7 @@ def test_scattered_reads_of_one_turn_are_bounded() -> None:
     server.feed(inbox.data[: inbox.there])
     inbox.taken, inbox.there = inbox.there, len(inbox.data)
     assert server.connection.scatter(inbox.read, 0.0) == (b"", False)
-    assert inbox.taken <= 2 * 16_393 + 100 + (2 << 20)
+    assert inbox.taken <= 2 * 16_393 + 100 + (1 << 20)
 
 
 def test_a_scattered_read_keeps_to_the_windows() -> None:

@@ -505,9 +505,9 @@ class Streams:
 
 _REGULAR = 4 << 10  # bytes; smaller frames are not worth buffers of their own
 # Bytes read at once: fewer, larger reads save system calls, and the acknowledgements that each
-# causes. In one turn of the loop as many in all as an ordinary transport reads, 2 MiB.
+# causes. In one turn of the loop 1 MiB: half of what a transport reads, for the sake of others.
 _READ = 256 << 10
-_SCATTERED = 8
+_SCATTERED = 4
 
 
 def _leading(heads: bytearray, expected: bytes, count: int) -> int:
