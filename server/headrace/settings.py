@@ -346,7 +346,7 @@ class Settings:
     grpc_max_stream_idle_secs: int = setting(
         3600,
         "Seconds until a gRPC stream without a request is ended; five, or a minute after its last"
-        " request, while the server is near a limit; 0: no limit",
+        " request, while the server is near a limit; 0: no limit; of the native transport only",
     )
 
     max_request_bytes: int = setting(
@@ -415,7 +415,8 @@ class Settings:
     max_streams: int = setting(
         20_000,
         "Open gRPC calls in each process that accepts connections, beyond the first 8 of each"
-        " connection and counted by 32; more are refused; 0: no limit",
+        " connection and counted by 32; more are refused; 0: no limit; of the native transport"
+        " only",
     )
     max_connection_streams: int = setting(
         1024, "Open gRPC calls of one connection; more are refused", least=1

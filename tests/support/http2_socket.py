@@ -54,6 +54,11 @@ class Http2Socket:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    @property
+    def most_streams(self) -> int:
+        """The most calls at once, as the server has said; known after an answer."""
+        return self._h2.remote_settings.max_concurrent_streams
+
     def call(self, fields: list[tuple[str, str]], *pieces: bytes, end: bool = True) -> Answer:
         """Make a call with these pieces of DATA and wait for its end."""
         return self.answer(self.begin(fields, *pieces, end=end))

@@ -385,6 +385,7 @@ def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", rules.pings_without_data),
         ("grpc.http2.min_ping_interval_without_data_ms", round(rules.least_interval * 1_000)),
         ("grpc.http2.max_ping_strikes", rules.strikes),
+        ("grpc.max_concurrent_streams", options.streams),
     ]
     if level := list(LEVELS).index(options.compression):
         # For all procedures; grpcio chooses an algorithm that the client accepts, if any.
