@@ -98,8 +98,9 @@ class _Child:
                 for header, meta, data in received:
                     self._take(header.kind, json.loads(meta), data, header.data)
         self._on_end(self._sock)
+        # Not only cancelled: a model whose responses wait for this child would wait for ever.
         for call in list(self._calls.values()):
-            call.cancel()
+            call.drop()
 
     def _take(self, kind: Kind, document: dict[str, Any], data: Buffer, size: int) -> None:
         if kind is Kind.CALL:
@@ -119,7 +120,8 @@ class _Child:
         elif kind is Kind.DROP_CALL:
             dropped = self._calls.get(document["call"])
             if dropped is not None:
-                dropped.cancel()
+                stop = dropped.cancel if document["answers"] else dropped.drop
+                stop()
         elif kind is Kind.METRIC:
             self._tell(document)
 
@@ -130,7 +132,7 @@ class _Child:
                 told, data, size = reply
                 blocks = _blocks(told["sizes"], data, size)
                 self._link.send_loose(Kind.REPLY, {**told, "call": number}, blocks)
-        call.cancel()
+        call.drop()
         self._calls.pop(number, None)
 
 
