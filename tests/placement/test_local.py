@@ -129,6 +129,23 @@ def test_a_model_releases_memory_once_after_its_batches(kind: InstanceKind) -> N
     asyncio.run(work())
 
 
+def test_a_busy_model_releases_the_memory_of_a_large_batch() -> None:
+    model = Doubling()
+
+    async def work() -> None:
+        instance = LocalInstance("double_0", model, THREAD, asyncio.get_running_loop(), None, 0.5)
+        await execute(instance, batch_of(*range(2 << 20)))
+        async with asyncio.timeout(10):
+            while not model.rested.is_set():
+                await execute(instance, batch_of(1))
+        await execute(instance, batch_of(1))
+        assert len(model.rests) == 1
+        instance.close()
+        await instance.closed()
+
+    asyncio.run(work())
+
+
 def test_inline_runs_and_closes_on_the_loops_thread() -> None:
     model = Doubling()
 

@@ -29,6 +29,7 @@ from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
 from headrace.placement.choice import AutoChoice, InstanceKind, Size, measure, size_of, sizes_of
+from headrace.placement.local.footprint import Footprint
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.warming import Sample, warm_up
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
@@ -228,9 +229,9 @@ class LocalInstance:
     ) -> None:
         """`place` allocates preferred memory for large batches, or returns None.
 
-        Cached memory is released after `rest_secs` without a batch. By default there are no
-        `limits`. `changed` is called when the instance stalls or recovers; `ended` counts
-        terminated runs, by reason.
+        Cached memory is released after `rest_secs` without a batch, or without one that needs it.
+        By default there are no `limits`. `changed` is called when the instance stalls or recovers;
+        `ended` counts terminated runs, by reason.
         """
         self.name = name
         self._model = model
@@ -246,6 +247,7 @@ class LocalInstance:
         self._rest_secs = rest_secs
         self._ran = False  # ran since the last look
         self._rested = 0.0  # seconds without a batch
+        self._footprint = Footprint(rest_secs)  # of batches on the thread: others are small
         self._looking: asyncio.TimerHandle | None = None
         self._looked = 0.0  # time of the last look, by the loop's clock
         self._limits = limits or ExecutionLimits()
@@ -278,17 +280,17 @@ class LocalInstance:
             self._looked = self._loop.time()
             self._looking = self._loop.call_later(self._pace, self._look)
         texts = batch.signature.texts
-        inline, sizes = self._kind is InstanceKind.INLINE, self._sizes
-        if sizes is not None:
+        if self._sizes is not None:
             self._size, self._busy = size_of(batch), None
-            inline = sizes.light(self._size)
-        if inline and not (texts and _is_heavy(texts, batch)):
-            begun = 0 if sizes is None else thread_time_ns()
-            outcome = self._run_batch(batch)
-            if sizes is not None:
+            if self._sizes.light(self._size) and not (texts and _is_heavy(texts, batch)):
+                begun = thread_time_ns()
+                outcome = self._run_batch(batch)
                 self._busy = thread_time_ns() - begun
-            self._report(batch, done, outcome)
-            del outcome  # its error refers to this frame
+                self._report(batch, done, outcome)
+                del outcome  # its error refers to this frame
+                return
+        elif self._kind is InstanceKind.INLINE and not (texts and _is_heavy(texts, batch)):
+            self._report(batch, done, self._run_batch(batch))
             return
         if self._thread is None:
             # A daemon: a model that hangs must not keep the process from exiting.
@@ -346,8 +348,11 @@ class LocalInstance:
         else:
             self._rested += elapsed
         if self._rested < self._rest_secs:
+            if self._footprint.look(elapsed):
+                self._work.put("rest")
             self._looking = self._loop.call_later(self._pace, self._look)
         elif self._thread is not None:
+            self._footprint.forget()
             self._work.put("rest")
         else:
             self._rest()
@@ -403,8 +408,14 @@ class LocalInstance:
 
     def _run(self, batch: Batch, done: Done) -> None:
         outcome = self._run_batch(batch)
-        self._loop.call_soon_threadsafe(self._report, batch, done, outcome)
+        self._loop.call_soon_threadsafe(self._report_run, batch, done, outcome)
         del outcome  # its error refers to this frame
+
+    def _report_run(self, batch: Batch, done: Done, outcome: Outcome) -> None:
+        """Report the outcome of a batch that ran on the thread; on the event loop."""
+        inputs = [tensor.array.nbytes for call in batch.calls for tensor in call.inputs.values()]
+        self._footprint.ran(sum(inputs) + sum(array.nbytes for array in outcome.arrays))
+        self._report(batch, done, outcome)
 
     def _report(self, batch: Batch, done: Done, outcome: Outcome) -> None:
         """Report the outcome of a batch; on the event loop."""
