@@ -26,6 +26,7 @@ MAX_TENSORS = 4096  # inputs, or named outputs, of a request; far more than any 
 MAX_PARAMETERS = 1024
 # Bytes of an id, of a parameter's name and of its text: larger things are tensors.
 MAX_TEXT = 8 << 10
+SHORT_TEXT = MAX_TEXT // 4  # characters, which take at most as many bytes
 
 
 # The constructor's arguments.

@@ -21,6 +21,7 @@ from headrace.core.bytes_array import wrong_strings
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TEXT,
+    SHORT_TEXT,
     Call,
     InferResponse,
     Parameter,
@@ -69,9 +70,9 @@ def split_parameters(
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for name, value in given.items():
-        if len(name) > _SURELY:
+        if len(name) > SHORT_TEXT:
             check_text("the name of a parameter", name)
-        if type(value) is str and len(value) > _SURELY:
+        if type(value) is str and len(value) > SHORT_TEXT:
             check_text(f"parameter {shown(name)}", value)
         if name in _RESERVED:
             types, expected = _RESERVED[name]
@@ -103,12 +104,9 @@ def split_parameters(
     return reserved, custom
 
 
-_SURELY = MAX_TEXT // 4  # characters that take at most `MAX_TEXT` bytes
-
-
 def check_text(what: str, text: str) -> None:
     """Refuse an id, or a text among parameters, of more than `MAX_TEXT` bytes of UTF-8."""
-    if len(text) > _SURELY:
+    if len(text) > SHORT_TEXT:
         size = len(text) if len(text) > MAX_TEXT else len(text.encode(errors="replace"))
         if size > MAX_TEXT:
             raise too_long(what, size)

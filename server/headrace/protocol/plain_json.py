@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.core.call import MAX_TENSORS, MAX_TEXT
+from headrace.core.call import MAX_TENSORS, MAX_TEXT, SHORT_TEXT
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.signature import Shape, Signature, TensorSpec
@@ -39,7 +39,6 @@ HTTP_ANSWER = (
 HTTP_REST = b', compute;dur=%.3f, batch;desc="%d"\r\ncontent-length: %d\r\n\r\n%b'
 _REMEMBERED = 256  # cached input shapes, output shapes and leading texts
 _REMEMBERED_SIZE = 1024  # bytes of a leading text
-_SHORT_ID = MAX_TEXT // 4  # characters that take at most `MAX_TEXT` bytes
 _ID, _DATA, _END, _NESTED = b'{"id":', b'"data":', b"]}]}", b"]"
 _NO_NUMBERS = frozenset({Datatype.BYTES, Datatype.FP16, Datatype.BF16})
 _INT = frozenset({int})
@@ -196,7 +195,7 @@ class PlainJson:
             request_id = document["id"] if len(document) > 1 else ""
             if len(document) > 2 or type(request_id) is not str or len(inputs) != self._count:
                 return None
-            if len(request_id) > _SHORT_ID:
+            if len(request_id) > SHORT_TEXT:
                 return None
             for item in inputs:
                 if len(item) != 4:

@@ -26,6 +26,7 @@ from headrace.core.bytes_array import bytes_array
 from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
+    SHORT_TEXT,
     Call,
     InferResponse,
     Parameter,
@@ -111,7 +112,7 @@ class ResponseForm:
         parts.append(b'"outputs":[')
         buffers: list[Buffer] = [b""]
         behind: list[bytes] = []
-        binary = False
+        binary = written = False
         for tensor in response.outputs:
             name, datatype, array = tensor
             head = tensor_text(name, datatype, array.shape)
@@ -125,13 +126,17 @@ class ResponseForm:
                     binary = True
             else:
                 parts += (head, b'"data":', *json_pieces(tensor, charge=charge), b"},")
+                written = True
         parts += behind
         if response.outputs:
             parts[-1] = parts[-1][:-1]  # no trailing comma
         parts.append(b"]}")
-        size = sum(map(len, parts))
-        # Long JSON stays in pieces: one buffer for all of it would take its size once more.
-        buffers[:1] = [b"".join(parts)] if size <= LONG else parts
+        size = sum(map(len, parts)) if written else 0
+        if size > LONG:  # stays in pieces: one buffer for all of it would take its size once more
+            buffers[:1] = parts
+        else:
+            buffers[0] = text = b"".join(parts)
+            size = len(text)
         return buffers, size if binary else None
 
 
@@ -175,7 +180,8 @@ def decode_infer(
     request_id = document.get("id", "")
     if type(request_id) is not str:
         request_id = _member(document, "id", str, "")
-    check_text("the id of a request", request_id)
+    if len(request_id) > SHORT_TEXT:
+        check_text("the id of a request", request_id)
     form = ResponseForm()
     reserved: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}

@@ -679,15 +679,14 @@ class PlainWriter:
         # Per output; empty if answers cannot be plain.
         self._dtypes = [NUMPY[spec.datatype] for spec in signature.outputs] if plain else []
         # By the outputs' shapes; then by the rows of a call, with its outputs if it names any.
-        self._heads: _Memory[object, _Memory[object, list[bytes | None]]] = _Memory()
+        self._heads: _Memory[object, _Memory[Any, Any]] = _Memory()
         self._model, self._version = model, version
 
     def pieces(self, batch: Computed, call: Call) -> list[Buffer] | None:
         """`InferWriter.pieces` for a call of `batch`; None if its answer is not plain.
 
         The bytes of all rows are taken at once, and cached in the batch's `raws`: the bytes before
-        each tensor, by rows and wanted outputs, and its data with the size of a row. The batch has
-        the outputs that any of its calls wants, and this one may have named fewer.
+        each tensor, by rows, and its data with the size of a row.
         """
         written = batch.raws
         if written is None:
@@ -712,27 +711,35 @@ class PlainWriter:
         if not written:
             return None
         known, raws = written
-        first, rows, id, outputs = call.first, call.rows, call.id, call.outputs
-        wanted = (rows, outputs) if outputs else rows
-        before = known.get(wanted)
-        if before is None:
-            before = known.keep(wanted, self._before(batch, call))
+        first, rows, id = call.first, call.rows, call.id
+        if call.outputs:
+            before, raws = self._named(batch, call, known, raws)
+        elif (before := known.get(rows)) is None:
+            own = batch.response(call).outputs
+            before = known.keep(rows, _heads(self._model, self._version, own))
         pieces: list[Buffer] = []
         if id:
             encoded = id.encode()
             pieces.append(b"\x1a" + varint(len(encoded)) + encoded)
         for head, (raw, row) in zip(before, raws, strict=True):
-            if head is not None:
-                pieces += (head, raw[first * row : (first + rows) * row] if row else raw)
+            pieces += (head, raw[first * row : (first + rows) * row] if row else raw)
         return pieces
 
-    def _before(self, batch: Computed, call: Call) -> list[bytes | None]:
-        """The bytes before each tensor of `batch`; None for those that `call` does not want."""
-        own = batch.response(call).outputs
-        heads = dict(
-            zip([t.name for t in own], _heads(self._model, self._version, own), strict=True)
-        )
-        return [heads.get(tensor.name) for tensor in batch.tensors]
+    def _named(
+        self, batch: Computed, call: Call, known: _Memory[Any, Any], raws: list[tuple[Buffer, int]]
+    ) -> tuple[list[bytes], list[tuple[Buffer, int]]]:
+        """The bytes before each tensor that `call` has named, and the data of these.
+
+        The batch has the outputs that any of its calls wants, and this one may have named fewer.
+        """
+        key = call.rows, call.outputs
+        if (found := known.get(key)) is None:
+            own = batch.response(call).outputs
+            names = {tensor.name for tensor in own}
+            which = [n for n, tensor in enumerate(batch.tensors) if tensor.name in names]
+            found = known.keep(key, (which, _heads(self._model, self._version, own)))
+        which, before = found
+        return before, [raws[n] for n in which]
 
 
 def _heads(model: str, version: str, outputs: Sequence[Tensor]) -> list[bytes]:

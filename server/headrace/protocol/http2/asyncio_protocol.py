@@ -46,11 +46,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._now = loop.time
         self._buffer = buffer
         self._rest = b""
+        self._plain = True  # there is no rest, nor is a long message read in place
         self._turns = turns or Turns()
         self._long = 0  # bytes of the rest, if they are more than the buffer holds
         self._waits = False  # for its turn to process the rest; nothing is read meanwhile
         self._paused = False
-        self._closed = False
+        self._closed = False  # this side has closed it, or it is lost
         self._lost = False
         self._over = False  # lost, and all streams have ended
 
@@ -97,26 +98,30 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer to receive into, behind unprocessed bytes."""
-        if self._rest:
-            return self._behind_rest()
-        if self._data.regular and self._socket >= 0:
-            return self._buffer[: min(self._data.left or HEAD_SIZE, HEAD_SIZE)]
-        return self._buffer
-
-    def _behind_rest(self) -> memoryview:
-        rest = self._rest
-        self._buffer[: len(rest)] = rest
-        return self._buffer[len(rest) :]
+        if self._plain:
+            return self._buffer
+        rest, buffer = self._rest, self._buffer
+        if not rest:
+            return buffer[: min(self._data.left or HEAD_SIZE, HEAD_SIZE)]
+        buffer[: len(rest)] = rest
+        return buffer[len(rest) :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process `nbytes` received bytes."""
-        end = nbytes + len(self._rest)
-        used = self._receive(self._buffer, end, self._now(), self._turns.share)
-        self._rest = bytes(self._buffer[used:end]) if used < end else b""
-        if self._data.regular and self._socket >= 0 and not self._rest:
+        if not self._plain:
+            nbytes += len(self._rest)
+        used = self._receive(self._buffer, nbytes, self._now(), self._turns.share)
+        if used == nbytes and self._plain and not self._data.regular:
+            return
+        self._rest = bytes(self._buffer[used:nbytes])
+        if self._reads_in_place() and not self._rest:
             self._read_in_place()
         if self.http2.more:
             self._put_off()
+        self._plain = not (self._rest or self._reads_in_place())
+
+    def _reads_in_place(self) -> bool:
+        return self._data.regular and self._socket >= 0
 
     def _read_in_place(self) -> None:
         """Read more of a long message, to its own memory.
@@ -134,6 +139,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _process(self, view: memoryview, end: int) -> None:
         used = self._receive(view, end, self._now(), self._turns.share)
         self._rest = bytes(view[used:end])
+        self._plain = not (self._rest or self._reads_in_place())
 
     def _scatter(self, buffers: list[memoryview]) -> int:
         try:
@@ -179,7 +185,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""
-        self._lost = True
+        self._lost = self._closed = True
         self._let_go_of_rest()
         self._end_streams()
 
@@ -206,7 +212,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Write the collected frames."""
-        if self._lost or self._closed:
+        if self._closed:
             return
         sender = self.sender
         sender.awake = False
@@ -221,7 +227,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if sender.queued or self._paused:
             self.unread()
         if self.streams.over:
-            if self.streams.open and not self._closed:  # it has failed
+            if self.streams.open:  # it has failed
                 self._end_streams()
             self.close()
         elif sender.queued and sender.can_pump and not self._paused:

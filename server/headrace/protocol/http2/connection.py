@@ -126,7 +126,8 @@ class Connection:
 
         The rest, an incomplete frame other than DATA, must be passed again before later bytes; so
         must frames beyond the `share` of one turn of the loop, even if no bytes follow (`more`).
-        `now` is in seconds of a monotonic clock.
+        DATA that ends a stream is not counted, as its head was. `now` is in seconds of a monotonic
+        clock.
 
         The most frequent frames are handled inline, without further calls: whole DATA frames of
         open streams, and whole header blocks.
@@ -143,10 +144,6 @@ class Connection:
             if data.left or data.skip:
                 position = data.resume(view, position, end)
             while end - position >= HEAD_SIZE:
-                if not share:
-                    self.more = True
-                    break
-                share -= 1
                 high, low, kind, flags, number = unpack_head(view, position)
                 length = high << 8 | low
                 number &= MAX_WINDOW
@@ -177,21 +174,22 @@ class Connection:
                             if not stream.take_last(view, start, stop):
                                 stream.on_data(view, start, stop)
                                 streams.received_all(stream)
-                        else:
-                            if stream.expected > 0:
-                                stream.expected -= length
-                            stream.on_data(view, start, stop)
-                            data.credit(stream, length)
+                            position = stop
+                            continue
+                        if stream.expected > 0:
+                            stream.expected -= length
+                        stream.on_data(view, start, stop)
+                        data.credit(stream, length)
                         position = stop
-                        continue
-                    after = position
-                    if stream is not None and stream.place is not None:
-                        after = data.fill(stream, view, position, end)
-                    if after == position:
-                        after = data.begin(view, flags, number, start, stop, end)
-                        if after < 0:
-                            break
-                    position = after
+                    else:
+                        after = position
+                        if stream is not None and stream.place is not None:
+                            after = data.fill(stream, view, position, end)
+                        if after == position:
+                            after = data.begin(view, flags, number, start, stop, end)
+                            if after < 0:
+                                break
+                        position = after
                 elif stop > end:
                     self._check(kind, length)
                     if kind > CONTINUATION or (kind == GOAWAY and self.skips_goaway):
@@ -213,6 +211,10 @@ class Connection:
                     else:
                         self._other(view, kind, flags, number, start, stop)
                     position = stop
+                share -= 1
+                if not share:
+                    self.more = position < end
+                    break
         except ConnectionFailure as failure:
             self.fail(failure.code, str(failure))
             return end
@@ -453,10 +455,14 @@ class Connection:
             if not DEFAULT_FRAME <= value < 1 << 24:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad maximum frame size")
             sender.frame = value
+            self._frame_allowed()
         elif name == Setting.HEADER_TABLE_SIZE:
             sender.shrinks = sender.shrinks or value < DEFAULT_TABLE
         elif name == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "bad value of ENABLE_PUSH")
+
+    def _frame_allowed(self) -> None:
+        """The peer has told the size of the frames that it accepts."""
 
 
 def _on_connection(number: int) -> None:
@@ -507,7 +513,8 @@ class ServerConnection(Connection):
         self._response = len(response_head) << 8 | HEADERS
         self._strikes = None if keep_alive is None else Strikes(keep_alive)
         self._draining = False
-        self.largest_answer = maxsize  # bytes that `answer` sends
+        self._largest_answer = maxsize  # bytes
+        self._at_once = sender.frame  # bytes that `answer` sends
         self._reserve = reserve
         self._room = limits.streams if reserve is None else min(limits.streams, OWN_STREAMS)
 
@@ -521,8 +528,7 @@ class ServerConnection(Connection):
         size = sum(map(len, message))
         nbytes = size + _PREFIX
         if (
-            nbytes > sender.frame
-            or size > self.largest_answer
+            nbytes > self._at_once
             or nbytes > stream.send_window
             or nbytes > sender.window
             or sender.shrinks
@@ -547,6 +553,14 @@ class ServerConnection(Connection):
         else:
             streams.sent_all(stream)
         return True
+
+    def limit_answers(self, nbytes: int) -> None:
+        """Have `answer` send messages of at most `nbytes`."""
+        self._largest_answer = nbytes
+        self._frame_allowed()
+
+    def _frame_allowed(self) -> None:
+        self._at_once = min(self.sender.frame, self._largest_answer + _PREFIX)
 
     @property
     def sent(self) -> int:
@@ -612,7 +626,6 @@ class ServerConnection(Connection):
         if number > streams.drain_to:
             return
         streams.last = number
-        limits = self.limits
         # Section 5.1.2.
         if head is None or (len(streams.open) >= self._room and not self._has_room()):
             streams.refuse(number, refusal)
@@ -620,7 +633,7 @@ class ServerConnection(Connection):
         stream = head.kind(head, number)
         streams.open[number] = stream
         stream.send_window = self.sender.initial_window
-        stream.window = limits.stream_window
+        stream.window = self.limits.stream_window
         if flags & END_STREAM:
             if stream.expected > 0:
                 streams.fail(stream, ErrorCode.PROTOCOL_ERROR)

@@ -619,7 +619,7 @@ class GrpcConnection(Http2Protocol):
         if account is None:
             return False
         self.account = account
-        self.http2.largest_answer = context.admission.max_response_bytes or maxsize
+        self.http2.limit_answers(context.admission.max_response_bytes or maxsize)
         self.progress = Progress(account, context.patience_secs)
         self.opened = self._idle_since = self._now()
         context.connections.add(self)
