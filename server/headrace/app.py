@@ -20,7 +20,6 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from headrace.cli.text import table
 from headrace.core import plugins
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
+from headrace.core.process import allow_many_files, collect_rarely
 from headrace.doors.server import ServerDoors
 from headrace.engine.admission import Admission
 from headrace.engine.chain import load_stages
@@ -61,9 +61,6 @@ from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 
-# Allocations between garbage collections, collections of the youngest objects between those of the
-# next ones, and so on: loading a thousand models makes 250 000 objects.
-_COLLECT_AFTER = 20_000, 2, 50
 _STEP_SECS = 0.02  # between collections at start-up
 _TRACES_SECS = 5  # time limit for writing the last traces
 _UNFINISHED_SECS = 2  # time limit for incomplete requests at shutdown
@@ -102,10 +99,7 @@ def run(settings: Settings, note: str = "", reread: Callable[[], Settings] | Non
     except LoadFailed as error:
         print(f"headrace serve: {error}", file=sys.stderr)
         return 1
-    # Connections, workers and large tensors in transit each take descriptors.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     control = LogControl(settings.logs, logs.apply)
     control.drops.append(lambda: logs.dropped)
     application = Application(settings, control, tracing, reread)
@@ -237,10 +231,8 @@ class Application:
             )
             await self._doors.close(0)
             return 1
-        # Requests leave no cycles behind, so that the garbage collector need not run often; one
-        # batch of 64 has a thousand live objects, more than trigger a collection by default.
         _collect()
-        gc.set_threshold(*_COLLECT_AFTER)
+        collect_rarely()
         gc.enable()  # disabled before the imports, see `headrace.cli`
         keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"

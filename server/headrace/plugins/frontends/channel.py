@@ -10,7 +10,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -391,9 +390,3 @@ class Channel:
 def _lane(kind: int, number: int) -> int:
     """The lane of a frame, within which order is kept: its exchange, or all requests."""
     return -1 if kind in _IN_ORDER else number
-
-
-def allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard limit: each mapped file counts."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

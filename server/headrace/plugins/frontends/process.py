@@ -31,6 +31,7 @@ from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.process import allow_many_files, collect_rarely
 from headrace.core.tensors import Buffer
 from headrace.doors.clients import ClientDoors
 from headrace.doors.grpc.call import Unary
@@ -43,7 +44,7 @@ from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN, Readiness
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
-from headrace.plugins.frontends.channel import Channel, allow_many_files
+from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
 from headrace.plugins.frontends.link_infer import (
     Flag,
@@ -444,7 +445,6 @@ def forwarding_handler(link: EngineSession, path: str) -> Unary:
     return handler
 
 
-_COLLECT_AFTER = 20_000  # allocations between garbage collections, as in the engine
 _COUNT_SECS = 1.0  # between reports of answers and of lost log lines
 _UNFINISHED_SECS = 2  # for the rest of incomplete requests
 
@@ -509,7 +509,7 @@ async def _serve(sock: socket.socket) -> int:
     # Objects built at start-up stay for good: the garbage collector need not visit them again.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, 10, 10)
+    collect_rarely()
     keep_memory(server=True)
     link.ready()
     told = 0

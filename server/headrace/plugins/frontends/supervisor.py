@@ -23,7 +23,6 @@ from headrace.observability.logs import LogSettings
 from headrace.placement.child_process import ChildProcess, RestartPolicy
 from headrace.placement.isolation import is_private
 from headrace.placement.worker.python_options import passed_environment
-from headrace.plugins.frontends.channel import allow_many_files
 from headrace.plugins.frontends.config import FrontendConfig, WantedHeaders
 from headrace.plugins.frontends.session import FrontEndSession
 
@@ -158,7 +157,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start all front ends and wait until their doors are open; raises `OSError`."""
-        allow_many_files()
         for front_end in self._front_ends:
             front_end.start()
         with contextlib.suppress(TimeoutError):
