@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
@@ -28,7 +28,7 @@ from headrace.observability.machine import resident_bytes
 from headrace.observability.statistics import EndKind
 from headrace.placement.child_process import ChildProcess, ProcessOutput
 from headrace.placement.worker.python_options import WorkerSpec
-from headrace.workers.channel import CLOEXEC, READ, SPACE, FilesLost, FrameSocket
+from headrace.workers.channel import CLOEXEC, READ, SPACE, FilesLost, FrameSocket, Received
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     ANSWERS,
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 CLOSED = "closed its socket"
 _REST_SECS = 10.0  # without large batches after which a slot's files release their memory
 _PENDING = 4  # files that may arrive before their frames
+_LOGGED = 64  # lines of a log processed in a turn of the event loop, of some 50 us each
 Take = Callable[[Header[Kind], bytes, Buffer], None]
 
 
@@ -75,6 +76,7 @@ class WorkerSocket:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._take: Take | None = None
         self._reading = False
+        self._later: Iterator[Received] | None = None  # frames left for the next turn of the loop
         self._files = BatchFiles(ANSWERS)
         self._unsent: deque[tuple[memoryview, int]] = deque()
         self._resting: asyncio.TimerHandle | None = None
@@ -91,6 +93,8 @@ class WorkerSocket:
         self.sock.setblocking(False)
         self._reading = True
         loop.add_reader(self.sock, self.receive)
+        if self._later is not None:
+            self._put_off(self._later)
         if self._unsent:
             loop.add_writer(self.sock, self._on_writable)
 
@@ -209,25 +213,36 @@ class WorkerSocket:
             self.on_empty()
 
     def receive(self) -> bool:
-        """Process received bytes; returns True if there may be more."""
+        """Process received bytes; returns True if there may be more.
+
+        A worker may send thousands of lines for the log at once: the rest waits for a later turn.
+        """
         if not self._reading:
             return False
-        files = self.socket.files
+        files, logged = self.socket.files, 0
         try:
-            received, control, told, _ = self.sock.recvmsg(READ, SPACE, CLOEXEC)
-            if control or told != CLOEXEC:
-                self.socket.keep(control, told)
-            if not received or len(files) > _PENDING:
-                lies = BrokenFrame("too many files") if received else None
-                self._lost("sent too many files" if lies else CLOSED, lies)
-                return False
-            for header, meta, data in self._feed(received):
+            if self._later is not None:
+                frames, self._later = self._later, None
+            else:
+                received, control, told, _ = self.sock.recvmsg(READ, SPACE, CLOEXEC)
+                if control or told != CLOEXEC:
+                    self.socket.keep(control, told)
+                if not received or len(files) > _PENDING:
+                    lies = BrokenFrame("too many files") if received else None
+                    self._lost("sent too many files" if lies else CLOSED, lies)
+                    return False
+                frames = iter(self._feed(received))
+            for header, meta, data in frames:
                 if header.flags or header.number in self._files.slots:
                     data = self._files.data(header, self._files.take(header, data, files))
                     if header.flags:
                         self._rest_later()
                 if header.kind is LOG:
                     self._log(meta)
+                    logged += 1
+                    if logged == _LOGGED:
+                        self._put_off(frames)
+                        break
                 elif self._take is not None:
                     self._take(header, meta, data)
         except BlockingIOError:
@@ -241,6 +256,21 @@ class WorkerSocket:
         except Exception as error:  # from a malformed frame, or a bug
             self._lost(f"sent an invalid message ({type(error).__name__}: {error})", error)
         return self._reading
+
+    def _put_off(self, frames: Iterator[Received]) -> None:
+        """Leave frames for the next turn of the event loop, and read nothing until then."""
+        self._later = frames
+        if self._loop is not None:
+            self._loop.remove_reader(self.sock)
+            self._loop.call_soon(self._go_on, self._loop)
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is not self._loop:  # detached meanwhile
+            return
+        if self._later is not None:
+            self.receive()
+        if self._later is None and self._reading:
+            loop.add_reader(self.sock, self.receive)
 
     def close(self) -> None:
         """Close the socket and all files."""

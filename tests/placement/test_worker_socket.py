@@ -1,0 +1,47 @@
+"""The server's end of a worker's socket."""
+
+import asyncio
+import json
+import socket
+
+import uvloop
+
+from headrace.placement.worker.worker_process import WorkerSocket
+from headrace.workers.elements import Buffer
+from headrace.workers.frames import Header, Kind, frame
+
+_LINE = frame(Kind.LOG, json.dumps([20, "model", "text"]).encode())
+
+
+def test_lines_of_a_flood_are_logged_in_turns_and_frames_keep_their_order() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        lines, answers = list[bytes](), list[int]()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def take(header: Header[Kind], meta: bytes, data: Buffer) -> None:
+            answers.append(len(lines))
+            if len(answers) == 2:
+                done.set_result(None)
+
+        ours, theirs = socket.socketpair()
+        link = WorkerSocket(ours.detach(), lines.append, lambda *_: None)
+        with theirs:
+            answer = frame(Kind.ANSWER, b"{}")
+            theirs.sendall(_LINE * 500 + answer + _LINE * 500 + answer)
+            link.attach(loop, take)
+            seen = 0
+            while not done.done():
+                turn: asyncio.Future[None] = loop.create_future()
+                loop.call_soon(turn.set_result, None)
+                await turn
+                assert len(lines) - seen < 200
+                seen = len(lines)
+            assert answers == [500, 1000]
+            theirs.sendall(_LINE)
+            async with asyncio.timeout(10):
+                while len(lines) < 1001:  # noqa: ASYNC110 - the socket is read by callbacks
+                    await asyncio.sleep(0)
+            link.close()
+
+    uvloop.run(scenario())
