@@ -168,3 +168,33 @@ def test_silent_tls_clients_are_closed_in_time() -> None:
 
     with ExitStack() as stack:
         uvloop.run(scenario(stack))
+
+
+def test_one_client_has_a_limited_number_of_handshakes_under_way() -> None:
+    async def scenario(stack: ExitStack) -> None:
+        listener = bind("127.0.0.1", 0)
+        address = listener.getsockname()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(listener, make, list, context, 60)
+        acceptor.start()
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(300)]
+        for client in clients:
+            client.sendall(b"\x16\x03\x01\x02")  # the beginning of a hello
+        for _ in clients:
+            with socket.create_connection(address, source_address=("127.0.0.2", 0)) as newcomer:
+                newcomer.sendall(b"not a hello")
+                await received(newcomer)
+        assert 100 < len(begun) - len(clients) < 200
+        for client in clients[:-1]:
+            client.close()
+        clients[-1].sendall(b"not a hello" * 100)
+        await received(clients[-1])
+        acceptor.close()
+
+    def make() -> Greeting:
+        begun.append(1)
+        return Greeting()
+
+    begun = list[int]()
+    with ExitStack() as stack:
+        uvloop.run(scenario(stack))

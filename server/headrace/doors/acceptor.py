@@ -8,8 +8,9 @@ Accepting costs a tenth of making the connection's protocol and transport. So ea
 accepts more connections than it makes, and makes them by client address in turns: a client that
 opens thousands delays its own connections only.
 
-A TLS handshake costs a millisecond of the loop, as soon as its client has said hello. So sockets
-wait for that (`_Silent`), and one handshake begins per turn; all of them count as connections.
+A TLS handshake costs a millisecond of the loop, as soon as its client has said hello, and 50 KB
+until it ends. So sockets wait for that (`_Silent`), one handshake begins per turn, and a client
+address has so many under way at most; all of them count as connections.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import os
 import select
 import socket
 import ssl
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 QUEUE = 4096  # connections that can wait to be accepted; others are retried after a second
 _ACCEPTED = 256  # connections accepted in a turn of the loop
 _MADE = 8  # connections made in one, of those that are accepted
+_SHAKING = 128  # TLS handshakes of one client address that are under way
 _ENDED = 64  # silent clients handled in one that have spoken, left or been silent too long
 _PAUSE_SECS = 1.0  # pause after a failure that would repeat at once
 _LOG_SECS = 10.0  # between log lines about failures
@@ -67,6 +69,10 @@ class Acceptor:
         # Accepted, and in TLS with a hello; by address, in the order of their turns.
         self._waiting: OrderedDict[str, deque[socket.socket]] = OrderedDict()
         self._waiting_count = 0
+        self._beginning = False  # `_begin_some` is scheduled
+        self._shaking: Counter[str] = Counter()  # TLS handshakes under way, by address
+        # Connections of addresses that have as many of these as they may.
+        self._crowded: dict[str, deque[socket.socket]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._log_at = 0.0
@@ -95,7 +101,7 @@ class Acceptor:
                     break
         if self._tls is None:
             while self._waiting:
-                self._begin(self._next())
+                self._begin(*self._next())
         if self._pause is not None:
             self._pause.cancel()
         self._listener.close()
@@ -144,32 +150,55 @@ class Acceptor:
 
     def _wait(self, sock: socket.socket, address: str) -> None:
         """Queue a connection until the turn of its client's address."""
-        if not self._waiting:
-            self._loop.call_soon(self._begin_some)
-        self._waiting.setdefault(address, deque()).append(sock)
+        if (others := self._crowded.get(address)) is not None:
+            others.append(sock)
+        else:
+            self._waiting.setdefault(address, deque()).append(sock)
+            self._begin_later()
         self._waiting_count += 1
 
-    def _next(self) -> socket.socket:
-        """Take the next connection from those that wait."""
+    def _begin_later(self) -> None:
+        if not self._beginning:
+            self._beginning = True
+            self._loop.call_soon(self._begin_some)
+
+    def _next(self) -> tuple[socket.socket, str]:
+        """Take the next connection from those that wait, with its client's address."""
         address, socks = self._waiting.popitem(last=False)
         sock = socks.popleft()
         if socks:
             self._waiting[address] = socks  # behind the others
         self._waiting_count -= 1
-        return sock
+        return sock, address
 
     def _begin_some(self) -> None:
-        for _ in range(min(self._waiting_count, _MADE if self._tls is None else 1)):
-            self._begin(self._next())
+        self._beginning = False
+        for _ in range(_MADE if self._tls is None else 1):
+            if self._waiting:
+                self._begin(*self._next())
         if self._waiting:
-            self._loop.call_soon(self._begin_some)
+            self._begin_later()
 
-    def _begin(self, sock: socket.socket) -> None:
-        task = self._loop.create_task(self._connect(sock))
+    def _begin(self, sock: socket.socket, address: str) -> None:
+        if self._tls is not None:
+            self._shaking[address] += 1
+            if self._shaking[address] == _SHAKING:
+                self._crowded[address] = self._waiting.pop(address, deque())
+        task = self._loop.create_task(self._connect(sock, address))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, sock: socket.socket) -> None:
+    def _shaken(self, address: str) -> None:
+        """Count the end of a handshake, which may let another one of its address begin."""
+        self._shaking[address] -= 1
+        if not self._shaking[address]:
+            del self._shaking[address]
+        others = self._crowded.pop(address, None)
+        if others:
+            self._waiting[address] = others
+            self._begin_later()
+
+    async def _connect(self, sock: socket.socket, address: str) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._make, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_secs
@@ -177,6 +206,9 @@ class Acceptor:
         except OSError as error:  # disconnected, or not TLS
             log.debug("a connection was not made: %s", error)
             sock.close()
+        finally:
+            if self._tls is not None:
+                self._shaken(address)
 
     def _fail(self, error: OSError) -> bool:
         """Handle a connection that cannot be accepted; returns True to go on at once."""
