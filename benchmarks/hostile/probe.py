@@ -9,6 +9,7 @@ others do on a shared machine is not the server's fault.
 """
 
 import json
+import re
 import socket
 import sys
 import threading
@@ -93,19 +94,34 @@ class KeepAlive:
             self._socket = socket.create_connection(self._address, _LONGEST_SECS, _FROM)
         try:
             self._socket.sendall(_HEALTH + b"\r\n")
-            answer = self._socket.recv(4096)
+            good = _is_good(self._socket)
         except OSError:
-            answer = b""
-        if not answer:
+            good = False
+        if not good:
             self._socket.close()
             self._socket = None
-        return answer.startswith(b"HTTP/1.1 200")
+        return good
 
 
 def _once(address: tuple[str, int], request: bytes) -> bool:
     with socket.create_connection(address, _LONGEST_SECS, _FROM) as made:
         made.sendall(request)
-        return made.recv(4096).startswith(b"HTTP/1.1 200")
+        return _is_good(made)
+
+
+def _is_good(sock: socket.socket) -> bool:
+    """Receive an answer, whole: its parts may come one by one. True if its status is 200."""
+    answer = b""
+    while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + _length(answer[:end]):
+        if not (part := sock.recv(65536)):
+            return False
+        answer += part
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+def _length(head: bytes) -> int:
+    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+    return int(found[1]) if found else 0
 
 
 class Waits:
