@@ -1,7 +1,10 @@
 """Connections whose server shuts down or whose client disconnects, on real sockets."""
 
 import asyncio
+import fcntl
 import socket
+import termios
+from contextlib import suppress
 
 import pytest
 import uvicorn
@@ -142,3 +145,34 @@ async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
         await until(lambda: protocol.held == 0)
         client.sendall(_REQUEST)
         assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")
+
+
+async def test_a_body_that_nobody_wants_is_read_in_turns() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with client:
+        size, sent = 64 << 20, 0
+        client.sendall(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % size)
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            while sent < size:
+                sent += client.send(bytes(min(1 << 20, size - sent)))
+        turns, counting = 0, True
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            if counting:
+                loop.call_soon(count)
+
+        server.setblocking(False)
+        await accepted(client, server, Starlette())
+        count()
+        waiting = sent
+        while waiting > 0:
+            waiting = int.from_bytes(fcntl.ioctl(server, termios.FIONREAD, bytes(4)), "little")
+            await asyncio.sleep(0)
+        counting = False
+        assert turns > sent // (1 << 20)

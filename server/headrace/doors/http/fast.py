@@ -61,8 +61,8 @@ class BodyReader(asyncio.BufferedProtocol):
             # reader must not keep the body alive.
             self._place = memoryview(b"")
 
-    def eof_received(self) -> None:
-        self._connection.eof_received()
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)
@@ -159,11 +159,11 @@ class FastProtocol(BoundedProtocol):
         self._consuming = False
         self._closing = False
         self._deferring = False  # the last request is still being decoded; later ones wait
-        self._unsent: deque[Buffer] = deque()  # written, but not passed to the transport yet
+        self._unsent: deque[Buffer] | None = None  # written, but not passed to the transport yet
         self._ending = False  # the connection closes when all that is passed on
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unsent.clear()
+        self._unsent = None
         self.unsent = 0
         self._forget()
         super().connection_lost(exc)
@@ -281,6 +281,7 @@ class FastProtocol(BoundedProtocol):
                 passed = min(self._skip, size - position)
                 self._skip -= passed
                 position += passed
+                self._let_others(passed)
             elif self._in_message or (cycle is not None and self.answering):
                 super().data_received(data, position)
                 break
@@ -389,6 +390,7 @@ class FastProtocol(BoundedProtocol):
             self._complete(request)
         elif length - request.filled >= _DIRECT:
             self._switch(BodyReader(self, request.body[request.filled :]))
+            self._let_others(taken)
         return position + taken
 
     def body_grew(self, nbytes: int) -> bool:
@@ -404,6 +406,7 @@ class FastProtocol(BoundedProtocol):
             request.end(request.failure(error))
             return False
         if request.filled < (request.head.length or 0):
+            self._let_others(nbytes)
             return True
         self._switch(self)
         self._complete(request)
@@ -436,7 +439,9 @@ class FastProtocol(BoundedProtocol):
         elif len(buffers) <= _AT_ONCE and not self._unsent:
             self.transport.writelines([head, *buffers])
         else:
-            # The transport would keep all pieces until the last one is sent.
+            # The transport would keep all pieces until the last one is sent. Most connections have
+            # none, and an empty deque takes 0.6 KB.
+            self._unsent = self._unsent or deque()
             self._unsent += [head, *buffers]
             self.unsent += len(head) + size
             self._pass_on()

@@ -35,6 +35,7 @@ NAMES = "headrace.headers"  # in a scope: headers with names in original case, i
 _PIPELINED = 4 << 10  # bytes of objects of a pipelined request
 _HEADS = 4 << 10  # bytes that are parsed at once: they may be requests of 18 bytes
 _BODY = 16 << 10  # ... of a body, with what may follow it
+_LONG_READ = 128 << 10  # bytes read at once after which others have their turn
 GONE = 499  # in place of a status: the client disconnected before its answer
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
@@ -83,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_message = False
         self._head_size = 0
-        self._cycles: deque[RequestResponseCycle] = deque()  # unanswered requests, in order
+        self._cycles: deque[RequestResponseCycle] | None = None  # unanswered requests, in order
         self._held = b""  # received, but to be processed later, from `_held_at` on
         self._held_at = 0
 
@@ -243,6 +244,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]  # it refers to this connection, as do these
         self.pipeline.clear()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows both
+        """Close the socket, as the transport does if this returns False."""
+        if self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        return self._admission.turns.end_later(self.transport.close)
+
     def _hang_up(self) -> None:
         self.transport.close()
         self._tell_gone()
@@ -252,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
         uvicorn does so for the last one only, and lets it answer the others in vain.
         """
-        cycles, self._cycles = self._cycles, deque()
+        cycles, self._cycles = self._cycles or (), None
         self._held = b""
         for cycle in cycles:
             if not cycle.response_complete:
@@ -275,7 +282,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers.append(_CLOSE)  # as if the client had asked for it
         if not self._upgrades:
             super().on_headers_complete()
-            cycles = self._cycles
+            cycles = self._cycles = self._cycles or deque()
             while cycles and cycles[0].response_complete:  # they are answered in order
                 cycles.popleft()
             cycles.append(self.cycle)
@@ -332,6 +339,20 @@ class BoundedProtocol(HttpToolsProtocol):
             stop = max(position + most, end)
             self._parse(data[position:stop])
             position = stop
+        self._let_others(size)
+
+    def _let_others(self, nbytes: int) -> None:
+        """Read on in a turn of its own, after `nbytes` of a body.
+
+        A transport reads up to 32 times in a turn, 8 MB for each connection.
+        """
+        if nbytes >= _LONG_READ and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._admission.turns.put_off(self._read_on)
+
+    def _read_on(self) -> None:
+        if not (self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _hold(self, data: bytes, position: int) -> None:
         """Process received bytes from `position` on later."""

@@ -181,7 +181,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Close the socket: a peer that has finished sending does not wait for answers either."""
-        return False
+        return self._socket >= 0 and self._turns.end_later(self._transport.close)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""

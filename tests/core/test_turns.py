@@ -1,0 +1,35 @@
+"""Work that one client can cause, in turns of the event loop."""
+
+import asyncio
+
+import uvloop
+
+from headrace.core.turns import Turns
+
+
+def test_thousands_of_connections_end_in_turns() -> None:
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        ended = list[int]()
+        at_once = sum(not turns.end_later(lambda n=n: ended.append(n)) for n in range(1000))  # type: ignore[misc]
+        assert 0 < at_once < 200
+        seen = 0
+        while len(ended) < 1000 - at_once:
+            turn: asyncio.Future[None] = loop.create_future()
+            loop.call_soon(turn.set_result, None)
+            await turn
+            assert len(ended) - seen < 200
+            seen = len(ended)
+        assert ended == list(range(at_once, 1000))
+
+    uvloop.run(scenario())
+
+
+def test_a_connection_alone_ends_at_once() -> None:
+    async def scenario() -> None:
+        turns = Turns()
+        for _ in range(1000):
+            assert not turns.end_later(lambda: None)
+            await asyncio.sleep(0.001)
+
+    uvloop.run(scenario())
