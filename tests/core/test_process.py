@@ -1,4 +1,4 @@
-"""What processes arrange for themselves, in a process of its own."""
+"""Limits of a process, in one of its own."""
 
 import subprocess
 import sys

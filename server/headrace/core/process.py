@@ -1,4 +1,4 @@
-"""What each of the server's own processes arranges for itself at its start."""
+"""Limits and garbage collection of each of the server's own processes, set at its start."""
 
 import fcntl
 import gc

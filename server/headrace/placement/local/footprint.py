@@ -1,4 +1,4 @@
-"""When memory of large batches is given back by an instance that goes on with smaller ones.
+"""The memory of large batches, given back by an instance that goes on with smaller ones.
 
 ONNX Runtime's arena and the buffers of batches keep what the largest batch took. An instance
 without batches gives it back; one that is in use all the time never would, although a single

@@ -555,7 +555,7 @@ class ServerConnection(Connection):
         return True
 
     def limit_answers(self, nbytes: int) -> None:
-        """Have `answer` send messages of at most `nbytes`."""
+        """Bound the messages that `answer` sends to `nbytes`."""
         self._largest_answer = nbytes
         self._frame_allowed()
 
