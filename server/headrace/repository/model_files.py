@@ -38,7 +38,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeAlias
 
 from headrace.core.errors import LoadFailed
-from headrace.placement.local.onnx_files import external_files
+from headrace.placement.local.onnx_files import read_contents
 from headrace.protocol.pb.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from headrace.repository.completion import normalise
 from headrace.repository.config import ConfigFile
@@ -147,7 +147,7 @@ def _modules(root: Path, name: str) -> Iterable[Path]:
 
 def _weights(file: Path) -> Iterator[Path]:
     try:
-        locations = external_files(file)
+        locations = read_contents(file).locations
     except (OSError, ValueError, LoadFailed):
         return
     for location in locations:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -314,6 +315,44 @@ def test_an_arena_releases_the_memory_of_a_large_batch(tmp_path: Path) -> None:
     kept, given_back = map(int, told.split())
     assert kept > 100 << 20
     assert given_back > 0.9 * kept
+
+
+_SHARING = """
+import sys
+from pathlib import Path
+import numpy as np
+from headrace.placement.local.onnx import OnnxBackend
+from tests.placement.local.test_onnx import resident, spec_of
+from tests.models import onnx_graphs
+
+first, second = [
+    OnnxBackend().load(
+        spec_of(Path(folder), onnx_graphs.identity(), parameters=dict([own] if own else []))
+    )
+    for folder, own in zip(sys.argv[1:], [(), ("session.use_env_allocators", sys.argv[3])])
+]
+for model in (first, second):
+    model.infer({"INPUT0": np.ones((1, 2), np.float32)}, ["OUTPUT0"])
+first.infer({"INPUT0": np.ones((16 << 20, 2), np.float32)}, ["OUTPUT0"])
+before = resident()
+second.rest()
+print(before - resident())
+"""
+
+
+def resident() -> int:
+    """Bytes of memory in use by this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_small_models_share_an_arena_unless_told_otherwise(tmp_path: Path, shared: bool) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, "-c", _SHARING, *map(str, folders), str(int(shared))]
+    told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert (int(told) > 100 << 20) is shared
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES, Datatype.BF16])

@@ -11,7 +11,7 @@ from headrace.core.errors import LoadFailed
 from headrace.core.model_spec import LoadSpec
 from headrace.core.tensors import Array
 from headrace.placement.local.onnx import OnnxBackend
-from headrace.placement.local.onnx_files import check_external_files, external_files, has_loops
+from headrace.placement.local.onnx_files import check_locations, read_contents
 from tests.models import onnx_graphs
 from tests.support.busy_model import NAME, write_busy_model
 
@@ -42,27 +42,27 @@ def refused(root: Path, model: bytes) -> bool:
     """True if the backend refuses `model` because of its tensor's location."""
     path = write(root, model)
     with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
-        check_external_files(path, root)
+        check_locations(read_contents(path).locations, path, root)
     with pytest.raises(LoadFailed, match="outside of the directory of the model file"):
         OnnxBackend().load(LoadSpec("m", path, root))
     return True
 
 
 def test_a_model_without_external_files(root: Path) -> None:
-    assert external_files(write(root, onnx_graphs.heavy(16, 2))) == set()
+    assert read_contents(write(root, onnx_graphs.heavy(16, 2))).locations == []
 
 
 def test_a_graph_with_a_loop_is_recognized(root: Path) -> None:
     write_busy_model(root)
     loops = root / NAME / "1" / "model.onnx"
-    assert has_loops(loops)
+    assert read_contents(loops).loops
     assert OnnxBackend().load(LoadSpec(NAME, loops, root / NAME)).loops
-    assert not has_loops(write(root, onnx_graphs.heavy(16, 2)))
+    assert not read_contents(write(root, onnx_graphs.heavy(16, 2))).loops
 
 
 @every_place
 def test_files_are_found(root: Path, graph: Graph) -> None:
-    assert external_files(write(root, graph("some/weights.bin"))) == {"some/weights.bin"}
+    assert read_contents(write(root, graph("some/weights.bin"))).locations == ["some/weights.bin"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_file_beside_the_model_is_read(root: Path, graph: Graph, location: str
 @every_place
 def test_a_missing_file_fails_to_load(root: Path, graph: Graph) -> None:
     path = write(root, graph("missing.bin"))
-    check_external_files(path, root)
+    check_locations(read_contents(path).locations, path, root)
     with pytest.raises(LoadFailed, match=r"cannot load m/1/model\.onnx"):
         OnnxBackend().load(LoadSpec("m", path, root))
 
@@ -163,7 +163,7 @@ def test_a_linked_repository_stays_confined(root: Path, tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_utf_8_is_found(root: Path) -> None:
     model = onnx_graphs.external_weight("../../@@@@").replace(b"@@@@", b"\xff\xfe/x")
-    assert external_files(write(root, model)) == {os.fsdecode(b"../../\xff\xfe/x")}
+    assert read_contents(write(root, model)).locations == [os.fsdecode(b"../../\xff\xfe/x")]
     assert refused(root, model)
 
 
@@ -177,7 +177,7 @@ def test_a_field_number_that_other_parsers_would_cut_is_refused(root: Path) -> N
     path = root / "1" / "model.onnx"
     path.write_bytes(_grown(graph, hidden))
     with pytest.raises(LoadFailed, match="a field number is too large"):
-        external_files(path)
+        read_contents(path)
 
 
 def _grown(before: bytes, after: bytes) -> bytes:
@@ -199,7 +199,7 @@ def test_a_file_of_zeros_is_refused_at_once(root: Path) -> None:
     file = root / "model.onnx"
     file.write_bytes(bytes(1_000))
     with pytest.raises(LoadFailed, match="a field has the number 0"):
-        external_files(file)
+        read_contents(file)
 
 
 def test_deeply_nested_graphs_are_refused(root: Path) -> None:
@@ -209,11 +209,11 @@ def test_deeply_nested_graphs_are_refused(root: Path) -> None:
             message = bytes([tag]) + _varint(len(message)) + message
     path = write(root, b"\x3a" + _varint(len(message)) + message)
     with pytest.raises(LoadFailed, match="nested too deeply"):
-        external_files(path)
+        read_contents(path)
 
 
 def test_a_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(LoadFailed, match="pointer of Git LFS"):
-        external_files(file)
+        read_contents(file)

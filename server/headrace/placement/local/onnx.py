@@ -4,7 +4,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,7 +21,7 @@ from headrace.core.tensors import Array, TensorArray
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import LoadedModel
-from headrace.placement.local.onnx_files import check_external_files, has_loops
+from headrace.placement.local.onnx_files import check_locations, read_contents
 from headrace.placement.local.onnx_options import (
     Provider,
     cuda_obstacle,
@@ -71,6 +71,8 @@ _TYPES: dict[str, Datatype] = {
     "tensor(string)": Datatype.BYTES,
     "tensor(bfloat16)": Datatype.BF16,
 }
+_SMALL = 1 << 20  # bytes of files of models that share an arena
+_SHARED_ARENA = "session.use_env_allocators"
 _PIECE = 1 << 14  # texts per step: processing them blocks all other threads
 # Maximum BYTES elements of a run. Each becomes an object of some sixty bytes, and ONNX Runtime
 # holds the interpreter lock while it converts them: this many for an unnoticeable time.
@@ -288,16 +290,18 @@ class OnnxBackend(Backend):
         """Load one instance; raises `LoadFailed` or `InvalidOption`."""
         file = _model_file(spec.path)
         try:
-            files = [file, *check_external_files(file, spec.root)]
+            contents = read_contents(file)
         except OSError as error:
             raise LoadFailed(f"{_shown(file, spec)} cannot be read: {error.strerror}") from error
+        size = _size([file, *check_locations(contents.locations, file, spec.root)])
         providers = execution_providers(spec)
         options, each_run = session_options(spec), partial(run_options, spec)
+        if size <= _SMALL and [p.name for p in providers] == ["CPUExecutionProvider"]:
+            _share_arena(options, spec)
         if spec.device is not None:
             prepare_gpu()
         session = _session(file, options, providers, spec)
         try:
-            size = _size(files)
             if spec.device is not None and (cuda := self._gpus.cuda()) is not None:
                 allocate: Allocate = self._gpus.pinned if spec.pinned_outputs else lambda _: None
                 model: OnnxModel = BoundOnnxModel(
@@ -306,10 +310,29 @@ class OnnxBackend(Backend):
                 )  # fmt: skip
             else:
                 model = OnnxModel(session, each_run, size)
-            model.loops = has_loops(file)
+            model.loops = contents.loops
             return model
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{file.name} holds a name that is not UTF-8") from error
+
+
+def _share_arena(options: ort.SessionOptions, spec: LoadSpec) -> None:
+    """Let a session use the process' arena, unless its configuration says otherwise.
+
+    One of its own takes 37 KiB from the first run on, as much as all else of a small model.
+    """
+    if options.enable_cpu_mem_arena and _SHARED_ARENA not in spec.parameters:
+        _make_arena()
+        options.add_session_config_entry(_SHARED_ARENA, "1")
+
+
+@cache
+def _make_arena() -> None:
+    place = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    with suppress(Fail):  # another thread, or the program around this one, has made it
+        ort.create_and_register_allocator(place, None)
 
 
 def _session(

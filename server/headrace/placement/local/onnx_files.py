@@ -14,8 +14,9 @@ threads often, so that nobody else waits for it.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.core.errors import LoadFailed
 
@@ -85,23 +86,18 @@ class _FileView:
         return data
 
 
-def external_files(model_file: Path) -> set[str]:
-    """The file locations named by the tensors of `model_file`.
+class Contents(NamedTuple):
+    """What is read of a model file: the file `locations` named by its tensors, sorted.
 
-    Raises `LoadFailed` if it is not an ONNX model.
+    With `loops`, input values may determine how long the graph runs.
     """
-    locations, _ = _read(model_file)
-    return locations
+
+    locations: list[str]
+    loops: bool
 
 
-def has_loops(model_file: Path) -> bool:
-    """True if input values may determine how long the graph runs; raises `LoadFailed`."""
-    _, operators = _read(model_file)
-    return not operators.isdisjoint(_LOOPS)
-
-
-def _read(model_file: Path) -> tuple[set[str], set[bytes]]:
-    """The locations named by tensors, and the operators with short names."""
+def read_contents(model_file: Path) -> Contents:
+    """Read a model file; raises `LoadFailed` if it is not an ONNX model."""
     with model_file.open("rb", buffering=0) as file:
         view = _FileView(file.fileno())
         if not view.size:
@@ -113,16 +109,15 @@ def _read(model_file: Path) -> tuple[set[str], set[bytes]]:
             is_pointer = os.pread(file.fileno(), len(_LFS), 0) == _LFS
             what = "it is a pointer of Git LFS; fetch the file itself" if is_pointer else error
             raise LoadFailed(f"{model_file.name} is not a valid ONNX model: {what}") from None
-        return locations, operators
+        return Contents(sorted(locations), not operators.isdisjoint(_LOOPS))
 
 
-def check_external_files(model_file: Path, root: Path) -> list[Path]:
-    """The files that contain tensors of `model_file`.
+def check_locations(locations: Sequence[str], model_file: Path, root: Path) -> list[Path]:
+    """The files at these `locations`, which contain tensors of `model_file`.
 
     Raises `LoadFailed` for a location outside of the model's directory `root`, or, within it,
     outside of the directory of the model file, or of the file that it links to.
     """
-    locations = sorted(external_files(model_file))
     for location in locations:
         if not _may_be_read(location, model_file, root):
             raise LoadFailed(
