@@ -39,6 +39,7 @@ from benchmarks.hostile.wire import (
     STREAM,
     WATCH,
     Http2,
+    bytes_field,
     connect,
     frame,
     post,
@@ -119,19 +120,6 @@ def _grpc(target: Target, message: bytes, times: int = 1) -> Fire:
 def _compressed(message: bytes) -> bytes:
     data = gzip.compress(message, 9)
     return b"\1" + len(data).to_bytes(4, "big") + data
-
-
-def _with_field(number: int, content: bytes) -> bytes:
-    """A field of bytes, as protobuf writes it."""
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def shape_with_text(target: Target) -> Fire:
@@ -228,7 +216,7 @@ def parameters(target: Target) -> Fire:
 def map_entries(target: Target) -> Fire:
     head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="FP32", shape=[1, 64])
     tensor = head.SerializeToString() + b"\x22\x00" * 2_500_000
-    message = b"\x0a\x03mlp" + _with_field(5, tensor) + _with_field(7, bytes(256))
+    message = b"\x0a\x03mlp" + bytes_field(5, tensor) + bytes_field(7, bytes(256))
     return _grpc(target, grpc_message(message), 3)
 
 
@@ -437,8 +425,8 @@ def bytes_as_json(target: Target) -> Fire:
 def bytes_contents(target: Target) -> Fire:
     count = _BODY // 2
     head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="BYTES", shape=[count])
-    tensor = head.SerializeToString() + _with_field(5, b"\x42\x00" * count)
-    message = _with_field(1, TEXT.encode()) + _with_field(5, tensor)
+    tensor = head.SerializeToString() + bytes_field(5, b"\x42\x00" * count)
+    message = bytes_field(1, TEXT.encode()) + bytes_field(5, tensor)
     return _grpc(target, grpc_message(message))
 
 
@@ -451,9 +439,9 @@ def floats_as_json(target: Target) -> Fire:
 
 def packed_varints(target: Target) -> Fire:
     head = pb.ModelInferRequest.InferInputTensor(name="input", datatype="INT64", shape=[_BODY])
-    contents = _with_field(3, b"\1" * _BODY)
-    tensor = head.SerializeToString() + _with_field(5, contents)
-    message = _with_field(1, WHOLE.encode()) + _with_field(5, tensor)
+    contents = bytes_field(3, b"\1" * _BODY)
+    tensor = head.SerializeToString() + bytes_field(5, contents)
+    message = bytes_field(1, WHOLE.encode()) + bytes_field(5, tensor)
     return _grpc(target, grpc_message(message))
 
 
@@ -544,7 +532,7 @@ def _procedure(target: Target, name: str, message: bytes, times: int = 10) -> Fi
 
 def trace_settings(target: Target) -> Fire:
     settings = b"".join(
-        _with_field(1, _with_field(1, str(number % 1_000).encode()) + b"\x12\x00")
+        bytes_field(1, bytes_field(1, str(number % 1_000).encode()) + b"\x12\x00")
         for number in range(4 * MB)
     )
     return _procedure(target, "TraceSetting", _compressed(settings))

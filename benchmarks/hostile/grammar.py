@@ -30,6 +30,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from benchmarks.hostile.case import ABORT, CUT, GRPC, HALF, HTTP, WHOLE, Case, Change
 from benchmarks.hostile.models import ECHO, PYTHON, TEXT
 from benchmarks.hostile.models import WHOLE as WHOLE_NUMBERS
+from benchmarks.hostile.wire import bytes_field, varint
 from benchmarks.models import MLP
 from headrace.api.operations import OPERATIONS, Operation
 from headrace.protocol.pb import POOL
@@ -401,13 +402,13 @@ def _field(
     if _is_map(field):
         of_value = _inner(field).fields_by_name["value"]
         plain = b"".join(
-            _tagged(
-                field.number, _tagged(1, name.encode()) + _one(of_value, item, case, path + ".")
+            bytes_field(
+                field.number, bytes_field(1, name.encode()) + _one(of_value, item, case, path + ".")
             )
             for name, item in (value or {"x": None}).items()
         )
     elif field.is_repeated and field.is_packed and value is not None:
-        plain = _tagged(field.number, b"".join(_number(field, each) for each in value))
+        plain = bytes_field(field.number, b"".join(_number(field, each) for each in value))
     elif field.is_repeated:
         plain = b"".join(
             _one(field, item, case, path + ".") for item in (value if value is not None else [None])
@@ -421,12 +422,12 @@ def _field(
 
 def _one(field: FieldDescriptor, value: Any, case: Case, prefix: str) -> bytes:
     if field.message_type is not None:
-        return _tagged(field.number, _message(field.message_type, value or {}, case, prefix))
+        return bytes_field(field.number, _message(field.message_type, value or {}, case, prefix))
     value = _default(field) if value is None else value
     if isinstance(value, str | bytes):
-        return _tagged(field.number, value.encode() if isinstance(value, str) else value)
+        return bytes_field(field.number, value.encode() if isinstance(value, str) else value)
     kinds = {FieldDescriptor.TYPE_FLOAT: 5, FieldDescriptor.TYPE_DOUBLE: 1}
-    return _varint(field.number << 3 | kinds.get(field.type, 0)) + _number(field, value)
+    return varint(field.number << 3 | kinds.get(field.type, 0)) + _number(field, value)
 
 
 def _number(field: FieldDescriptor, value: float) -> bytes:
@@ -434,7 +435,7 @@ def _number(field: FieldDescriptor, value: float) -> bytes:
         return struct.pack("<f", value)
     if field.type == FieldDescriptor.TYPE_DOUBLE:
         return struct.pack("<d", value)
-    return _varint(int(value) & (1 << 64) - 1)
+    return varint(int(value) & (1 << 64) - 1)
 
 
 def _changed_field(field: FieldDescriptor, plain: bytes, change: Change) -> bytes:
@@ -444,45 +445,33 @@ def _changed_field(field: FieldDescriptor, plain: bytes, change: Change) -> byte
         case "repeat":
             return plain * max(min(count, MOST_BYTES // max(len(plain), 1)), 1)
         case "entries":
-            each = _tagged(number, b"")
+            each = bytes_field(number, b"")
             if _is_map(field):
                 return b"".join(
-                    _tagged(number, _tagged(1, b"%x" % n))
+                    bytes_field(number, bytes_field(1, b"%x" % n))
                     for n in range(min(count, MOST_BYTES // 12))
                 )
             return each * min(count, MOST_BYTES // len(each))
         case "text":
-            return _tagged(number, content * count)
+            return bytes_field(number, content * count)
         case "number":
             digits = change.content
             value = int(digits) if digits.lstrip("-").isdigit() else 2**63
-            return _varint(number << 3) + _varint(value & (1 << 64) - 1)
+            return varint(number << 3) + varint(value & (1 << 64) - 1)
         case "nest":
             deep = min(count, MOST_BYTES // 4)
-            return _varint(number << 3 | 3) * deep + _varint(number << 3 | 4) * deep
+            return varint(number << 3 | 3) * deep + varint(number << 3 | 4) * deep
         case "lists":  # packed numbers of a byte each, or messages without a field
-            return _tagged(number, b"\1" * min(count, MOST_BYTES))
+            return bytes_field(number, b"\1" * min(count, MOST_BYTES))
         case "spaces":  # fields that replace each other
             return plain * max(min(count, MOST_BYTES // max(len(plain), 1)) // 8, 1)
         case "unknown":
-            return plain + _tagged(1_000, content * count)
+            return plain + bytes_field(1_000, content * count)
         case "absent":
             return b""
         case "wrong":
-            return _varint(number << 3 | 1) + bytes(8)
+            return varint(number << 3 | 1) + bytes(8)
     return plain
-
-
-def _tagged(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 # --- both

@@ -249,3 +249,17 @@ class Http2:
 
 def _number(payload: bytes) -> int:
     return int.from_bytes(payload, "big") & _LARGEST
+
+
+def bytes_field(number: int, content: bytes) -> bytes:
+    """A field of bytes, as protobuf writes it."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    """A number, as protobuf writes it."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])

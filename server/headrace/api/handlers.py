@@ -110,13 +110,13 @@ async def _statistics(
     engine: Engine, asked: pb.ModelStatisticsRequest
 ) -> pb.ModelStatisticsResponse:
     versions = engine.counted(asked.name, asked.version)
-    found = await engine.turns.each(versions, documents.statistics)
+    found = await engine.pieces.each(versions, documents.statistics)
     return pb.ModelStatisticsResponse(model_stats=found)
 
 
 async def _statistics_json(engine: Engine, parts: Parts, body: Document) -> Document:
     versions = engine.counted(parts.get("name", ""), parts.get("version", ""))
-    return {"model_stats": await engine.turns.each(versions, _counters)}
+    return {"model_stats": await engine.pieces.each(versions, _counters)}
 
 
 def _counters(version: ModelVersion) -> orjson.Fragment:
@@ -137,7 +137,7 @@ async def _index_json(engine: Engine, parts: Parts, body: Document) -> list[Docu
     ready = body.get("ready", False)
     if type(ready) is not bool:
         raise InvalidRequest("Invalid value for 'ready': expected a boolean")
-    return await engine.turns.each(await engine.control.index(ready), _entry)
+    return await engine.pieces.each(await engine.control.index(ready), _entry)
 
 
 def _entry(model: Message) -> Document:

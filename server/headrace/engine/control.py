@@ -31,7 +31,7 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.lifecycle import EXITING, UNLOADED, Loads
 from headrace.engine.model import Model, State
 from headrace.engine.opening import Opened
-from headrace.engine.turns import Turns
+from headrace.engine.pieces import Pieces
 from headrace.engine.workbench import Stopped, Threads
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.completion import normalise
@@ -114,17 +114,17 @@ class Control:
         models: dict[str, Model],
         lifecycle: Loads,
         index: Callable[[Model, bool], list[pb.RepositoryIndexResponse.ModelIndex]],
-        turns: Turns,
+        pieces: Pieces,
         open_source: Callable[[ModelSource], Opened],
         options: ControlOptions,
     ) -> None:
         """`index` lists the versions of a model that has been loaded or attempted, all of them in
-        `turns`; `open_source` reads and checks a model's configuration.
+        `pieces`; `open_source` reads and checks a model's configuration.
         """
         self._models = models
         self._lifecycle = lifecycle
         self._index = index
-        self.turns = turns
+        self.pieces = pieces
         self._options = options
         self._uploads = Uploads(options.max_bytes)
         self._open = open_source
@@ -154,7 +154,7 @@ class Control:
             return [pb.RepositoryIndexResponse.ModelIndex(name=name, state=state, reason=reason)]
 
         names = sorted({*self._models, *never_loaded})
-        return list(chain.from_iterable(await self.turns.each(names, entries)))
+        return list(chain.from_iterable(await self.pieces.each(names, entries)))
 
     async def load(
         self, name: str, parameters: LoadParameters = NO_PARAMETERS, waiter: str = ""

@@ -28,9 +28,9 @@ from headrace.engine.model import (
 )
 from headrace.engine.model_services import EngineServices
 from headrace.engine.opening import LoadOptions, open_model
+from headrace.engine.pieces import Pieces
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
-from headrace.engine.turns import Turns
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import VersionStatistics
@@ -202,7 +202,7 @@ class Engine:
             self._models, backends, options, self._on_change, self._host_for_version, self.regions,
             statistics, self.readiness.may_have_changed,
         )  # fmt: skip
-        self.turns = Turns()
+        self.pieces = Pieces()
         self.loads: Loads = self._lifecycle
         if residency is not None:
             self.loads = plugins.part("on_request")(self._models, self._lifecycle, residency)
@@ -213,7 +213,7 @@ class Engine:
             self._models,
             self.loads,
             self.index,
-            self.turns,
+            self.pieces,
             partial(open_model, backends=backends, options=options),
             control or ControlOptions(),
         )

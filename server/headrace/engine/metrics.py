@@ -28,7 +28,7 @@ from prometheus_client.core import Metric
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.model import ModelVersion
-from headrace.engine.turns import Turns
+from headrace.engine.pieces import Pieces
 from headrace.observability.machine import Machine
 from headrace.observability.statistics import (
     FIRST_RESPONSE,
@@ -82,9 +82,9 @@ class ServerCollector:
         self._version_families = version_families(options or MetricsOptions())
 
     @property
-    def turns(self) -> Turns:
-        """The turns in which a scrape is written."""
-        return self._engine.turns
+    def pieces(self) -> Pieces:
+        """The queue of the engine for long documents: a scrape is several pieces."""
+        return self._engine.pieces
 
     def parts(self) -> Iterator[Metric]:
         """All families, including empty ones, in parts of a bounded size.
@@ -225,16 +225,15 @@ async def scrape(
     is done in turns of the event loop. `plain` as in `render`.
     """
     texts: dict[str, list[bytes]] = {}
-    turns = collector.turns
-    await turns.begin()
+    pieces = collector.pieces
+    await pieces.begin()
     for part in collector.parts():
         text = render(_Families([part]), plain)
         of_family = texts.setdefault(part.name, [])
         of_family.append(_HEADER.sub(b"", text) if of_family else text)
-        if turns.over:
-            await turns.begin()
-    pieces = [piece for of_family in texts.values() for piece in of_family]
-    return b"".join([*pieces, render(process)])
+        if pieces.over:
+            await pieces.begin()
+    return b"".join([*chain.from_iterable(texts.values()), render(process)])
 
 
 def render(source: "CollectorRegistry | _Families", plain: Container[str] = ()) -> bytes:

@@ -9,7 +9,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.engine.metrics import ServerCollector
 from headrace.engine.model import ModelVersion, Traffic
-from headrace.engine.turns import Turns
+from headrace.engine.pieces import Pieces
 from headrace.observability.machine import Machine
 from headrace.observability.model_metrics import ModelMetrics
 from headrace.observability.statistics import GpuSeries, MetricsOptions, VersionStatistics
@@ -52,7 +52,7 @@ class FakeEngine:
     loads: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(counts=lambda: None))
     logs: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(dropped=0))
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
-    turns: Turns = field(default_factory=Turns)
+    pieces: Pieces = field(default_factory=Pieces)
 
     @property
     def traffic(self) -> Traffic:

@@ -87,7 +87,7 @@ class _FileView:
 
 
 class Contents(NamedTuple):
-    """What is read of a model file: the file `locations` named by its tensors, sorted.
+    """File `locations` named by the tensors of a model file, sorted, and whether it has `loops`.
 
     With `loops`, input values may determine how long the graph runs.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.api.handlers import HANDLERS
 from headrace.engine.metrics import ServerCollector, process_registry, scrape
-from headrace.engine.turns import Turns
+from headrace.engine.pieces import Pieces
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from tests.engine.worlds import World
 
@@ -32,38 +32,38 @@ def counting() -> Iterator[list[int]]:
 
 
 async def test_one_piece_per_turn_for_all() -> None:
-    turns, seen = Turns(0.0), list[int]()
+    pieces, seen = Pieces(0.0), list[int]()
     with counting() as now:
 
         def note(item: int) -> int:
             seen.append(now[0])
             return item
 
-        found = await asyncio.gather(*(turns.each([n, -n], note) for n in range(5)))
+        found = await asyncio.gather(*(pieces.each([n, -n], note) for n in range(5)))
     assert found == [[n, -n] for n in range(5)]
     assert len(set(seen)) == len(seen) == 10
 
 
 async def test_pieces_have_many_items() -> None:
     with counting() as now:
-        assert await Turns(60.0).each(range(100), str) == [str(n) for n in range(100)]
+        assert await Pieces(60.0).each(range(100), str) == [str(n) for n in range(100)]
         assert now[0] < 5
 
 
 async def test_abandoned_work_keeps_no_turn() -> None:
-    turns = Turns(0.0)
-    tasks = [asyncio.ensure_future(turns.each(range(3), str)) for _ in range(3)]
+    pieces = Pieces(0.0)
+    tasks = [asyncio.ensure_future(pieces.each(range(3), str)) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[1].cancel()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert found[0] == found[2] == ["0", "1", "2"]
-    assert await turns.each([1], str) == ["1"]
+    assert await pieces.each([1], str) == ["1"]
 
 
 async def test_documents_about_many_models_are_made_in_pieces(tmp_path: Path) -> None:
     world = World(tmp_path)
     engine = world.engine
-    engine.turns = engine.control.turns = Turns(0.0)
+    engine.pieces = engine.control.pieces = Pieces(0.0)
     await engine.load_all([world.write(f"m{n}", str(n)) for n in range(_MODELS)])
     collector, registry = ServerCollector(engine, None), process_registry()
     statistics, index = HANDLERS["ModelStatistics"], HANDLERS["RepositoryIndex"]

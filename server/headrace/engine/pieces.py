@@ -1,4 +1,4 @@
-"""Turns of the event loop for documents about many models.
+"""Pieces of documents about many models, one in a turn of the event loop.
 
 With a thousand models such a document takes a tenth of a second. It is made in pieces, with
 everything else of the loop between them; however many are wanted at a time, there is one piece per
@@ -17,7 +17,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Turns:
+class Pieces:
     """One piece of work per turn of the event loop, in order of arrival."""
 
     def __init__(self, secs: float = _SECS) -> None:
