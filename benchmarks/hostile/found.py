@@ -16,4 +16,12 @@ FOUND: Mapping[str, Case] = {
         compression="gzip",
         frame=64,
     ),
+    "many-fields": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        changes=(Change("id", "spaces", amount=1_000_000),),
+        messages=15,
+        frame=16_384,
+        ending="cut",
+    ),
 }
