@@ -177,14 +177,14 @@ def test_one_client_has_a_limited_number_of_handshakes_under_way() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         acceptor = Acceptor(listener, make, list, context, 60)
         acceptor.start()
-        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(300)]
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(900)]
         for client in clients:
             client.sendall(b"\x16\x03\x01\x02")  # the beginning of a hello
         for _ in clients:
             with socket.create_connection(address, source_address=("127.0.0.2", 0)) as newcomer:
                 newcomer.sendall(b"not a hello")
                 await received(newcomer)
-        assert 100 < len(begun) - len(clients) < 200
+        assert 400 < len(begun) - len(clients) < 600
         for client in clients[:-1]:
             client.close()
         clients[-1].sendall(b"not a hello" * 100)
