@@ -25,6 +25,24 @@ def test_thousands_of_connections_end_in_turns() -> None:
     uvloop.run(scenario())
 
 
+def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
+    async def scenario() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        share, read = turns.share, list[int]()
+        for number in range(5):
+            turns.read_later(lambda n=number: read.append(n))  # type: ignore[misc]
+        while len(read) < 5:
+            seen = len(read)
+            turn: asyncio.Future[None] = loop.create_future()
+            loop.call_soon(turn.set_result, None)
+            await turn
+            assert len(read) <= seen + 2
+            assert turns.share == share
+        assert read == list(range(5))
+
+    uvloop.run(scenario())
+
+
 def test_a_connection_alone_ends_at_once() -> None:
     async def scenario() -> None:
         turns = Turns()

@@ -22,6 +22,7 @@ class Turns:
         self.share = SHARE  # units of work that a connection may do now
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
+        self._reads: deque[Callable[[], None]] = deque()
         self._ends: deque[Callable[[], None]] = deque()
         self._ended = 0  # since `_at`, which is a turn's time by uvloop's clock
         self._at = 0.0
@@ -45,6 +46,21 @@ class Turns:
             piece()
         finally:
             self.share = _SMALL if self._waiting else SHARE
+
+    def read_later(self, read_on: Callable[[], None]) -> None:
+        """Let a connection read on, after a long read: one of them in a turn.
+
+        The share of other connections stays as it is: they need no more turns than before.
+        """
+        self._reads.append(read_on)
+        if len(self._reads) == 1:
+            asyncio.get_running_loop().call_soon(self._read_one)
+
+    def _read_one(self) -> None:
+        read_on = self._reads.popleft()
+        if self._reads:
+            asyncio.get_running_loop().call_soon(self._read_one)
+        read_on()
 
     def end_later(self, close: Callable[[], None]) -> bool:
         """Put off the closing of a connection whose client has hung up, if many others have, too.
