@@ -742,7 +742,15 @@ ATTACKS = {
         Attack("many-models", "documents about 1 000 models", many_models, write=write_many_models),
         Attack("log-flood", "300 000 lines from a model", log_flood),
         Attack("many-threads", "a load request for 4 500 threads", many_threads, options=_EXPLICIT),
-        *(Attack(name, case.title, partial(_replayed, case)) for name, case in FOUND.items()),
+        *(
+            Attack(
+                name,
+                case.title,
+                partial(_replayed, case),
+                options=_EXPLICIT[:2] if case.explicit else (),
+            )
+            for name, case in FOUND.items()
+        ),
     )
 }
 

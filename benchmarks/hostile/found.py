@@ -24,4 +24,14 @@ FOUND: Mapping[str, Case] = {
         frame=16_384,
         ending="cut",
     ),
+    "padded-load": Case(
+        door="http",
+        operation="RepositoryModelLoad",
+        changes=(Change("parameters.bytes_param", "spaces", amount=8_000_000),),
+        connections=8,
+        requests=2,
+        ending="cut",
+        unread=True,
+        explicit=True,
+    ),
 }

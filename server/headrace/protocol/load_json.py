@@ -32,9 +32,9 @@ from headrace.protocol.parameters import (
     unknown_load,
 )
 
-_LONG = 4 << 10  # bytes of a string worth cutting out
+_LONG = 256  # bytes of a string worth cutting out
 _MOST_WHOLE = 8 << 20  # bytes parsed at once: twenty milliseconds
-_MOST_REST = 16 << 20  # bytes besides long strings
+_MOST_REST = 2 << 20  # bytes besides long strings: what is parsed at once holds the interpreter
 _PIECE = 1 << 18  # bytes of base64 decoded at a time, in under a millisecond; a multiple of 4
 _ESCAPE = ord("\\")
 _LONGEST_ESCAPE = 6  # bytes: of a character in hexadecimal

@@ -113,6 +113,9 @@ class _Operations:
         self._engine = engine
         self._limit = max_request_bytes
         self._rules = rules
+        # Long bodies are parsed one at a time: each holds the interpreter for milliseconds, and the
+        # event loop would wait for all that are.
+        self._reading = asyncio.Lock()
 
     def endpoint(
         self, operation: Operation, route: Route, handler: Handler
@@ -145,7 +148,8 @@ class _Operations:
                 return handler.read(operation, body)
             account.grow(len(body), len(body))  # what is decoded is about as long
             try:
-                return await asyncio.to_thread(handler.read, operation, body)
+                async with self._reading:
+                    return await asyncio.to_thread(handler.read, operation, body)
             finally:
                 account.count(-len(body))
 
