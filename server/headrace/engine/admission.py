@@ -18,7 +18,7 @@ Owned by the event-loop thread.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from sys import maxsize
 from typing import NamedTuple, Optional
 
@@ -337,19 +337,21 @@ class Admission(Account):
         account = self._models.get(name)
         if account is None:
             account = self._models[name] = ModelAccount(self, name)
-            self._limit_models()
+            # The second one limits the first.
+            self._limit_models([account] if len(self._models) > 2 else self._models.values())
         account.versions += 1
         return account
 
     def forget_model(self, name: str) -> None:
         """Remove a model without versions."""
         del self._models[name]
-        self._limit_models()
+        if len(self._models) == 1:
+            self._limit_models(self._models.values())
 
-    def _limit_models(self) -> None:
+    def _limit_models(self, accounts: Iterable["ModelAccount"]) -> None:
         """Apply shares to models; a single model is not limited, since it takes from no other."""
         limited = len(self._models) > 1 and self.shares.model < 100
-        for account in self._models.values():
+        for account in accounts:
             account.free_requests = _LEAST_REQUESTS if limited else maxsize
             account.free_bytes = _LEAST_MODEL_BYTES if limited else maxsize
 
