@@ -21,7 +21,7 @@ CONTROL = [
     "/v2/systemsharedmemory/region/r/register", "/v2/cudasharedmemory/region/r/register",
 ]  # fmt: skip
 KEY = {"x-key": "secret"}
-LARGE = 3_000_000
+LARGE = 2_000_000
 SLOWLY = [pytest.param("reference", marks=pytest.mark.slow)]
 CARRIED = ["default", "frontends", *SLOWLY]
 
