@@ -144,3 +144,13 @@ async def test_without_a_thread_it_fails_and_later_work_is_done() -> None:
         await threads.run(pytest.fail)
     assert threads.under_way == 0
     assert await threads.run(lambda: 5) == 5
+
+
+async def test_threads_that_are_done_take_what_waits() -> None:
+    threads = Threads(2, "t")
+    seen = set[threading.Thread]()
+    # Each piece is done before the event loop looks again.
+    await asyncio.gather(
+        *[threads.run(lambda: seen.add(threading.current_thread())) for _ in range(200)]
+    )
+    assert len(seen) <= 2

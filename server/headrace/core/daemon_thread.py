@@ -6,14 +6,17 @@ exit.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from typing import TypeVar
 
 from headrace.core.errors import LoadFailed
 
 T = TypeVar("T")
-# Has the first function run by a thread, or calls the second with the reason why there is none.
-Start = Callable[[Callable[[], None], Callable[[Exception], None]], None]
+# Work that returns how to tell its outcome: its thread can say before that it is free.
+Run = Callable[[], Callable[[], None]]
+# Has a thread run the first and tell its outcome, or calls the second with the reason why none can.
+Start = Callable[[Run, Callable[[Exception], None]], None]
 
 
 class NoResources(LoadFailed):
@@ -44,7 +47,7 @@ def run_in_daemon_thread(
         elif result:
             unwanted(result[0])
 
-    def run() -> None:
+    def run() -> Callable[[], None]:
         result: list[T] = []
         problem: BaseException | None = None
         try:
@@ -54,8 +57,10 @@ def run_in_daemon_thread(
             problem.__cause__ = error
         except BaseException as error:
             problem = error
-        tell(result, problem)
-        problem = None  # it refers to this frame, and both would live for longer
+        try:
+            return partial(tell, result, problem)
+        finally:
+            del problem  # it refers to this frame, and both would live for longer
 
     def tell(result: list[T], problem: BaseException | None) -> None:
         try:
@@ -71,7 +76,7 @@ def run_in_daemon_thread(
         start(run, give_up)
         return future
     try:
-        Thread(target=run, name=name, daemon=True).start()
+        Thread(target=lambda: run()(), name=name, daemon=True).start()
     except RuntimeError as error:
         give_up(error)
     return future

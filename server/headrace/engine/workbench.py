@@ -31,7 +31,7 @@ from time import thread_time
 from typing import Any, Generic, TypeVar, cast
 
 from headrace.core.call import NOBODY, Call, Owner
-from headrace.core.daemon_thread import run_in_daemon_thread
+from headrace.core.daemon_thread import Run, run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
@@ -51,7 +51,7 @@ class Threads:
     """Runs up to `count` pieces of work at a time, others in order of arrival."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._free = count
+        self._count = self._free = count
         self._name = name
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._stopped = False
@@ -85,6 +85,8 @@ class Threads:
             raise TookTooLong
         finally:
             self._next()
+            if self._free == self._count:
+                self._rest()
             del future  # its exception refers to this frame, and both would live for longer
 
     def wait(self, waits: bool) -> None:
@@ -126,7 +128,7 @@ class Threads:
                 self._free -= 1
                 turn.set_result(None)
 
-    def _start(self, run: Callable[[], None], give_up: Callable[[Exception], None]) -> None:
+    def _start(self, run: Run, give_up: Callable[[Exception], None]) -> None:
         if self._idle.take(run):
             return
         begin = partial(self._idle.start, self._name, run, give_up)
@@ -140,13 +142,15 @@ class Threads:
             self._starter = starter
         starter.put(begin)
 
+    def _rest(self) -> None:
+        """End all threads without work."""
+        self._idle.end()
+        if self._starter is not None:
+            self._starter.put(None)
+            self._starter = None
+
     def _ended(self, future: "asyncio.Future[T]") -> None:
         self.under_way -= 1
-        if not self.under_way:
-            self._idle.end()
-            if self._starter is not None:
-                self._starter.put(None)
-                self._starter = None
         future.exception()  # mark the exception as retrieved
 
     def _give_away(self, too_late: Callable[[T], object], future: "asyncio.Future[T]") -> None:
@@ -154,7 +158,7 @@ class Threads:
             run_in_daemon_thread(partial(too_late, future.result()), self._name)
 
 
-_Inbox = SimpleQueue[Callable[[], None] | None]
+_Inbox = SimpleQueue[Run | None]
 
 
 class _Idle:
@@ -165,7 +169,7 @@ class _Idle:
         self._most = most
         self._inboxes: SimpleQueue[_Inbox] = SimpleQueue()
 
-    def take(self, run: Callable[[], None]) -> bool:
+    def take(self, run: Run) -> bool:
         """Give work to one of them; returns False if there is none."""
         try:
             self._inboxes.get_nowait().put(run)
@@ -173,9 +177,7 @@ class _Idle:
             return False
         return True
 
-    def start(
-        self, name: str, run: Callable[[], None], give_up: Callable[[Exception], None]
-    ) -> None:
+    def start(self, name: str, run: Run, give_up: Callable[[Exception], None]) -> None:
         """Start a further one, with work."""
         inbox: _Inbox = SimpleQueue()
         inbox.put(run)
@@ -193,11 +195,16 @@ class _Idle:
 
     def _work(self, inbox: _Inbox) -> None:
         while (run := inbox.get()) is not None:
-            run()
+            tell = run()
             del run  # release the work's references when it is done
-            if self._inboxes.qsize() >= self._most:
-                return  # others were started while the work of this one was abandoned
-            self._inboxes.put(inbox)
+            surplus = self._inboxes.qsize() >= self._most  # others replace abandoned work's threads
+            if not surplus:
+                # Before it tells: the loop, which then has further work, finds it.
+                self._inboxes.put(inbox)
+            tell()
+            del tell
+            if surplus:
+                return
             if not self.wanted:  # `end` may have come just before
                 self.end()
 
