@@ -44,7 +44,7 @@ def spec(
     (folder / "model.py").write_text(dedent(source))
     return LoadSpec(
         "m", folder / "model.py", root / "m", given, version=1, instance="m_0",
-        config=json.dumps(config or {}), auto_complete=True,
+        as_json=lambda: json.dumps(config or {}), auto_complete=True,
     )  # fmt: skip
 
 

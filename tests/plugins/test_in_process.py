@@ -52,7 +52,7 @@ def load(root: Path, source: str, config: str = "{}", **parameters: str) -> Load
     (folder / "model.py").write_text(dedent(source))
     spec = LoadSpec(
         "m", folder / "model.py", root / "m", {"execution": "inline", **parameters}, version=1,
-        instance="m_0", config=config, auto_complete=True,
+        instance="m_0", as_json=lambda: config, auto_complete=True,
     )  # fmt: skip
     loaded = PythonBackend().load_here(spec)
     assert isinstance(loaded, LoadedInProcess)

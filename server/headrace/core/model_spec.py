@@ -1,7 +1,7 @@
 """Specification of a model to load, its tensors, and the parameters of load requests."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -43,6 +43,10 @@ def variable_names(text: str) -> tuple[str, ...]:
     return found
 
 
+def _nothing() -> str:
+    return "{}"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
     """Specification of one instance of one model version, for a backend.
@@ -54,10 +58,10 @@ class LoadSpec:
     GPU's number; `by_model` is true if the model chooses the device itself. `pinned_outputs` allows
     outputs to be copied from a GPU to page-locked memory. `threads` is the number of cores for the
     instance. `group` is the index of its instance group, for messages. `instance` is its name.
-    `config` is the configuration as JSON, as far as known before loading, and `auto_complete`
-    allows the model to complete it, with `default_max_batch_size` if the configuration sets none; 0
-    disables that. After `deadline`, of the monotonic clock, loading is abandoned. `limits` are the
-    server's execution limits, which `parameters` may override.
+    `as_json` returns the configuration as JSON, as far as known before loading; most backends do
+    not ask. `auto_complete` allows the model to complete it, with `default_max_batch_size` if the
+    configuration sets none; 0 disables that. After `deadline`, of the monotonic clock, loading is
+    abandoned. `limits` are the server's execution limits, which `parameters` may override.
     """
 
     model: str
@@ -71,7 +75,7 @@ class LoadSpec:
     group: int = 0
     version: int = 0
     instance: str = ""
-    config: str = "{}"
+    as_json: Callable[[], str] = _nothing
     auto_complete: bool = False
     environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     default_max_batch_size: int = 0
@@ -80,6 +84,11 @@ class LoadSpec:
     pinned_outputs: bool = True
     limits: ExecutionLimits = field(default_factory=ExecutionLimits)
     single_file: bool = False
+
+    @property
+    def config(self) -> str:
+        """The configuration as JSON, as far as known before loading."""
+        return self.as_json()
 
 
 @dataclass(frozen=True, slots=True)

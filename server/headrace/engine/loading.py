@@ -14,6 +14,7 @@ stays; if only its instance groups have changed, instances are added or removed.
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
+from stat import S_ISREG
 from time import monotonic
 
 from headrace.core.errors import InvalidConfig, LoadFailed, RepositoryError
@@ -387,9 +389,10 @@ def _spec(
 
 def _is_small(path: Path) -> bool:
     try:
-        return path.is_file() and path.stat().st_size <= _SMALL_FILE
+        found = os.stat(path)
     except OSError:
         return False
+    return S_ISREG(found.st_mode) and found.st_size <= _SMALL_FILE
 
 
 def _kind_of(kind: InstanceKind | AutoChoice) -> InstanceKind:

@@ -143,7 +143,7 @@ def load_spec(
         placement.group,
         version,
         placement.name,
-        json.dumps(to_json(config)),
+        lambda: json.dumps(to_json(config)),
         by_model=placement.by_model,
         pinned_outputs=_enabled(config.optimization, "output_pinned_memory"),
     )
