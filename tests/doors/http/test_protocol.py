@@ -147,6 +147,30 @@ async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
         assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")
 
 
+async def test_nothing_is_read_while_requests_wait() -> None:
+    """uvicorn reads on whenever an application asks for a body."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        asked.set()
+        await go_on.wait()
+
+    client, server = socket.socketpair()
+    with client:
+        protocol = await accepted(client, server, app)
+        sent, data = 0, _REQUEST * 10_000
+        for _ in range(1_000):
+            with suppress(BlockingIOError):
+                sent += client.send(data)
+            await asyncio.sleep(0)
+        await asked.wait()
+        assert protocol.held
+        assert sent < 8 << 20
+        protocol.transport.abort()
+        go_on.set()
+
+
 async def test_a_body_that_nobody_wants_is_read_in_turns() -> None:
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -12,6 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import Any, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.api.header_rules import DoorRules
@@ -46,8 +47,33 @@ _REASONS = {
 }
 
 
+class _Flow(FlowControl):
+    """Flow control of a connection, which reads nothing while it holds what it has read.
+
+    uvicorn resumes reading whenever the application asks for a body, and after each answer.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        super().__init__(transport)
+        self._holds = False
+
+    def hold(self, holds: bool) -> None:
+        """Pause reading until `hold(False)`."""
+        self._holds = holds
+        if holds:
+            self.pause_reading()
+        else:
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._holds:
+            super().resume_reading()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Its server calls `check` periodically."""
+
+    flow: _Flow
 
     account: ConnectionAccount
     _progress: Progress
@@ -101,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         account = self._admission.connect("http", self.client[0] if self.client else "")
         self.account = account or ConnectionAccount(self._admission, "")
         self._progress = Progress(self.account, self._read_secs)
@@ -305,9 +332,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._touched = self.loop.time()
         super().on_response_complete()
         self.count_waiting()
-        if self._held:
-            self.flow.pause_reading()  # the base class has resumed it
-            self._go_on()
+        self._go_on()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:  # a trailer behind a chunked body, which is ignored
@@ -358,7 +383,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Process received bytes from `position` on later."""
         self._held, self._held_at = data, position
         self._touched = self.loop.time()
-        self.flow.pause_reading()
+        self.flow.hold(True)
         self.count_waiting()
 
     def _may_go_on(self) -> bool:
@@ -370,7 +395,7 @@ class BoundedProtocol(HttpToolsProtocol):
             data, self._held = self._held, b""
             self.data_received(data, self._held_at)
             if not self._held:
-                self.flow.resume_reading()
+                self.flow.hold(False)
                 self.count_waiting()
 
     def _parse(self, data: bytes) -> None:
