@@ -5,7 +5,7 @@ import re
 import pytest
 
 from headrace.core import errors
-from headrace.core.errors import RepositoryError, ServerError, Unavailable
+from headrace.core.errors import NotFound, RepositoryError, ServerError, Unavailable
 
 
 def drawn() -> dict[str, str]:
@@ -41,6 +41,20 @@ def test_an_error_of_several_requests_has_the_time_of_each() -> None:
     assert first is error
     assert (first.spent, second.spent) == ((1, 2, 3), (4, 5, 6))
     assert (type(second), str(second), second.retry_after) == (Unavailable, "why", 7)
+
+
+def test_an_error_that_is_kept_has_no_frames() -> None:
+    def refuse() -> None:
+        try:
+            raise NotFound("inner")
+        except NotFound:
+            raise Unavailable("why") from None
+
+    with pytest.raises(Unavailable) as caught:
+        refuse()
+    error = caught.value.without_frames()
+    assert error is caught.value
+    assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", drawn())

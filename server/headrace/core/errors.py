@@ -59,6 +59,14 @@ class ServerError(Exception):
         error.spent = queue_ns, compute_ns, batch_rows
         return error
 
+    def without_frames(self) -> Self:
+        """Drop the frames that it passed, to keep it: they have a request's data, or the error.
+
+        So do those of the errors that it was raised from, or while they were handled.
+        """
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
+
 
 class InvalidRequest(ServerError):
     """The request breaks the protocol or does not fit the model's signature."""

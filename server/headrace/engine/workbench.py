@@ -454,5 +454,4 @@ def _refuse(call: Call, error: Exception) -> None:
     if not isinstance(error, ServerError):
         log.error("bug in a request that was decoded apart", exc_info=error)
         error = ExecutionFailed(INTERNAL_TEXT)
-    # Its frames have the request's data, and some the error itself.
-    call.pass_refusal(error.with_traceback(None))
+    call.pass_refusal(error.without_frames())

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 import pytest
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -305,6 +306,39 @@ async def test_many_calls_are_processed_over_several_turns() -> None:
     assert 0 < world.answered < 400
     await until(lambda: world.answered == 501)
     await until(lambda: greedy.transport.reading)
+
+
+async def test_long_heads_are_decoded_over_several_turns() -> None:
+    """Huffman code is decoded in Python: a millisecond or two for each of these."""
+    world = World()
+    greedy, other = Client(world), Client(world)
+    field = NeverIndexedHeaderTuple("x", "a" * 7_000)
+    heads = [greedy.head(_TASK, [field]) + greedy.data(_EMPTY, END_STREAM) for _ in range(50)]
+    greedy.send(b"".join(heads[:14]))  # what is read at once
+    other.send(other.call(_TASK))
+    assert not greedy.transport.reading
+    await _flushed()
+    assert 0 < world.answered < 14
+    await until(lambda: world.answered == 15)
+
+
+async def test_refused_requests_are_freed_at_once() -> None:
+    """Their errors do not keep the frames, and with them the requests, for the collector."""
+    world = World()
+    client = Client(world)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        client.send(client.head(_STREAM) + client.data(bytes((0, 0, 0, 0, 2, 0x0A, 5)) * 3))
+        await _flushed()
+        client.connection.connection_lost(None)
+        del client
+        gc.collect()
+        kept = [one for one in gc.garbage if isinstance(one, FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not kept
 
 
 async def test_a_clients_pause_lasts_over_turns() -> None:

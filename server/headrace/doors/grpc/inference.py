@@ -291,7 +291,7 @@ class Slot(MessageCall):
         if STATUS[type(error)].grpc == UNAVAILABLE:
             parameters[BEGUN_PARAMETER] = self.started
         if not self.answered:
-            self.error = error
+            self.error = error.without_frames()
         self._add([stream_message(str(error), self.id, *names, parameters)], True)
 
     def refuse(self, error: ServerError) -> None:

@@ -61,6 +61,7 @@ from headrace.protocol.http2.streams import JOINED, OK_FIELDS, DataReader, Sende
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
 _BLOCK_FRAMES = 32  # CONTINUATION frames at most for one header block
+_BLOCK_UNIT = 7  # bits: 128 bytes of a block, Huffman code in Python, take as long as a frame
 OWN_STREAMS = 8  # of a connection, for which no room is reserved
 _STEP = 32  # streams for which room is reserved at once
 _FIXED_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
@@ -211,8 +212,9 @@ class Connection:
                     else:
                         self._other(view, kind, flags, number, start, stop)
                     position = stop
+                    share -= length >> _BLOCK_UNIT
                 share -= 1
-                if not share:
+                if share <= 0:
                     self.more = position < end
                     break
         except ConnectionFailure as failure:
