@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from headrace.protocol.http2.protocol import (
     END_STREAM,
     PING,
     RST_STREAM,
+    WINDOW_UPDATE,
     ErrorCode,
     Limits,
 )
@@ -69,17 +71,24 @@ def feed_scattered(server: Server, inbox: Inbox) -> None:
     """Process what has arrived, by scattered reads while a message is regular."""
     data = server.connection.data
     while inbox.taken < inbox.there:
-        whole = inbox.there - inbox.taken
-        nbytes = min(whole, data.left or 9, 9) if data.regular else min(whole, 65_536)
-        piece = memoryview(bytearray(nbytes))
-        inbox.read([piece])
-        server.feed(bytes(piece))
-        while data.regular and not server.rest and inbox.taken < inbox.there:
+        taken = 0
+        place = data.next_place() if data.regular and not server.rest else None
+        if place is not None:
+            taken = inbox.read([place])
+        else:
+            whole = inbox.there - inbox.taken
+            nbytes = min(whole, 9) if data.regular else min(whole, 65_536)
+            piece = memoryview(bytearray(nbytes))
+            inbox.read([piece])
+            server.feed(bytes(piece))
+        while taken or (data.regular and not server.rest and inbox.taken < inbox.there):
             before = inbox.taken
-            rest, drained = server.connection.scatter(inbox.read, 0.0)
+            rest, drained = server.connection.scatter(inbox.read, 0.0, taken)
             server.feed(rest)
-            if drained:
+            if drained and not taken:
                 assert inbox.taken in (before, inbox.there)
+            taken = 0
+            if drained:
                 break
 
 
@@ -132,10 +141,15 @@ long_frames = st.lists(
     long_frames,
     st.sampled_from([60_000, 300_000, 2_000_000]),
     st.lists(st.integers(0, 500_000), max_size=8),
+    st.lists(st.integers(0, 40), max_size=8),
     st.booleans(),
 )
 def test_scattered_reads_make_no_difference(
-    sizes: list[tuple[int, int, int, int, int]], place: int, cuts: list[int], ends: bool
+    sizes: list[tuple[int, int, int, int, int]],
+    place: int,
+    cuts: list[int],
+    frames_before_cuts: list[int],
+    ends: bool,
 ) -> None:
     parts = [build(DATA, 0, 1, b"a" * 16_384)] * 3  # begins a regular message
     for count, (kind, number, size, padding, times) in enumerate(sizes):
@@ -154,11 +168,36 @@ def test_scattered_reads_make_no_difference(
     stream = b"".join(parts)
     scattered, plain = [open_streams(n, Limits(stream_window=1 << 27)) for n in (place, 0)]
     inbox = Inbox(stream)
-    marks = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    between = [len(b"".join(parts[:count])) for count in frames_before_cuts]
+    marks = sorted({0, len(stream), *(cut for cut in cuts + between if cut < len(stream))})
     for begin, end in pairwise(marks):
         inbox.there = end
         feed_scattered(scattered, inbox)
         plain.feed(stream[begin:end])
+        assert state(scattered) == state(plain)
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        build(DATA, 0, 1, b"b" * 16_384),
+        build(DATA, 0, 1, b"b" * 5000),
+        build(DATA, END_STREAM, 1, b"b" * 16_384),
+        build(DATA, 0, 3, b"b" * 16_384),
+        padded(DATA, 0, 1, b"b" * 16_000, 100),
+        build(PING, 0, 0, bytes(8)),
+        rst(1),
+    ],
+)
+@pytest.mark.parametrize("place", [3 * 16_384 + 100, 4 * 16_384, 300_000])
+def test_any_frame_may_follow_those_of_a_regular_message(following: bytes, place: int) -> None:
+    scattered, plain = [open_streams(n, Limits(stream_window=1 << 27)) for n in (place, 0)]
+    frames = [*[build(DATA, 0, 1, b"a" * 16_384)] * 4, following, build(DATA, 0, 3, b"end")]
+    inbox = Inbox(b"".join(frames))
+    for frame in (frames[0], b"".join(frames[1:3]), *frames[3:]):
+        inbox.there += len(frame)
+        feed_scattered(scattered, inbox)
+        plain.feed(frame)
         assert state(scattered) == state(plain)
 
 
@@ -212,8 +251,44 @@ def test_every_window_byte_is_returned(sizes: list[tuple[int, int, int, int]], p
         server.feed(build(DATA, 0, 1, bytes([count]) * min(size, 300)))
         stream = server.streams[1]
         assert stream.window + stream.consumed == 4000
-        assert stream.consumed < 2000 + 300
+        fits = stream.place is not None and len(stream.place) + 256 <= stream.window
+        assert fits or stream.consumed < 2000 + 300
     assert server.streams[1].gone is None
+
+
+def test_a_message_that_fits_into_its_window_is_read_without_returning_any() -> None:
+    server = open_streams(3700)
+    server.sent()
+    for n in range(11):
+        server.feed(build(DATA, 0, 1, bytes([n]) * 300))
+        assert not server.sent()
+    server.feed(build(DATA, 0, 1, b"x" * 400))  # its last bytes
+    (update,) = server.sent()
+    assert (update.kind, update.stream, update.payload) == (
+        WINDOW_UPDATE, 1, (3700).to_bytes(4),
+    )  # fmt: skip
+
+
+def test_padding_does_not_use_up_the_window_of_a_message_that_fits() -> None:
+    server = open_streams(3000)
+    for n in range(100):
+        server.feed(padded(DATA, 0, 1, bytes([n]) * 30, 255))
+    stream = server.streams[1]
+    assert (len(stream.data), stream.gone) == (3000, None)
+
+
+def test_a_shorter_last_frame_is_read_with_those_before_it() -> None:
+    server = open_streams(20 * 16_384 + 39, Limits())
+    payloads = [*[bytes([n]) * 16_384 for n in range(20)], b"end" * 13]
+    inbox = Inbox(b"".join(build(DATA, 0, 1, payload) for payload in payloads))
+    inbox.there = inbox.taken = 2 * 16_393 + 100
+    server.feed(inbox.data[: inbox.taken])
+    inbox.there = len(inbox.data)
+    rest, _ = server.connection.scatter(inbox.read, 0.0)
+    assert rest == build(DATA, 0, 1, payloads[-1])
+    assert inbox.taken == inbox.there
+    server.feed(rest)
+    assert server.streams[1].data == b"".join(payloads)
 
 
 def test_frames_received_together_are_read_together() -> None:

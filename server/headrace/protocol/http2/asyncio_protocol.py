@@ -47,6 +47,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._rest = b""
         self._plain = True  # there is no rest, nor is a long message read in place
+        self._placed = False  # the transport reads to the place of a long message
         self._turns = turns or Turns()
         self._long = 0  # bytes of the rest, if they are more than the buffer holds
         self._waits = False  # for its turn to process the rest; nothing is read meanwhile
@@ -69,7 +70,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def let_go(self) -> None:
         """Called last, once all streams of the lost connection have ended."""
-        self.sender.out = []
+        self.sender.clear()
 
     def read_on(self) -> None:
         """Resume reading, after processing what was received."""
@@ -102,20 +103,26 @@ class Http2Protocol(asyncio.BufferedProtocol):
             return self._buffer
         rest, buffer = self._rest, self._buffer
         if not rest:
-            return buffer[: min(self._data.left or HEAD_SIZE, HEAD_SIZE)]
+            place = self._data.next_place()
+            self._placed = place is not None
+            return buffer[:HEAD_SIZE] if place is None else place
         buffer[: len(rest)] = rest
         return buffer[len(rest) :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process `nbytes` received bytes."""
-        if not self._plain:
-            nbytes += len(self._rest)
-        used = self._receive(self._buffer, nbytes, self._now(), self._turns.share)
-        if used == nbytes and self._plain and not self._data.regular:
-            return
-        self._rest = bytes(self._buffer[used:nbytes])
-        if self._reads_in_place() and not self._rest:
-            self._read_in_place()
+        if self._placed:
+            self._placed = False
+            self._read_in_place(nbytes)
+        else:
+            if not self._plain:
+                nbytes += len(self._rest)
+            used = self._receive(self._buffer, nbytes, self._now(), self._turns.share)
+            if used == nbytes and self._plain and not self._data.regular:
+                return
+            self._rest = bytes(self._buffer[used:nbytes])
+            if self._reads_in_place() and not self._rest:
+                self._read_in_place()
         if self.http2.more:
             self._put_off()
         self._plain = not (self._rest or self._reads_in_place())
@@ -123,13 +130,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _reads_in_place(self) -> bool:
         return self._data.regular and self._socket >= 0
 
-    def _read_in_place(self) -> None:
-        """Read more of a long message, to its own memory.
+    def _read_in_place(self, taken: int = 0) -> None:
+        """Read more of a long message, to its own memory, after `taken` bytes in `next_place`.
 
-        A transport offers no such reads. Of its own it does only one of a few bytes before each of
-        these: to notice that there are more, or none, or that the socket fails.
+        A transport offers no such reads. Of its own it does only one of a frame's rest, or head,
+        before each of these: to notice that there is more, or nothing, or that the socket fails.
         """
-        rest, drained = self.http2.scatter(self._scatter, self._now())
+        rest, drained = self.http2.scatter(self._scatter, self._now(), taken)
         if rest:
             self._process(memoryview(rest), len(rest))
         if not (drained or self._waits or self._transport.is_closing()):
@@ -218,12 +225,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
         sender.awake = False
         if sender.queued and not self._paused:
             self.http2.pump(_PUMP)
-        if sender.out:
-            if sender.large:
-                self._writelines(sender.take())
-            else:
-                out, sender.out = sender.out, []
-                self._write(b"".join(out))
+        if sender.large:
+            self._writelines(sender.take())
+        elif sender.out:
+            out, sender.out = sender.out, []
+            self._write(b"".join(out))
         if sender.queued or self._paused:
             self.unread()
         if self.streams.over:

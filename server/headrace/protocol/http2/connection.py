@@ -224,14 +224,16 @@ class Connection:
             data.credit_connection()
         return position
 
-    def scatter(self, read: Callable[[list[memoryview]], int], now: float) -> tuple[bytes, bool]:
+    def scatter(
+        self, read: Callable[[list[memoryview]], int], now: float, taken: int = 0
+    ) -> tuple[bytes, bool]:
         """`DataReader.scatter`, at the time `now`; instead of `receive` while data is `regular`."""
         data = self.data
         if self._failed:
             data.regular = False
             return b"", False
         self.streams.now = now
-        found = data.scatter(read)
+        found = data.scatter(read, taken)
         if data.window < data.low:
             data.credit_connection()
         return found
@@ -813,7 +815,7 @@ class ClientConnection(Connection):
         """End the connection with a connection error, section 5.4.1."""
         if not self._failed:
             # Calls that were not written yet are reported as unsent, so that they may be retried.
-            self.sender.out.clear()
+            self.sender.clear()
         super().fail(code, text)
 
     def _setting(self, name: int, value: int) -> None:

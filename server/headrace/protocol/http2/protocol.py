@@ -117,7 +117,7 @@ class Limits:
     """
 
     streams: int = 1024
-    stream_window: int = 1 << 20
+    stream_window: int = (1 << 20) + (64 << 10)  # a tensor of 1 MiB, and what is around it
     connection_window: int = 64 << 20
     frame: int = 1 << 20
     header_block: int = 16 << 10

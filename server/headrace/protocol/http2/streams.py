@@ -125,7 +125,8 @@ class Sender:
     def __init__(self, wake: Callable[[], object]) -> None:
         """`wake` is called when `out` or a queue stops being empty."""
         self.out: list[Buffer] = []
-        self.large = False  # true if `out` has buffers that must not be joined
+        self.large = False  # true if `out` has buffers that must not be joined, or after `_framed`
+        self._framed: list[Buffer] = []  # frames of large buffers, to be written before `out`
         self.queued = 0  # bytes queued in streams
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
@@ -284,23 +285,32 @@ class Sender:
 
     def take(self) -> list[Buffer]:
         """Take all frames so far; small neighbours are joined."""
-        out, self.out = self.out, []
-        if not self.large:
-            return [b"".join(out)] if len(out) > 1 else out
-        self.large = False
-        taken: list[Buffer] = []
-        small: list[Buffer] = []
-        for buffer in out:
-            if len(buffer) < JOINED:
-                small.append(buffer)
-                continue
-            if small:
-                taken.append(b"".join(small))
-                small.clear()
-            taken.append(buffer)
-        if small:
-            taken.append(b"".join(small))
+        self._frame_out()
+        taken, self._framed = self._framed, []
         return taken
+
+    def clear(self) -> None:
+        """Drop all frames so far."""
+        self.out, self._framed, self.large = [], [], False
+
+    def _frame_out(self) -> None:
+        """Move `out` to the framed buffers, with small neighbours joined."""
+        out, self.out = self.out, []
+        framed = self._framed
+        if self.large:
+            self.large = False
+            small: list[Buffer] = []
+            for buffer in out:
+                if len(buffer) < JOINED:
+                    small.append(buffer)
+                    continue
+                if small:
+                    framed.append(b"".join(small))
+                    small.clear()
+                framed.append(buffer)
+            out = small
+        if out:
+            framed.append(b"".join(out))
 
     def _turn(self, stream: Stream, limit: int) -> int:
         """Send frames of one stream; returns the number of DATA bytes."""
@@ -312,14 +322,19 @@ class Sender:
         left = room
         out = self.out
         while left > 0:
-            count = min(left, len(queue[0])) // self.frame
+            largest = self.frame
+            count = min(left, len(queue[0])) // largest
             if count > 1:
-                size = count * self.frame
+                size = count * largest
                 whole = memoryview(queue.popleft())
-                head = pack_head(self.frame << 8 | DATA, 0, stream.number)
-                for start in range(0, size, self.frame):
-                    out.append(head)
-                    out.append(whole[start : start + self.frame])
+                head = pack_head(largest << 8 | DATA, 0, stream.number)
+                out.append(head)
+                self._frame_out()
+                out = self.out
+                # By turns payloads and heads, beginning and ending with a payload.
+                pieces: list[Buffer] = [head] * (2 * count - 1)
+                pieces[::2] = [whole[at : at + largest] for at in range(0, size, largest)]
+                self._framed += pieces
                 if size < len(whole):
                     queue.appendleft(whole[size:])
                 self.frames += count
@@ -508,12 +523,15 @@ _REGULAR = 4 << 10  # bytes; smaller frames are not worth buffers of their own
 # causes. In one turn of the loop 1 MiB: half of what a transport reads, for the sake of others.
 _READ = 256 << 10
 _SCATTERED = 4
+_FURTHER = 2  # frames that may have come meanwhile
+_MOST_PADDING = 256  # bytes of a frame, with its length
 
 
-def _leading(heads: bytearray, expected: bytes, count: int) -> int:
+def _leading(heads: list[memoryview], expected: bytes, count: int) -> int:
     """The number of heads before the first that is not as expected, of `count`."""
-    ends = range(HEAD_SIZE, count * HEAD_SIZE + 1, HEAD_SIZE)
-    return next((n for n, end in enumerate(ends) if heads[:end] != expected[:end]), count)
+    if b"".join(heads[:count]) == expected * count:  # mostly
+        return count
+    return next(n for n, head in enumerate(heads) if head != expected)
 
 
 class DataReader:
@@ -525,8 +543,8 @@ class DataReader:
     """
 
     __slots__ = (
-        "_again", "_ends", "_half", "_limits", "_number", "_sender", "_size", "_stream", "_streams",
-        "left", "low", "regular", "skip", "window",
+        "_again", "_ahead", "_ends", "_half", "_heads", "_limits", "_number", "_sender", "_size",
+        "_stream", "_streams", "left", "low", "regular", "skip", "window",
     )  # fmt: skip
 
     def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
@@ -545,6 +563,8 @@ class DataReader:
         # was like it.
         self._number = self._size = 0
         self._again = False
+        self._heads: list[memoryview] = []  # memory for heads, while data is regular
+        self._ahead = 0  # frames to read at once
 
     def begin(
         self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
@@ -555,6 +575,7 @@ class DataReader:
         more data. Raises `ConnectionFailure`.
         """
         self.regular = False
+        self._heads = []
         length = stop - start
         padding = 0
         if flags & PADDED:
@@ -622,56 +643,81 @@ class DataReader:
             position += HEAD_SIZE
         self._ends = False
         self._number, self._size, self._again = number, last, again
+        self._heads = []
         self._filled(stream, filled, spent, left)
         return position
 
-    def scatter(self, read: Callable[[list[memoryview]], int]) -> tuple[bytes, bool]:
+    def next_place(self) -> memoryview | None:
+        """Memory for what comes next, while data is `regular`: the rest of a frame, or a head.
+
+        The number of bytes received there is passed to `scatter`.
+        """
+        stream, left = self._stream, self.left
+        if not left:
+            return self._heads[0] if self._heads else None
+        if stream is None or stream.place is None or stream.remote_closed:
+            return None
+        return stream.place[:left] if left <= len(stream.place) else None
+
+    def scatter(
+        self, read: Callable[[list[memoryview]], int], taken: int = 0
+    ) -> tuple[bytes, bool]:
         """Read the rest of the frame, and frames like it, each payload to its place.
 
         `read` fills buffers, in order, and returns the number of bytes. A frame's head goes to
         memory of its own and is compared with the expected one: bytes from another one on are
         returned, to be processed as usual. Also returns true if there is nothing more to read for
-        now. Reads at most `_SCATTERED` times.
+        now. Reads at most `_SCATTERED` times, after `taken` bytes in `next_place`.
         """
         self.regular = False
-        stream = self._stream
+        size, left = self._size, self.left
+        expected = pack_head(size << 8 | DATA, 0, self._number)
+        stream = self._stream if left else self._streams.open.get(self._number)
         if stream is None or stream.place is None or stream.remote_closed:
-            return b"", True
-        place, size, left = stream.place, self._size, self.left
+            return self._head(taken), True
+        place = stream.place
         allowed = min(len(place) - left, self.window, stream.window)
         if stream.expected >= 0:
             allowed = min(allowed, stream.expected)
-        if allowed < 0:
+        if allowed < 0:  # its message ends before the frame does
             return b"", True
+        if left:
+            filled, spent, left = taken, 0, left - taken
+        elif taken == HEAD_SIZE and size <= allowed and self._heads[0] == expected:
+            filled, spent, left = 0, size, size
+        else:
+            return self._head(taken), True
         unit = size + HEAD_SIZE
-        most = max(min(_READ // unit, allowed // size), 0)
-        heads = bytearray(most * HEAD_SIZE)
-        expected = pack_head(size << 8 | DATA, 0, stream.number) * most
-        with memoryview(heads) as view:
-            places = [view[at : at + HEAD_SIZE] for at in range(0, len(heads), HEAD_SIZE)]
-        filled = spent = 0
+        heads = self._heads or self._make_heads(unit)
         rest, drained = b"", False
         for _ in range(_SCATTERED):
             first = min(left, _READ)
-            count = min((_READ - first) // unit, (allowed - spent) // size)
-            if not (first or count):
+            most = min((_READ - first) // unit, (allowed - spent) // size)
+            if not (first or most):
                 break
+            # Slices for about as many frames as came last time: a client that sends while this side
+            # reads is mostly some frames ahead.
+            count = min(most, max(self._ahead, 1))
             begin = filled + first
             stop = begin + count * size
             # The rest of the frame, then by turns heads and payloads.
             targets = [place[filled:begin]] * (1 + 2 * count)
-            targets[1::2] = places[:count]
+            targets[1::2] = heads[:count]
             targets[2::2] = [place[at : at + size] for at in range(begin, stop, size)]
+            wanted = first + count * unit
+            end = HEAD_SIZE + allowed - spent - count * size
+            if count == most and end < unit and end <= _READ - wanted:
+                # A last, shorter frame would otherwise wait for the next turn of the loop.
+                targets.append(memoryview(bytearray(end)))
+                wanted += end
             nbytes = read(targets)
-            drained = nbytes < first + count * unit
-            if not drained and (count == most and heads == expected):
-                filled, spent, left = stop, spent + count * size, left - first
-            elif nbytes <= first:
+            drained = nbytes < wanted
+            if nbytes <= first:
                 filled += nbytes
                 left -= nbytes
             else:
                 begun = -(-(nbytes - first - HEAD_SIZE + 1) // unit)  # frames with a whole head
-                good = _leading(heads, expected, begun)
+                good = _leading(heads, expected, min(begun, count))
                 beyond = nbytes - first - good * unit
                 spent += good * size
                 filled = begin + good * size + min(beyond, 0)
@@ -679,10 +725,24 @@ class DataReader:
                 if beyond > 0:
                     rest = b"".join(targets[1 + 2 * good :])[:beyond]
                     self._again = False
+                self._ahead = good + _FURTHER if drained else 2 * count
             if drained or rest:
                 break
         self._filled(stream, filled, spent, left)
         return rest, drained
+
+    def _head(self, taken: int) -> bytes:
+        """The first `taken` bytes of another head than expected."""
+        self._again = False
+        return self._heads[0][:taken].tobytes() if taken else b""
+
+    def _make_heads(self, unit: int) -> list[memoryview]:
+        """Memory for the heads of frames of `unit` bytes, as many as are read at once."""
+        ends = range(HEAD_SIZE, _READ // unit * HEAD_SIZE + 1, HEAD_SIZE)
+        with memoryview(bytearray(ends[-1] if ends else 0)) as view:
+            self._heads = [view[end - HEAD_SIZE : end] for end in ends]
+        self._ahead = len(self._heads)
+        return self._heads
 
     def _filled(self, stream: Stream, filled: int, spent: int, left: int) -> None:
         """Count bytes in a stream's place, and frames of `spent` bytes; `left` are to come."""
@@ -696,6 +756,8 @@ class DataReader:
         if filled:
             stream.on_filled(filled)
             self.credit(stream, filled)
+        if self._heads and (not self.regular or stream.place is None):
+            self._heads = []
 
     def resume(self, view: memoryview, position: int, end: int) -> int:
         """Continue the current frame; returns the position after the consumed bytes."""
@@ -727,6 +789,8 @@ class DataReader:
             stream.on_keep()
         stream.consumed += nbytes
         if stream.consumed >= self._half and not stream.keeps_window and not stream.remote_closed:
+            if stream.place is not None and len(stream.place) + _MOST_PADDING <= stream.window:
+                return  # the rest of the message fits: with the next one, if there is one
             self._sender.give_window(stream.number, stream.consumed)
             stream.window += stream.consumed
             stream.consumed = 0
