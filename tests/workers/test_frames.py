@@ -22,9 +22,13 @@ from headrace.workers.frames import (
     offsets,
     pack_header,
     pack_ids,
+    pack_numbers,
+    pack_places,
     result_struct,
     unpack_batch,
     unpack_layout,
+    unpack_numbers,
+    unpack_places,
     unpack_sizes,
     unpack_times,
 )
@@ -86,6 +90,25 @@ def test_a_result(form: int, sizes: list[int]) -> None:
 def test_invalid_results(data: bytes) -> None:
     with pytest.raises(BrokenFrame):
         unpack_sizes(data)
+
+
+places = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)))
+
+
+@given(places, st.binary(), st.integers(0, 2**64 - 1), st.binary())
+def test_places(given: list[tuple[int, int]], beside: bytes, size: int, rest: bytes) -> None:
+    meta = pack_places(given, beside, size) + rest
+    assert unpack_places(meta) == (given, beside, size, rest)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_numbers(given: list[int]) -> None:
+    assert list(unpack_numbers(pack_numbers(given))) == given
+
+
+def test_invalid_numbers() -> None:
+    with pytest.raises(BrokenFrame):
+        unpack_numbers(b"12345")
 
 
 @given(st.lists(st.lists(st.binary(max_size=200))))

@@ -49,6 +49,18 @@ class Blocks:
         finalize(part, self._free.__setitem__, id(whole), whole)
         return part.data
 
+    def reserve(self, nbytes: int) -> bool:
+        """Count `nbytes` of other memory against the limit; False if there is no room."""
+        with self._lock:
+            if room := self._make_room(nbytes):
+                self._owned += nbytes
+        return room
+
+    def release(self, nbytes: int) -> None:
+        """Count reserved memory no longer."""
+        with self._lock:
+            self._owned -= nbytes
+
     def spare(self, nbytes: int) -> None:
         """Lower the limit by `nbytes`."""
         self._most = self._kept - nbytes

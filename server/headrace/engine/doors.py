@@ -60,6 +60,8 @@ class Direct:
     `json` decodes and encodes bodies, `grpc` encodes messages. `known` caches the rows of calls
     that have passed the check, by the door's key for calls with the same model, names, datatypes
     and shapes. `submit` takes a call with its rows, at most `most_rows`; raises `ServerError`.
+    `memory` is where a long message is best received, by its size and the position of its first
+    tensor; None where that makes no difference.
     """
 
     json: PlainJson
@@ -67,6 +69,7 @@ class Direct:
     known: dict[object, int]
     most_rows: int
     submit: Submit
+    memory: Callable[[int, int], memoryview | None]
 
     def remember(self, alike: object, rows: int) -> None:
         """Cache the rows of calls with this key, unless they exceed one batch."""
@@ -139,6 +142,15 @@ class Entrance(Protocol):
 
     def find(self, name: str, version: str = "") -> Target:
         """The target of requests for a model; raises `ServerError` if known to be absent."""
+
+
+def memory_for(
+    entrance: Entrance, key: tuple[str, str], nbytes: int, begin: int
+) -> memoryview | None:
+    """Memory for a message of `nbytes` to a model and version; see `Direct.memory`."""
+    found = entrance.known.get(key)
+    direct = found.direct if found is not None and found.ready else None
+    return None if direct is None else direct.memory(nbytes, begin)
 
 
 _UNREAD = "unread"  # the one subject that a client has to read

@@ -435,7 +435,13 @@ class ModelVersion:
             self.submit = service.host.tracing.traced(self.model, self.name, submit)
         if self.ready and service.plain is not None and self.submit is submit:
             most = signature.max_batch_size or maxsize
-            self.direct = Direct(*service.plain, {}, most, direct)
+            self.direct = Direct(*service.plain, {}, most, direct, self._memory)
+
+    def _memory(self, nbytes: int, begin: int) -> memoryview | None:
+        """Implements `Direct.memory`."""
+        if len(self._placements) != 1:  # the backend is chosen when the request is complete
+            return None
+        return next(iter(self._each)).memory(nbytes, begin)
 
     def _queue_checked(self, call: Call) -> None:
         """Queue a call that was checked earlier; raises `ServerError`."""

@@ -138,6 +138,10 @@ class Placement(ABC):
     def remove(self, name: str) -> None:
         """Remove an instance, and close it once it has finished its requests."""
 
+    def memory(self, nbytes: int, begin: int) -> memoryview | None:
+        """Memory for a message of `nbytes` whose tensors begin at `begin`; None: any will do."""
+        return None
+
     async def settled(self) -> None:  # noqa: B027
         """Wait until removed instances without requests are finalized and gone."""
 

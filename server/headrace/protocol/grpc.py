@@ -259,6 +259,10 @@ class MessageStream(Stream):
         """Refuse a long or compressed message by its prefix, or expect `more` bytes of it."""
         raise NotImplementedError
 
+    def memory(self, length: int, first: memoryview) -> memoryview:
+        """Uninitialised memory for a message of `length` bytes that begins with `first`."""
+        return BLOCKS.block(length)
+
     def count(self, nbytes: int, before: int) -> None:
         """Charge `nbytes` received of the gathered message, after `before` earlier ones."""
 
@@ -322,7 +326,7 @@ class MessageStream(Stream):
                 return start
             # Set even if allocating the memory fails.
             part.compressed, part.length = compressed, length
-            part.view = BLOCKS.block(length)
+            part.view = self.memory(length, view[start:stop])
         size = min(part.length - part.filled, stop - start)
         if size:
             self.count(size, part.filled)

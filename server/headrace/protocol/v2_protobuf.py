@@ -542,6 +542,20 @@ class InferReader:
                 return InferMessage(self, data, id, fields, template)
         return self._read_new(data)
 
+    def like(self, size: int, first: Buffer) -> tuple[tuple[str, str], int] | None:
+        """Model and version of a message of `size` bytes, and the position of its first tensor.
+
+        It is taken for an earlier message with the same `first` bytes; None if there is none.
+        """
+        for fields, template in self._layouts.get(size, ()):
+            for start, stop, content in fields.fixed:
+                if stop <= len(first) and first[start:stop] != content:
+                    break
+            else:
+                request = template.request
+                return (request.model_name, request.model_version), fields.raw[0][0]
+        return None
+
     def fill(self, call: Call, data: Buffer) -> object | None:
         """Fill `call` from a plain message that matches an earlier one.
 

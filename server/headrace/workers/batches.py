@@ -17,10 +17,12 @@ from headrace.workers.frames import (
     INLINE,
     MAX_SLOTS,
     MAX_TOLD,
+    PLACED,
     PLAIN,
     RESULT,
     Block,
     BrokenFrame,
+    Header,
     Kind,
     frame,
     lay_out,
@@ -29,6 +31,7 @@ from headrace.workers.frames import (
     unpack_batch,
     unpack_first,
     unpack_layout,
+    unpack_places,
 )
 from headrace.workers.triton_requests import (
     Exchange,
@@ -178,12 +181,16 @@ class Batches:
         self._forms[document["number"]] = Form(document)
 
     def requests(
-        self, meta: bytes, data: Buffer, size: int, exchange: Exchange
+        self, header: Header[Kind], meta: bytes, data: Buffer, exchange: Exchange
     ) -> tuple[Layout, list[InferenceRequest]]:
-        """The requests of a batch with `size` bytes of data, as views of it.
+        """The requests of a batch, as views of its data.
 
         Malformed data raises any exception.
         """
+        size = header.data
+        places: Sequence[tuple[int, int]] | None = None
+        if header.flags & PLACED == PLACED:
+            places, data, size, meta = unpack_places(meta)
         ids: Sequence[str] = ()
         extras: dict[str, Any] = _NOTHING
         layout = self._layouts.get((meta[FIRST:], size))
@@ -195,13 +202,20 @@ class Batches:
             if told:
                 extras = json.loads(told)
         arrays = []
-        for _, _, dtype, shape, start, nbytes in layout.inputs:
-            if dtype is None:
-                arrays.append(decode_bytes(memoryview(data)[start : start + nbytes], shape))
-            else:
-                arrays.append(np.ndarray(shape, dtype, data, start))
+        parts = layout.parts
+        if places is not None:
+            placed = self._placed(header.number, layout, places, data)
+            parts = [None] * len(parts)
+        else:
+            for _, _, dtype, shape, start, nbytes in layout.inputs:
+                if dtype is None:
+                    arrays.append(decode_bytes(memoryview(data)[start : start + nbytes], shape))
+                else:
+                    arrays.append(np.ndarray(shape, dtype, data, start))
         requests: list[InferenceRequest] = []
-        for index, part in enumerate(layout.parts):
+        for index, part in enumerate(parts):
+            if places is not None:
+                arrays = placed[index]
             tensors: list[Tensor] = []
             for place, array in zip(layout.inputs, arrays, strict=True):
                 # `received`, inlined to save a Python call per tensor.
@@ -216,6 +230,22 @@ class Batches:
                 )
             )  # fmt: skip
         return layout, requests
+
+    def _placed(
+        self, slot: int, layout: Layout, places: Sequence[tuple[int, int]], beside: Buffer
+    ) -> list[list[Any]]:
+        """For each request its inputs, where the server has received them."""
+        blocks = self._link.shared.borrow(slot, [number for number, _ in places])
+        blocks[0] = beside
+        given = iter(places)
+        lead = 1 if layout.batches else 0
+        arrays: list[list[Any]] = [[] for _ in layout.rows]
+        for _, _, dtype, shape, _, _ in layout.inputs:
+            for rows, own in zip(layout.rows, arrays, strict=True):
+                number, start = next(given)
+                shaped = (*[rows][:lead], *shape[lead:])
+                own.append(np.ndarray(shaped, dtype, blocks[number], start))
+        return arrays
 
     def _layout(self, repeated: bytes, size: int) -> Layout:
         """The layout of a batch with `size` bytes of data; malformed data raises any exception."""

@@ -21,10 +21,12 @@ from headrace.workers.frames import (
     FrameReader,
     Header,
     Kind,
+    frame,
     pack_header,
+    pack_numbers,
     told_frame,
 )
-from headrace.workers.memory import BatchFiles, write_file
+from headrace.workers.memory import BatchFiles, SharedIn, write_file
 from headrace.workers.triton_tensors import TritonModelException
 
 READ = 64 << 10  # bytes; Python allocates as many each time, and large allocations are slow
@@ -95,6 +97,7 @@ class WorkerChannel:
         self._socket = FrameSocket(sock)
         self._feed = FrameReader(Kind).feed
         self._files = BatchFiles({Kind.EXECUTE})
+        self.shared = SharedIn()
         self._lock = threading.RLock()
         self._sending = False  # true while the owner of the lock is sending
         self._later: deque[bytes] = deque()  # frames queued for the owner of the lock
@@ -212,12 +215,14 @@ class WorkerChannel:
         data, size, flags, descriptor = parcel
         if slot in self._files.slots and not self.foreign:
             flags |= self._files.slots[slot].used()
+        if kept := self.shared.kept(slot):
+            self.send(frame(Kind.KEPT_SHARED, pack_numbers(kept)))
         head = pack_header(kind, flags, slot, len(meta), size)
-        frame = b"".join([head, meta, data])
+        whole = b"".join([head, meta, data])
         if descriptor < 0:
-            self.send(frame)
+            self.send(whole)
         else:
-            self._send_and_close(frame, descriptor)
+            self._send_and_close(whole, descriptor)
 
     def _end_if_foreign(self) -> None:
         if self.foreign:

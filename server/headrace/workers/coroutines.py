@@ -55,7 +55,7 @@ class CoroutineExecutor(Executor):
         try:
             if header.flags:  # the data may be in a file
                 data = self._link.data_of(header, data)
-            layout, requests = self._batches.requests(meta, data, header.data, self.session)
+            layout, requests = self._batches.requests(header, meta, data, self.session)
             del received, data
             began = monotonic_ns()
             try:

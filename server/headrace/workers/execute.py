@@ -78,7 +78,7 @@ class Executor:
         try:
             if header.flags:  # the data may be in a file
                 data = self._link.data_of(header, data)
-            layout, requests = self._batches.requests(meta, data, header.data, session)
+            layout, requests = self._batches.requests(header, meta, data, session)
             del data
             began = monotonic_ns()
             session.runner = thread

@@ -137,6 +137,8 @@ class Kind(IntEnum):
     HOLD = 7  # pause or resume the responses to a request
     REPLY = 8  # JSON: the result of a call, or a part of it
     ASK = 9  # request the model's readiness
+    SHARED = 10  # a block of shared memory, under a number, for requests to come
+    DROP_SHARED = 11  # its number: no further request is in it
     # To the server.
     LOADED = 16  # JSON: the model's own declarations
     STARTED = 17
@@ -152,6 +154,7 @@ class Kind(IntEnum):
     ANSWER = 27  # JSON: the model's readiness
     HOLD_CALL = 28  # JSON: pause or resume the replies to a call
     BACK = 29  # a batch given back, since it cannot be started for now
+    KEPT_SHARED = 30  # numbers of blocks that a finished batch was in, and the model refers to
 
 
 # What is looked up for each batch: in the class that takes as long as a call of a method.
@@ -161,6 +164,8 @@ ANSWERS = frozenset({Kind.RESULT, Kind.RESPONSES, Kind.BROKEN})  # frames that e
 # the other end's files still referred to, each KEPT << number; no other files are.
 NEW_FILE, WHICH, KEPT, ALONE = 2, 4, 16, 128
 FILES = 3  # files per slot and direction
+# The inputs of a batch are where they were received, in blocks of shared memory: see `pack_places`.
+PLACED = FILES * WHICH
 
 _BATCH = Struct("<QII")  # number of the first request, sizes of the ids and of the extras
 FIRST = 8  # bytes of that number; the rest repeats for plain batches
@@ -295,6 +300,44 @@ def unpack_layout(layout: bytes) -> tuple[int, Sequence[int], Sequence[int]]:
     except _StructError as error:
         raise BrokenFrame(f"a layout that cannot be read: {error}") from None
     return form, numbers[:count], numbers[count:]
+
+
+# The numbers of places, of bytes beside the blocks, and of bytes as if the inputs were in a file.
+_PLACES = Struct("<IIQ")
+Place = tuple[int, int]  # the number of a block, and the position of a request's input
+
+
+def pack_places(places: Sequence[Place], beside: bytes, size: int) -> bytes:
+    """The start of the meta of EXECUTE for requests whose inputs are in shared memory.
+
+    For each input the place of each request's; number 0 is `beside`, for small ones. `size` is that
+    of the data if it were in one file.
+    """
+    numbers = [number for place in places for number in place]
+    packed = Struct(f"<{2 * len(places)}Q").pack(*numbers)
+    return _PLACES.pack(len(places), len(beside), size) + packed + beside
+
+
+def unpack_places(meta: bytes) -> tuple[list[Place], bytes, int, bytes]:
+    """The arguments of `pack_places`, and the rest of the meta."""
+    count, beside, size = _PLACES.unpack_from(meta)
+    numbers = Struct(f"<{2 * count}Q").unpack_from(meta, _PLACES.size)
+    start = _PLACES.size + 16 * count
+    stop = start + beside
+    return list(zip(numbers[::2], numbers[1::2], strict=True)), meta[start:stop], size, meta[stop:]
+
+
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """Encode the meta of DROP_SHARED and KEPT_SHARED."""
+    return Struct(f"<{len(numbers)}I").pack(*numbers)
+
+
+def unpack_numbers(meta: bytes) -> Sequence[int]:
+    """Decode the meta of DROP_SHARED and KEPT_SHARED; raises `BrokenFrame`."""
+    count, rest = divmod(len(meta), 4)
+    if rest:
+        raise BrokenFrame(f"numbers in {len(meta)} bytes")
+    return Struct(f"<{count}I").unpack(meta)
 
 
 def result_struct(blocks: int) -> Struct:

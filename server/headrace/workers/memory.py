@@ -350,5 +350,41 @@ class BatchFiles:
         self.slots.clear()
 
 
+class SharedIn:
+    """Blocks of shared memory with inputs of requests, which the server writes."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Array] = {}
+        self._lent: dict[int, list[int]] = {}  # numbers of blocks, by the slot whose batch has them
+
+    def add(self, number: int, data: Buffer) -> None:
+        """Add a block, mapped as `data`."""
+        self._blocks[number] = np.frombuffer(data, np.uint8)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget blocks; arrays in them keep their memory."""
+        for number in numbers:
+            self._blocks.pop(number, None)
+
+    def borrow(self, slot: int, numbers: Sequence[int]) -> dict[int, Buffer]:
+        """The blocks with these numbers, for the batch of a slot; raises `KeyError`."""
+        self._lent[slot] = [number for number in numbers if number]
+        return {number: self._blocks[number].data for number in self._lent[slot]}
+
+    def kept(self, slot: int) -> list[int]:
+        """Numbers of the blocks of a slot's finished batch that something still refers to."""
+        if slot not in self._lent:  # as mostly
+            return []
+        numbers = self._lent.pop(slot)
+        return [number for number in numbers if _references(self._blocks, number) > _ALONE]
+
+
+def _references(arrays: dict[int, Array], number: int) -> int:
+    return sys.getrefcount(arrays[number])
+
+
+_ALONE = _references({0: np.empty(1, np.uint8)}, 0)  # if only the dictionary holds it
+
+
 def _number(flags: int) -> int:
     return flags // WHICH % 4

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from headrace.workers.batches import tell_response, tell_tensors
 from headrace.workers.channel import Received, WorkerChannel
 from headrace.workers.elements import Buffer
-from headrace.workers.frames import EXECUTE, Header, Kind, frame, pack_header, unpack_request
+from headrace.workers.frames import (
+    EXECUTE,
+    Header,
+    Kind,
+    frame,
+    pack_header,
+    unpack_numbers,
+    unpack_request,
+)
 from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException
@@ -148,6 +156,10 @@ class Session:
                 self._give_back()
         elif kind is Kind.FORM:
             self._on_form(json.loads(meta))
+        elif kind is Kind.SHARED:
+            self._link.shared.add(header.number, data)
+        elif kind is Kind.DROP_SHARED:
+            self._link.shared.drop(unpack_numbers(meta))
         elif kind is Kind.STOP:
             self.stopped = True
         elif kind is Kind.CANCEL:

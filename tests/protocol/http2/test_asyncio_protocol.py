@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -123,3 +125,114 @@ async def test_many_frames_behind_a_long_message_are_charged_while_they_wait(los
     assert protocol.held == 0
     ours.close()
     theirs.close()
+
+
+class Clock:
+    """A loop whose time the test sets, with timers that it runs."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Ignore it: the test reads on by itself."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> "Clock":
+        self.timers.append(callback)
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+    def run(self, secs: float) -> None:
+        self.now += secs
+        timers, self.timers = self.timers, []
+        for timer in timers:
+            timer()
+
+
+class Longer(Kept):
+    """A stream with a buffer for 6 MiB."""
+
+    def __init__(self, number: int, server: Server, head: dict[bytes, bytes], echo: bool) -> None:
+        super().__init__(number, server, head, echo)
+        self.make_place(6 << 20)
+
+
+class Upload:
+    """A client that sends a message of 6 MiB, in frames of 16 KiB."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        loop: Any = self.clock
+        server = Server(Limits(stream_window=1 << 26), greet=False, stream=Longer)
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self.protocol = Http2Protocol(server.connection, loop, memoryview(bytearray(65_536)))
+        self.protocol.connection_made(Reading(self._ours))
+        self._receive(_opening(server))
+        self._unsent = build(DATA, 0, 1, bytes(16_384)) * 383
+
+    @property
+    def low_water(self) -> int:
+        """Bytes from which on the server's socket is readable."""
+        return self._ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+    def send(self, mib: float, secs: float = 0.0) -> None:
+        """Send so much of the message, evenly in `secs`."""
+        parts = round(50 * mib)
+        for _ in range(parts):
+            self._theirs.sendall(self._unsent[:21_000])
+            self._unsent = self._unsent[21_000:]
+            self.clock.now += secs / parts
+            with suppress(BlockingIOError):
+                while nbytes := self._ours.recv_into(self.protocol.get_buffer(-1)):
+                    self.protocol.buffer_updated(nbytes)
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+    def _receive(self, data: bytes) -> None:
+        self.protocol.get_buffer(-1)[: len(data)] = data
+        self.protocol.buffer_updated(len(data))
+
+
+@pytest.fixture
+def upload() -> Iterator[Upload]:
+    found = Upload()
+    yield found
+    found.close()
+
+
+def test_bytes_of_a_fast_client_gather_in_the_socket(upload: Upload) -> None:
+    upload.send(2.5, 0.01)
+    assert upload.low_water == 512 << 10
+    upload.send(3, 0.01)
+    assert upload.low_water == 1  # the rest of the message is shorter
+
+
+def test_bytes_of_a_slow_client_do_not(upload: Upload) -> None:
+    upload.send(4, 0.2)
+    assert upload.low_water == 1
+
+
+def test_bytes_of_a_client_that_pauses_are_read(upload: Upload) -> None:
+    upload.send(2.5, 0.01)
+    upload.clock.run(0.004)
+    assert upload.low_water == 512 << 10
+    upload.send(0.5)
+    upload.clock.run(0.004)
+    assert upload.low_water == 512 << 10
+    upload.clock.run(0.005)
+    assert upload.low_water == 1
+    assert not upload.clock.timers
+
+
+def test_a_lost_client_is_waited_for_no_longer(upload: Upload) -> None:
+    upload.send(2.5, 0.01)
+    upload.protocol.connection_lost(None)
+    assert not upload.clock.timers

@@ -33,6 +33,7 @@ from headrace.engine.doors import (
     PAUSE_BYTES,
     Entrance,
     Target,
+    memory_for,
     not_read,
 )
 from headrace.engine.workbench import Deferred
@@ -188,6 +189,14 @@ class InferenceService:
         self.engine = engine
         self.rules = rules or DoorRules()
         self._limit = max_request_bytes
+
+    def memory(self, length: int, first: memoryview) -> memoryview | None:
+        """Memory for a message of `length` bytes that begins with `first`; None: any will do."""
+        like = self.reader.like(length, first)
+        if like is None:
+            return None
+        key, begin = like
+        return memory_for(self.engine, key, length, begin)
 
     def __call__(self, data: Buffer, call: InferCall) -> None:
         """Answer ModelInfer; raises `ServerError`, after which the caller must `leave` the call."""

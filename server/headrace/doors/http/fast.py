@@ -23,7 +23,7 @@ from headrace.core.tensors import Buffer
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import Head, Heads
 from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
-from headrace.engine.doors import Entrance
+from headrace.engine.doors import Entrance, memory_for
 from headrace.engine.workbench import Deferred
 from headrace.observability.statistics import INFER
 from headrace.protocol.plain_json import HTTP_ANSWER, HTTP_REST, PlainJson
@@ -40,6 +40,14 @@ _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+
+
+def _memory(head: Head, length: int) -> memoryview:
+    """Memory for a body: where its model's workers read it, if its tensors are binary."""
+    size = head.json_size
+    if size is None or not size.isdecimal() or head.content_encoding is not None:
+        return BLOCKS.block(length)
+    return memory_for(head.entrance, head.key, length, int(size)) or BLOCKS.block(length)
 
 
 class BodyReader(asyncio.BufferedProtocol):
@@ -383,7 +391,7 @@ class FastProtocol(BoundedProtocol):
             request.end(request.failure(error))
             return position
         if request.body is None:
-            request.body = BLOCKS.block(length)
+            request.body = _memory(request.head, length)
         request.body[begin : begin + taken] = memoryview(data)[position : position + taken]
         request.filled = begin + taken
         if request.filled == length:

@@ -37,18 +37,21 @@ from headrace.placement.worker.batch_frames import (
     printable,
     read_array,
 )
+from headrace.placement.worker.shared_blocks import Placed, SharedBlocks
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     BACK,
     EXECUTE,
+    INLINE,
     RESULT,
     BrokenFrame,
     Header,
     Kind,
     offsets,
     pack_request,
+    unpack_numbers,
 )
 
 _MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
@@ -286,6 +289,7 @@ class Slot:
         self.sent = 0
         self.first = 0  # number of the batch's first request
         self.responses = 0  # responses received within batches
+        self.placed: Placed | None = None  # where the batch's inputs are in shared memory
         self.pulse = Pulse()
 
     def execute(self, batch: Batch, done: Done) -> None:
@@ -298,7 +302,12 @@ class Slot:
             if talk.process.ended:
                 raise NotStarted
             meta, pieces, total = talk.frames.pack(batch, number)
-            talk.process.link.send_data(EXECUTE, self.number, meta, pieces, total)
+            if total > INLINE and talk.shared is not None:
+                self.placed = talk.place(batch, total)
+            if (placed := self.placed) is None:
+                talk.process.link.send_data(EXECUTE, self.number, meta, pieces, total)
+            else:
+                talk.process.link.send_placed(EXECUTE, self.number, placed.meta + meta)
         except Exception as error:  # for example no memory for its file: concerns this batch alone
             self.owner.not_sent(self, error)
             return
@@ -321,7 +330,15 @@ class Slot:
         """Report the batch's outcome."""
         batch, self.batch = self.batch, None
         assert batch is not None
+        if self.placed is not None:
+            self.give_back()
         self.done(self, batch, outcome)
+
+    def give_back(self) -> None:
+        """End the use of shared memory by the batch."""
+        placed, self.placed = self.placed, None
+        if placed is not None and (shared := self.owner.talk.shared) is not None:
+            shared.give_back(placed)
 
 
 class Conversation:
@@ -340,7 +357,9 @@ class Conversation:
         give: Give,
         report: Callable[[Batch, str, str], None],
         host: ModelServices,
+        shared: SharedBlocks | None = None,
     ) -> None:
+        """`shared` is memory that requests are received in."""
         self.under_way: dict[int, Slot] = {}  # in the order of execution
         self.load = 0  # their number
         self.requests = 0  # sent to the process, numbered from 1 on
@@ -351,6 +370,7 @@ class Conversation:
         self._give = give
         self._report = report
         self.frames = BatchFrames(signature, lambda form: process.send(Kind.FORM, form))
+        self.shared = shared
         self._calls = ModelCalls(process, host)
         self._open: dict[int, Call] = {}
         # Requests of current batches whose last response has arrived.
@@ -399,6 +419,14 @@ class Conversation:
 
     # --- to the worker
 
+    def place(self, batch: Batch, size: int) -> Placed | None:
+        """Lend the worker the memory in which a batch of `size` bytes was received, if shared."""
+        assert self.shared is not None
+        placed = self.shared.place(batch.calls, self.frames.inputs(batch), size)
+        if placed is not None and self.shared.lend(placed, self.process.link):
+            return placed
+        return None
+
     def cancel(self, call: Call) -> None:
         """Notify the model of a cancelled request."""
         self.process.send(Kind.CANCEL, pack_request(call.run_number))
@@ -420,6 +448,10 @@ class Conversation:
 
     def take(self, kind: Kind, meta: bytes, data: Buffer, size: int) -> None:
         """Process a frame that does not end a batch; malformed frames raise any exception."""
+        if kind is Kind.KEPT_SHARED:
+            if self.shared is not None:
+                self.shared.keep(unpack_numbers(meta))
+            return
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:
             self.frames.learn(document)
@@ -466,6 +498,8 @@ class Conversation:
         if self._finals:
             self._finals.difference_update(call.run_number for call in batch.calls)
         slot.batch = None
+        if slot.placed is not None:
+            slot.give_back()
         slot.done(slot, batch, outcome)
         return outcome
 
@@ -513,6 +547,8 @@ class Conversation:
         If it was ended for `abandoned` work, nothing fails, and no input is blamed.
         """
         now = monotonic_ns()
+        if self.shared is not None:
+            self.shared.forget(self.process.link)
         self._calls.end()
         died = WorkerDied(
             f"the worker process of model '{self._signature.model}' {how} while it executed the"

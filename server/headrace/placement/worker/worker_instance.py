@@ -26,6 +26,7 @@ from headrace.placement.choice import InstanceKind
 from headrace.placement.placement import Surroundings
 from headrace.placement.worker.conversation import Conversation, Slot
 from headrace.placement.worker.python_options import RunOptions, WorkerOptions
+from headrace.placement.worker.shared_blocks import SharedBlocks
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Batch, Outcome
 from headrace.workers.elements import Buffer
@@ -59,8 +60,13 @@ class WorkerInstance:
         version: Surroundings,
         counters: WorkerCounters,
         changed: Callable[[], None],
+        shared: SharedBlocks | None = None,
     ) -> None:
-        """`changed` is called after any change that may affect readiness."""
+        """`changed` is called after any change that may affect readiness.
+
+        `shared` is memory in which requests of the version are received.
+        """
+        self._shared = shared
         self.name = name
         self.grace = ABANDONED_SECS  # time for the model to end abandoned open requests
         self._counters = counters
@@ -218,7 +224,7 @@ class WorkerInstance:
     def _attach(self) -> None:
         self.talk = Conversation(
             self._process, self._signature, bool(self.concurrency), self._scheduler.answer,
-            self._report, self._host,
+            self._report, self._host, self._shared,
         )  # fmt: skip
         self._process.attach(self._loop, self._on_frame, self._on_exit)
         if self.run_options.asks:

@@ -32,16 +32,20 @@ from headrace.workers.channel import CLOEXEC, READ, SPACE, FilesLost, FrameSocke
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import (
     ANSWERS,
+    IN_FILE,
     INLINE,
     LOG,
     MAX_SLOTS,
     MAX_TOLD,
+    NEW_FILE,
+    PLACED,
     BrokenFrame,
     FrameReader,
     Header,
     Kind,
     frame,
     pack_header,
+    pack_numbers,
     told_frame,
 )
 from headrace.workers.heartbeat import Heartbeat
@@ -143,6 +147,24 @@ class WorkerSocket:
                 sent = 0  # tried again, and then reported
         if sent < len(data):
             self._write(memoryview(data)[sent:], file)
+
+    def send_placed(self, kind: Kind, slot: int, meta: bytes) -> None:
+        """Send a frame whose data is in shared blocks, as its meta says."""
+        known = self._files.slots.get(slot)
+        flags = PLACED
+        if known is not None:
+            flags |= known.used()
+            known.lend()
+        self._write(pack_header(kind, flags, slot, len(meta), 0) + meta, -1)
+
+    def share(self, number: int, descriptor: int, size: int) -> None:
+        """Implements `Reader.share`."""
+        header = pack_header(Kind.SHARED, IN_FILE | NEW_FILE, number, 0, size)
+        self._write(header, os.dup(descriptor))
+
+    def unshare(self, numbers: Sequence[int]) -> None:
+        """Implements `Reader.unshare`."""
+        self.send(Kind.DROP_SHARED, pack_numbers(numbers))
 
     def _rest_later(self) -> None:
         """Schedule a check for slots that no longer use their files' memory."""

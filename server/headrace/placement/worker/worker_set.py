@@ -27,6 +27,7 @@ from headrace.observability.statistics import EndKind, RecycleReason, WorkerCoun
 from headrace.placement.child_process import Backoff
 from headrace.placement.placement import Placement, Surroundings
 from headrace.placement.worker.python_options import RunOptions, WorkerOptions
+from headrace.placement.worker.shared_blocks import SharedBlocks
 from headrace.placement.worker.worker_instance import WorkerInstance
 from headrace.placement.worker.worker_process import WorkerProcess
 
@@ -56,6 +57,7 @@ class WorkerSet(Placement):
         self._signature = version.signature
         self._scheduler = version.scheduler
         self._loop = version.loop
+        self._shared = SharedBlocks(version.loop)
         self._serving: list[WorkerInstance] = []
         self._finishing: list[WorkerInstance] = []
         self._successor_starts = False
@@ -106,6 +108,10 @@ class WorkerSet(Placement):
         """The serving workers, without replaced ones."""
         return iter(self._serving)
 
+    def memory(self, nbytes: int, begin: int) -> memoryview | None:
+        """Memory that the workers map; see `SharedBlocks.memory`."""
+        return self._shared.memory(nbytes, begin)
+
     @property
     def healthy(self) -> bool:
         """True if any worker runs, is not stalled, and its model does not report otherwise."""
@@ -152,6 +158,7 @@ class WorkerSet(Placement):
         """Stop checks and replacements; the scheduler closes the serving workers."""
         for worker in self._finishing:
             worker.close()
+        self._shared.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -170,8 +177,9 @@ class WorkerSet(Placement):
     ) -> WorkerInstance:
         """Add a process to the scheduler."""
         worker = WorkerInstance(
-            name, process, start, options, run_options, self._version, self.counters, self.changed
-        )
+            name, process, start, options, run_options, self._version, self.counters, self.changed,
+            self._shared,
+        )  # fmt: skip
         for slot in worker.slots:
             self._scheduler.add_instance(slot)
         worker.choose_slots()

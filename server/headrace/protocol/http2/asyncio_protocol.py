@@ -6,15 +6,23 @@ The only module of this package that depends on asyncio. Owned by the event-loop
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import cast
 
 from headrace.core.turns import Turns
 from headrace.protocol.http2.connection import Connection
 from headrace.protocol.http2.protocol import HEAD_SIZE
+from headrace.protocol.http2.streams import Memory
 
 # Bytes of queued messages written to the socket per step: 1 MiB of a tensor, and what is around it.
 _PUMP = (1 << 20) + (64 << 10)
 _WRITE_HIGH = 1 << 20  # bytes unsent above which pumping stops
+# A client that has sent so many bytes of a message, read in place, within so many seconds is faster
+# than this side if each of its frames wakes the loop. While at least as many are missing, more of
+# them are waited for, but not longer than that for any bytes.
+_FAST, _FAST_SECS = 1 << 20, 0.02
+_GATHERED = 512 << 10  # bytes
+_GATHER_SECS = 0.005
 _CLOSE_SECS = 10.0  # for the peer to read what was written
 
 
@@ -50,6 +58,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._placed = False  # the transport reads to the place of a long message
         self._turns = turns or Turns()
         self._long = 0  # bytes of the rest, if they are more than the buffer holds
+        self._received = self._counted = 0  # bytes read in place, now and at `_counted_at`
+        self._counted_at = 0.0
+        self._gathers: asyncio.TimerHandle | None = None  # set while bytes gather in the socket
         self._waits = False  # for its turn to process the rest; nothing is read meanwhile
         self._paused = False
         self._closed = False  # this side has closed it, or it is lost
@@ -92,6 +103,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             sock = transport.get_extra_info("socket")
             if sock is not None and encrypted is None:
                 self._socket = sock.fileno()
+                self._set_option = sock.setsockopt
             if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -114,6 +126,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._placed:
             self._placed = False
             self._read_in_place(nbytes)
+        elif not (self._plain or self._rest) and self._reads_in_place():
+            self._read_in_place(0, bytes(self._buffer[:nbytes]))
         else:
             if not self._plain:
                 nbytes += len(self._rest)
@@ -130,15 +144,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _reads_in_place(self) -> bool:
         return self._data.regular and self._socket >= 0
 
-    def _read_in_place(self, taken: int = 0) -> None:
-        """Read more of a long message, to its own memory, after `taken` bytes in `next_place`.
+    def _read_in_place(self, taken: int = 0, head: bytes = b"") -> None:
+        """Read more of a long message, to its own memory; the arguments are those of `scatter`.
 
         A transport offers no such reads. Of its own it does only one of a frame's rest, or head,
         before each of these: to notice that there is more, or nothing, or that the socket fails.
         """
-        rest, drained = self.http2.scatter(self._scatter, self._now(), taken)
+        self._received += taken
+        rest, drained = self.http2.scatter(self._scatter, self._now(), taken, head)
         if rest:
             self._process(memoryview(rest), len(rest))
+        if self._gathers is not None or self._received - self._counted >= _FAST:
+            self._gather()
         if not (drained or self._waits or self._transport.is_closing()):
             self._transport.pause_reading()
             self._loop.call_soon(self._read_again)  # in the next turn of the loop, after others
@@ -148,11 +165,42 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._rest = bytes(view[used:end])
         self._plain = not (self._rest or self._reads_in_place())
 
-    def _scatter(self, buffers: list[memoryview]) -> int:
+    def _scatter(self, buffers: list[Memory]) -> int:
         try:
-            return os.readv(self._socket, buffers)
+            nbytes = os.readv(self._socket, buffers)
         except OSError:  # nothing to read, or an error, after which the transport finds the end
             return 0
+        self._received += nbytes
+        return nbytes
+
+    def _gather(self) -> None:
+        """Let bytes of a long message from a fast client gather in the socket, or no longer.
+
+        Other frames of the client wait with them, but not when it pauses.
+        """
+        now = self._now()
+        fast = now - self._counted_at <= _FAST_SECS
+        gathers = self._data.missing >= _FAST and (self._gathers is not None or fast)
+        self._counted, self._counted_at = self._received, now
+        if gathers and self._gathers is None:
+            self._set_option(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GATHERED)
+            self._gathers = self._loop.call_later(_GATHER_SECS, self._look)
+        elif not gathers:
+            self._gather_no_longer()
+
+    def _look(self) -> None:
+        """Let the client's last bytes be read if none was within a time."""
+        if self._now() - self._counted_at < _GATHER_SECS:
+            self._gathers = self._loop.call_later(_GATHER_SECS, self._look)
+        else:
+            self._gather_no_longer()
+
+    def _gather_no_longer(self) -> None:
+        if self._gathers is not None:
+            self._gathers.cancel()
+            self._gathers = None
+            with suppress(OSError):  # it is closed
+                self._set_option(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _read_again(self) -> None:
         if not (self._lost or self._waits or self._transport.is_closing()):
@@ -193,6 +241,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""
         self._lost = self._closed = True
+        self._gather_no_longer()
         self._let_go_of_rest()
         self._end_streams()
 

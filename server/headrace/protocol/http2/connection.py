@@ -56,7 +56,15 @@ from headrace.protocol.http2.protocol import (
     unpack_setting,
     unpack_word,
 )
-from headrace.protocol.http2.streams import JOINED, OK_FIELDS, DataReader, Sender, Stream, Streams
+from headrace.protocol.http2.streams import (
+    JOINED,
+    OK_FIELDS,
+    DataReader,
+    Memory,
+    Sender,
+    Stream,
+    Streams,
+)
 
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
@@ -225,7 +233,11 @@ class Connection:
         return position
 
     def scatter(
-        self, read: Callable[[list[memoryview]], int], now: float, taken: int = 0
+        self,
+        read: Callable[[list[Memory]], int],
+        now: float,
+        taken: int = 0,
+        head: bytes = b"",
     ) -> tuple[bytes, bool]:
         """`DataReader.scatter`, at the time `now`; instead of `receive` while data is `regular`."""
         data = self.data
@@ -233,7 +245,7 @@ class Connection:
             data.regular = False
             return b"", False
         self.streams.now = now
-        found = data.scatter(read, taken)
+        found = data.scatter(read, taken, head)
         if data.window < data.low:
             data.credit_connection()
         return found

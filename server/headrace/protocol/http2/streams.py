@@ -62,6 +62,7 @@ class Stream:
     consumed = 0
     place: memoryview | None = None
     kept = 0
+    unary = False  # true if the peer sends exactly one message
     keeps_window = False  # do not return window to the peer for now
     expected = -1  # DATA bytes still expected by content-length; -1: unknown
     remote_closed = False
@@ -109,6 +110,8 @@ class Stream:
     def on_sent(self) -> None:
         """Called after part of the queue has been sent."""
 
+
+Memory = memoryview | bytearray  # to receive bytes in
 
 _TURN = 256 << 10  # bytes of one stream before the next one's turn
 JOINED = 16 << 10  # smaller buffers are joined rather than written one by one
@@ -264,7 +267,7 @@ class Sender:
         while ready and limit > 0 and self.window > 0:
             stream = ready.popleft()
             stream.scheduled = False
-            sent = self._turn(stream, min(limit, _TURN))
+            sent = self._turn(stream, min(limit, _TURN) if ready else limit)
             limit -= sent
             if stream.queued:
                 if stream.send_window > 0:
@@ -527,7 +530,7 @@ _FURTHER = 2  # frames that may have come meanwhile
 _MOST_PADDING = 256  # bytes of a frame, with its length
 
 
-def _leading(heads: list[memoryview], expected: bytes, count: int) -> int:
+def _leading(heads: list[bytearray], expected: bytes, count: int) -> int:
     """The number of heads before the first that is not as expected, of `count`."""
     if b"".join(heads[:count]) == expected * count:  # mostly
         return count
@@ -543,8 +546,8 @@ class DataReader:
     """
 
     __slots__ = (
-        "_again", "_ahead", "_ends", "_half", "_heads", "_limits", "_number", "_sender", "_size",
-        "_stream", "_streams", "left", "low", "regular", "skip", "window",
+        "_again", "_ahead", "_ends", "_half", "_limits", "_number", "_sender", "_size", "_stream",
+        "_streams", "left", "low", "regular", "skip", "window",
     )  # fmt: skip
 
     def __init__(self, streams: Streams, sender: Sender, limits: Limits) -> None:
@@ -563,8 +566,7 @@ class DataReader:
         # was like it.
         self._number = self._size = 0
         self._again = False
-        self._heads: list[memoryview] = []  # memory for heads, while data is regular
-        self._ahead = 0  # frames to read at once
+        self._ahead = _READ  # frames to read at once, at most
 
     def begin(
         self, view: memoryview, flags: int, number: int, start: int, stop: int, end: int
@@ -575,7 +577,6 @@ class DataReader:
         more data. Raises `ConnectionFailure`.
         """
         self.regular = False
-        self._heads = []
         length = stop - start
         padding = 0
         if flags & PADDED:
@@ -643,52 +644,54 @@ class DataReader:
             position += HEAD_SIZE
         self._ends = False
         self._number, self._size, self._again = number, last, again
-        self._heads = []
         self._filled(stream, filled, spent, left)
         return position
 
+    @property
+    def missing(self) -> int:
+        """Bytes of a message that is received in place, while data is `regular`, still to come."""
+        stream = self._streams.open.get(self._number) if self.regular else None
+        return 0 if stream is None or stream.place is None else len(stream.place)
+
     def next_place(self) -> memoryview | None:
-        """Memory for what comes next, while data is `regular`: the rest of a frame, or a head.
+        """The place of the current frame's rest, while data is `regular`; None between frames.
 
         The number of bytes received there is passed to `scatter`.
         """
         stream, left = self._stream, self.left
-        if not left:
-            return self._heads[0] if self._heads else None
         if stream is None or stream.place is None or stream.remote_closed:
             return None
-        return stream.place[:left] if left <= len(stream.place) else None
+        return stream.place[:left] if 0 < left <= len(stream.place) else None
 
     def scatter(
-        self, read: Callable[[list[memoryview]], int], taken: int = 0
+        self, read: Callable[[list[Memory]], int], taken: int = 0, head: bytes = b""
     ) -> tuple[bytes, bool]:
         """Read the rest of the frame, and frames like it, each payload to its place.
 
         `read` fills buffers, in order, and returns the number of bytes. A frame's head goes to
         memory of its own and is compared with the expected one: bytes from another one on are
         returned, to be processed as usual. Also returns true if there is nothing more to read for
-        now. Reads at most `_SCATTERED` times, after `taken` bytes in `next_place`.
+        now. Reads at most `_SCATTERED` times, after `taken` bytes in `next_place`, or between
+        frames after the next one's `head`.
         """
         self.regular = False
         size, left = self._size, self.left
-        expected = pack_head(size << 8 | DATA, 0, self._number)
         stream = self._stream if left else self._streams.open.get(self._number)
         if stream is None or stream.place is None or stream.remote_closed:
-            return self._head(taken), True
-        place = stream.place
+            return head, True
+        place, expected = stream.place, pack_head(size << 8 | DATA, 0, stream.number)
         allowed = min(len(place) - left, self.window, stream.window)
         if stream.expected >= 0:
             allowed = min(allowed, stream.expected)
         if allowed < 0:  # its message ends before the frame does
-            return b"", True
+            return head, True
         if left:
             filled, spent, left = taken, 0, left - taken
-        elif taken == HEAD_SIZE and size <= allowed and self._heads[0] == expected:
+        elif head == expected and size <= allowed:
             filled, spent, left = 0, size, size
         else:
-            return self._head(taken), True
+            return head, True
         unit = size + HEAD_SIZE
-        heads = self._heads or self._make_heads(unit)
         rest, drained = b"", False
         for _ in range(_SCATTERED):
             first = min(left, _READ)
@@ -697,18 +700,19 @@ class DataReader:
                 break
             # Slices for about as many frames as came last time: a client that sends while this side
             # reads is mostly some frames ahead.
-            count = min(most, max(self._ahead, 1))
+            count = min(most, self._ahead)
             begin = filled + first
             stop = begin + count * size
+            heads = [bytearray(HEAD_SIZE) for _ in range(count)]
             # The rest of the frame, then by turns heads and payloads.
-            targets = [place[filled:begin]] * (1 + 2 * count)
-            targets[1::2] = heads[:count]
+            targets: list[Memory] = [place[filled:begin]] * (1 + 2 * count)
+            targets[1::2] = heads
             targets[2::2] = [place[at : at + size] for at in range(begin, stop, size)]
             wanted = first + count * unit
             end = HEAD_SIZE + allowed - spent - count * size
             if count == most and end < unit and end <= _READ - wanted:
                 # A last, shorter frame would otherwise wait for the next turn of the loop.
-                targets.append(memoryview(bytearray(end)))
+                targets.append(bytearray(end))
                 wanted += end
             nbytes = read(targets)
             drained = nbytes < wanted
@@ -725,24 +729,11 @@ class DataReader:
                 if beyond > 0:
                     rest = b"".join(targets[1 + 2 * good :])[:beyond]
                     self._again = False
-                self._ahead = good + _FURTHER if drained else 2 * count
+                self._ahead = good + _FURTHER if drained else 2 * count + 1
             if drained or rest:
                 break
         self._filled(stream, filled, spent, left)
         return rest, drained
-
-    def _head(self, taken: int) -> bytes:
-        """The first `taken` bytes of another head than expected."""
-        self._again = False
-        return self._heads[0][:taken].tobytes() if taken else b""
-
-    def _make_heads(self, unit: int) -> list[memoryview]:
-        """Memory for the heads of frames of `unit` bytes, as many as are read at once."""
-        ends = range(HEAD_SIZE, _READ // unit * HEAD_SIZE + 1, HEAD_SIZE)
-        with memoryview(bytearray(ends[-1] if ends else 0)) as view:
-            self._heads = [view[end - HEAD_SIZE : end] for end in ends]
-        self._ahead = len(self._heads)
-        return self._heads
 
     def _filled(self, stream: Stream, filled: int, spent: int, left: int) -> None:
         """Count bytes in a stream's place, and frames of `spent` bytes; `left` are to come."""
@@ -756,8 +747,6 @@ class DataReader:
         if filled:
             stream.on_filled(filled)
             self.credit(stream, filled)
-        if self._heads and (not self.regular or stream.place is None):
-            self._heads = []
 
     def resume(self, view: memoryview, position: int, end: int) -> int:
         """Continue the current frame; returns the position after the consumed bytes."""
@@ -789,8 +778,9 @@ class DataReader:
             stream.on_keep()
         stream.consumed += nbytes
         if stream.consumed >= self._half and not stream.keeps_window and not stream.remote_closed:
-            if stream.place is not None and len(stream.place) + _MOST_PADDING <= stream.window:
-                return  # the rest of the message fits: with the next one, if there is one
+            place = stream.place if stream.unary else None
+            if place is not None and len(place) + _MOST_PADDING <= stream.window:
+                return  # the rest of all that the peer sends fits
             self._sender.give_window(stream.number, stream.consumed)
             stream.window += stream.consumed
             stream.consumed = 0

@@ -216,6 +216,11 @@ class InferRpc(UnaryRpc, InferCall):
             self.guard(error)
         return True
 
+    def memory(self, length: int, first: memoryview) -> memoryview:
+        """Memory for the message: where its model's workers read it, if it is like earlier ones."""
+        service: Any = self.head.handler
+        return service.memory(length, first) or super().memory(length, first)
+
     def run(self, data: Buffer) -> None:
         """Pass the message to the service."""
         if self._charged:

@@ -160,8 +160,6 @@ class ServerContext:
 class Rpc(MessageStream):
     """One call. Subclasses run it; exactly one of `on_gone` and the finishing methods ends it."""
 
-    unary = False  # true if the client sends exactly one message
-
     client = ""  # the client's address, if the access log is on
     _begun = 0.0
     _charged = 0  # bytes of kept messages charged to the account
