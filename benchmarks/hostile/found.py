@@ -70,4 +70,25 @@ FOUND: Mapping[str, Case] = {
         messages=25,
         compression="deflate",
     ),
+    "many-parameters": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("parameters", "repeat", amount=256),),
+        connections=16,
+        requests=250,
+        pause=0.001,
+        unread=True,
+    ),
+    "datatypes-again": Case(
+        door="grpc",
+        operation="ModelStreamInfer",
+        changes=(Change("inputs.datatype", "entries", amount=4096),),
+        connections=2,
+        requests=692,
+    ),
+    "deep-parameter": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("parameters.string_param", "nest", amount=1_000_000),),
+    ),
 }

@@ -191,6 +191,13 @@ def test_scanning_many_escapes_takes_little_memory(behind: bytes) -> None:
     assert [len(item) for item in next(found.pieces()) if type(item) is str] == [2 << 20]
 
 
+def test_scanning_many_brackets_takes_little_memory() -> None:
+    depth = 1 << 19
+    text = b'{"x":%b%b}' % (b"[" * depth, b"]" * depth)
+    with memory_within(40 << 20):
+        assert len(parse_long(text)["x"]) == 2 * depth
+
+
 def test_commas_in_strings_are_not_counted() -> None:
     text = b'{"text":"%b"}' % (b"," * (2 * MAX_VALUES))
     assert len(parse_long(text)["text"]) == 2 * MAX_VALUES

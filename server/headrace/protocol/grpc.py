@@ -224,6 +224,9 @@ def _number(data: bytes, otherwise: int) -> int:
 # --- messages
 
 
+_UNIT_BITS = 9  # 512 bytes of a message count as one more, since decoding may take as long
+
+
 class Gathering:
     """A message that has arrived in part."""
 
@@ -291,7 +294,7 @@ class MessageStream(Stream):
                 if after > stop or compressed or length > largest:
                     break
                 start = after
-                most -= 1
+                most -= 1 + (length >> _UNIT_BITS)
                 self.message(view[begin:after].tobytes())
         while start < stop and most > 0 and not (self.finished or self.waits):
             most -= 1

@@ -31,10 +31,13 @@ _OPEN, _CLOSE = ord("["), ord("]")
 
 
 class Sizes(NamedTuple):
-    """Sizes in bytes: of an array worth cutting out, of a scanned block, and of a parsed piece."""
+    """Sizes in bytes: of an array worth cutting out, of a scanned block, and of a parsed piece.
+
+    Scanning takes up to a hundred times a block's size, if it has nothing but brackets.
+    """
 
     lifted: int = 1024
-    block: int = 1 << 20
+    block: int = 256 << 10
     piece: int = 256 << 10
 
 

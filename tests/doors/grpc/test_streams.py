@@ -295,6 +295,32 @@ async def test_many_messages_are_processed_over_several_turns() -> None:
     assert world.admission.bytes == 0
 
 
+async def test_messages_count_by_their_size() -> None:
+    """64 KiB of fields that protobuf has to decode take longer than 128 empty messages."""
+    world = World()
+    greedy, other = Client(world), Client(world)
+    message = (0).to_bytes(1) + (1024).to_bytes(4) + bytes(1024)
+    greedy.send(greedy.head(_ECHO) + greedy.data(message * 60, END_STREAM))
+    other.send(other.head(_ECHO) + other.data(message * 60, END_STREAM))
+    many, few = world.sessions
+    assert 0 < len(many.received) < 50
+    assert 0 < len(few.received) < 5  # while others wait
+    await until(lambda: many.ended and few.ended)
+    assert (len(many.received), len(few.received)) == (60, 60)
+
+
+async def test_calls_count_by_their_size() -> None:
+    world = World()
+    greedy, other = Client(world), Client(world)
+    message = (0).to_bytes(1) + (1024).to_bytes(4) + bytes(1024)
+    calls = [greedy.head(_TASK) + greedy.data(message, END_STREAM) for _ in range(55)]
+    greedy.send(b"".join(calls))
+    other.send(other.call(_TASK))
+    assert not greedy.transport.reading
+    assert other.transport.reading
+    await until(lambda: world.answered == 56)
+
+
 async def test_many_calls_are_processed_over_several_turns() -> None:
     world = World()
     greedy, other = Client(world), Client(world)

@@ -127,6 +127,24 @@ async def test_many_frames_behind_a_long_message_are_charged_while_they_wait(los
     theirs.close()
 
 
+async def test_a_full_buffer_is_read_once_in_a_turn() -> None:
+    """A transport would fill it 32 times, and other connections wait for 2 MiB of messages."""
+    server = Server(greet=False)
+    loop, buffer = asyncio.get_running_loop(), memoryview(bytearray(65_536))
+    protocol = Http2Protocol(server.connection, loop, buffer)
+    ours, theirs = socket.socketpair()
+    transport = Reading(ours)
+    protocol.connection_made(transport)
+    begun = _opening(server) + build(DATA, 0, 3, bytes(16_384)) * 3
+    begun += build(DATA, 0, 3, bytes(len(buffer) - len(begun) - 9))
+    protocol.get_buffer(-1)[:] = begun
+    protocol.buffer_updated(len(begun))
+    assert not transport.reading
+    await until(lambda: transport.reading)
+    ours.close()
+    theirs.close()
+
+
 class Clock:
     """A loop whose time the test sets, with timers that it runs."""
 

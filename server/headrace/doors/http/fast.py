@@ -31,7 +31,8 @@ from headrace.protocol.v2_json import error_body
 
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
-_TURN = 64  # requests processed in one turn of the loop
+# Work of a request, in units of `Turns.share`: at least, and one more for each 256 bytes.
+_UNITS, _UNIT_BITS = 4, 8
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
 _DIRECT = 256 << 10  # missing body bytes from which on they are received in place
 _AT_ONCE = 16  # pieces of an answer that are written together
@@ -280,7 +281,7 @@ class FastProtocol(BoundedProtocol):
         self._consuming = True
         known, requests = self._heads.known, self._requests
         cycle: Any = self.cycle  # of the application's last request, if any
-        first, size, left = position, len(data), _TURN
+        first, size, left = position, len(data), self._admission.turns.share
         while position < size and not (position > first and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)
@@ -296,12 +297,11 @@ class FastProtocol(BoundedProtocol):
             elif len(requests) >= _UNDER_WAY or self.flow.write_paused or self._deferring:
                 self._hold(data, position)
                 break
-            elif not left:
+            elif left <= 0:
                 self._hold(data, position)
                 self._admission.turns.put_off(self._go_on)
                 break
             else:
-                left -= 1
                 start = data.find(_END, position, position + HEAD_LIMIT) + 4
                 raw = data[position:start] if start > 3 else b""
                 head = known.get(raw) or self._heads.read(raw)
@@ -314,6 +314,7 @@ class FastProtocol(BoundedProtocol):
                 request = HttpCall(self, self._limit, head)
                 requests.append(request)
                 length = head.length or 0
+                left -= _UNITS + (length >> _UNIT_BITS)
                 if start + length <= size:
                     position = start + length
                     whole = memoryview(data) if length > _COPIED else data

@@ -133,13 +133,23 @@ class Http2Protocol(asyncio.BufferedProtocol):
                 nbytes += len(self._rest)
             used = self._receive(self._buffer, nbytes, self._now(), self._turns.share)
             if used == nbytes and self._plain and not self._data.regular:
+                if nbytes == len(self._buffer):
+                    self._let_others()
                 return
             self._rest = bytes(self._buffer[used:nbytes])
             if self._reads_in_place() and not self._rest:
                 self._read_in_place()
         if self.http2.more:
             self._put_off()
+        elif nbytes >= len(self._buffer) and not self._data.regular:
+            self._let_others()
         self._plain = not (self._rest or self._reads_in_place())
+
+    def _let_others(self) -> None:
+        """Read on in the next turn of the loop; a transport fills the buffer 32 times before."""
+        if not (self._waits or self._transport.is_closing()):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_again)
 
     def _reads_in_place(self) -> bool:
         return self._data.regular and self._socket >= 0
@@ -156,9 +166,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._process(memoryview(rest), len(rest))
         if self._gathers is not None or self._received - self._counted >= _FAST:
             self._gather()
-        if not (drained or self._waits or self._transport.is_closing()):
-            self._transport.pause_reading()
-            self._loop.call_soon(self._read_again)  # in the next turn of the loop, after others
+        if not drained:
+            self._let_others()
 
     def _process(self, view: memoryview, end: int) -> None:
         used = self._receive(view, end, self._now(), self._turns.share)

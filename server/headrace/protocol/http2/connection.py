@@ -69,6 +69,7 @@ from headrace.protocol.http2.streams import (
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
 _BLOCK_FRAMES = 32  # CONTINUATION frames at most for one header block
+_DATA_UNIT = 9  # bits: decoding 512 bytes of a message may take as long as a frame
 _BLOCK_UNIT = 7  # bits: 128 bytes of a block, Huffman code in Python, take as long as a frame
 OWN_STREAMS = 8  # of a connection, for which no room is reserved
 _STEP = 32  # streams for which room is reserved at once
@@ -135,8 +136,8 @@ class Connection:
 
         The rest, an incomplete frame other than DATA, must be passed again before later bytes; so
         must frames beyond the `share` of one turn of the loop, even if no bytes follow (`more`).
-        DATA that ends a stream is not counted, as its head was. `now` is in seconds of a monotonic
-        clock.
+        DATA that ends a stream counts by its size alone, as its head was counted. `now` is in
+        seconds of a monotonic clock.
 
         The most frequent frames are handled inline, without further calls: whole DATA frames of
         open streams, and whole header blocks.
@@ -184,6 +185,7 @@ class Connection:
                                 stream.on_data(view, start, stop)
                                 streams.received_all(stream)
                             position = stop
+                            share -= length >> _DATA_UNIT
                             continue
                         if stream.expected > 0:
                             stream.expected -= length
