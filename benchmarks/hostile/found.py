@@ -86,6 +86,16 @@ FOUND: Mapping[str, Case] = {
         connections=2,
         requests=692,
     ),
+    "packed-outputs": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("outputs", "text", content="\x00", amount=1_000_000),),
+        connections=8,
+        requests=1922,
+        compression="gzip",
+        write=100,
+        ending="half",
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

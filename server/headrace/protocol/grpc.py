@@ -224,6 +224,7 @@ def _number(data: bytes, otherwise: int) -> int:
 # --- messages
 
 
+_PACKED = 24  # messages as which a compressed one counts: it is unpacked to 64 KiB at once
 _UNIT_BITS = 9  # 512 bytes of a message count as one more, since decoding may take as long
 
 
@@ -297,7 +298,7 @@ class MessageStream(Stream):
                 most -= 1 + (length >> _UNIT_BITS)
                 self.message(view[begin:after].tobytes())
         while start < stop and most > 0 and not (self.finished or self.waits):
-            most -= 1
+            most -= _PACKED if self._gathering is None and view[start] else 1
             start = self._gather(view, start, stop)
         return start, most
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import tracemalloc
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -307,6 +308,21 @@ async def test_messages_count_by_their_size() -> None:
     assert 0 < len(few.received) < 5  # while others wait
     await until(lambda: many.ended and few.ended)
     assert (len(many.received), len(few.received)) == (60, 60)
+
+
+async def test_compressed_messages_count_for_many() -> None:
+    world = World()
+    greedy, other = Client(world), Client(world)
+    packed = gzip.compress(bytes(1000))
+    message = b"\1" + len(packed).to_bytes(4) + packed
+    for client in (greedy, other):
+        head = client.head(_ECHO, [("grpc-encoding", "gzip")])
+        client.send(head + client.data(message * 20, END_STREAM))
+    many, few = world.sessions
+    assert 0 < len(many.received) < 10
+    assert len(few.received) == 1  # while others wait
+    await until(lambda: many.ended and few.ended)
+    assert (len(many.received), len(few.received)) == (20, 20)
 
 
 async def test_calls_count_by_their_size() -> None:

@@ -1,8 +1,10 @@
 """Infer requests on the fast path, with controlled models."""
 
 import asyncio
+import gzip
 import socket
 
+import pytest
 from starlette.applications import Starlette
 
 from headrace.api.header_rules import DoorRules
@@ -16,17 +18,22 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 )
 
 
-async def test_pipelined_requests_count_by_their_size() -> None:
-    """64 requests of 2 KB would take several milliseconds for each connection that sends them."""
+@pytest.mark.parametrize(
+    ("more", "body"),
+    [(b"", _BODY + b" " * 2000), (b"Content-Encoding: gzip\r\n", gzip.compress(_BODY))],
+    ids=["long", "compressed"],
+)
+async def test_pipelined_requests_count_by_their_size(more: bytes, body: bytes) -> None:
+    """64 such requests would take several milliseconds for each connection that sends them."""
     engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     fast, admission = fast_protocol(engine, 1 << 20, False, DoorRules()), engine.admission
     server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
     server.start()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    body = _BODY + b" " * 2000
-    head = _REQUEST.partition(b"%d\r\n" % len(_BODY))[0] + b"%d\r\n\r\n" % len(body)
-    writer.write((head + body) * 40)
+    request = _REQUEST.partition(b"Content-Length")[0] + more
+    request += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    writer.write(request * 40)
     await until(lambda: bool(engine.plain.work))
     assert len(engine.plain.work) < 20
     await until(lambda: len(engine.plain.work) == 40)

@@ -31,8 +31,6 @@ from headrace.protocol.v2_json import error_body
 
 _END = b"\r\n\r\n"
 _UNDER_WAY = 64  # concurrent requests per connection; further ones are not read
-# Work of a request, in units of `Turns.share`: at least, and one more for each 256 bytes.
-_UNITS, _UNIT_BITS = 4, 8
 _COPIED = 4096  # bytes up to which a copy of a body costs less than a view of it
 _DIRECT = 256 << 10  # missing body bytes from which on they are received in place
 _AT_ONCE = 16  # pieces of an answer that are written together
@@ -314,7 +312,7 @@ class FastProtocol(BoundedProtocol):
                 request = HttpCall(self, self._limit, head)
                 requests.append(request)
                 length = head.length or 0
-                left -= _UNITS + (length >> _UNIT_BITS)
+                left -= head.work
                 if start + length <= size:
                     position = start + length
                     whole = memoryview(data) if length > _COPIED else data

@@ -14,6 +14,10 @@ from headrace.doors.http.protocol import without_upgrade
 from headrace.engine.doors import Entrance
 from headrace.protocol.parameters import timeout_of
 
+# Work of a request in units of `Turns.share`: at least, with a compressed body (64 KiB of which may
+# be unpacked at once), and one more for each 256 bytes.
+_UNITS, _PACKED_UNITS, _UNIT_BITS = 4, 24, 8
+
 
 @dataclass(slots=True)
 class Head:
@@ -40,9 +44,12 @@ class Head:
 
     key: tuple[str, str] = field(init=False)  # model and version
     is_plain: bool = field(init=False)  # nothing but the length of a JSON body
+    work: int = field(init=False)  # units of `Turns.share`
 
     def __post_init__(self) -> None:
         self.key = self.model, self.version
+        self.work = _UNITS if self.content_encoding is None else _PACKED_UNITS
+        self.work += (self.length or 0) >> _UNIT_BITS
         said = self.json_size, self.content_encoding, self.accept_encoding
         self.is_plain = (
             said == (None, None, None)
