@@ -73,9 +73,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("core, code lines", 18_000, 37_060, lambda w: w.core.lines),
+    Budget("core, code lines", 18_000, 37_090, lambda w: w.core.lines),
     Budget("core, files", 130, 207, lambda w: w.core.files),
-    Budget("core and plugins, code lines", 33_000, 49_760, lambda w: w.everything.lines),
+    Budget("core and plugins, code lines", 33_000, 49_790, lambda w: w.everything.lines),
     Budget("core and plugins, files", 230, 282, lambda w: w.everything.files),
     Budget("tests, lines", 45_000, None, lambda w: w.test_lines),
     Budget("HTTP JSON, Python calls alone", 32, 27, lambda w: w.http.calls),

@@ -96,6 +96,14 @@ FOUND: Mapping[str, Case] = {
         write=100,
         ending="half",
     ),
+    "bytes-in-frames": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("inputs.contents.bytes_contents", "spaces", amount=65_536),),
+        model="python",
+        connections=8,
+        frame=1,
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

@@ -1,5 +1,6 @@
 """Long gRPC requests that workers read where the server has received them."""
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -12,11 +13,24 @@ import pytest
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array
+from headrace.protocol.http2.headers import header_block
+from headrace.protocol.http2.protocol import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    frame,
+)
 from headrace.protocol.pb import grpc_service_pb2 as pb
+from headrace.protocol.v2_protobuf import InferReader
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.grpc_client import SERVICE, GrpcClient
+from tests.support.http2_socket import REQUEST
 from tests.support.http_client import HttpClient
+from tests.support.http_socket import ask
 from tests.support.scrape import Scraper, until
 from tests.support.server_process import ServerProcess, clean_server
 
@@ -217,3 +231,42 @@ def test_a_cancelled_request_is_not_overwritten(
         for other in others:
             other.result()
     assert (root / "wait.seen").read_text() == sha256(x.tobytes()).hexdigest()
+
+
+def test_small_frames_behind_a_part_of_a_long_message(server: ServerProcess) -> None:
+    """Bytes of a fast client gather in the socket, but not when it pauses."""
+    host, _, port = server.grpc.rpartition(":")
+    fields = [(name.encode(), value.encode()) for name, value in REQUEST]
+    begun = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, header_block(fields))
+    begun += frame(DATA, 0, 1, b"\0" + (30 << 20).to_bytes(4))
+    part = frame(DATA, 0, 1, bytes(16_384)) * 64
+    for turn in range(10):
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(begun + part * (4 + turn % 3))
+            client.sendall(frame(PING, 0, 0, b"answered"))
+            received = b""
+            while b"answered" not in received:
+                received += client.recv(65_536)
+
+
+def test_a_long_header_length(server: ServerProcess) -> None:
+    head = {"Inference-Header-Content-Length": "9" * 5000}
+    answer = ask(server.http, "POST", "/v2/models/digest/infer", bytes(1 << 20), **head)
+    assert answer.status == 400
+    assert "Traceback" not in server.log
+
+
+def test_a_message_of_another_model_is_no_message_like_an_earlier_one() -> None:
+    """Of the first bytes of a message, the model's name may be missing."""
+    reader = InferReader()
+    message = pb.ModelInferRequest(model_name="one")
+    message.inputs.add(name="X", datatype=Datatype.UINT8, shape=[1, 9000])
+    message.raw_input_contents.append(bytes(9000))
+    data = message.SerializeToString()
+    reader.read(data).request(len(data))
+    begin = data.index(bytes(9000))
+    assert reader.like(len(data), data[:begin]) == (("one", ""), begin)
+    for size in (0, 3, begin - 1):
+        assert reader.like(len(data), data[:size]) is None
+    message.model_name = "two"
+    assert reader.like(len(data), message.SerializeToString()[:begin]) is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.blocks import BLOCKS
+from headrace.core.blocks import Blocks
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
@@ -68,9 +68,14 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def blocks(loop: Loop) -> Iterator[SharedBlocks]:
+def pool() -> Blocks:
+    return Blocks(96 * MIB)
+
+
+@pytest.fixture
+def blocks(loop: Loop, pool: Blocks) -> Iterator[SharedBlocks]:
     fake: Any = loop
-    found = SharedBlocks(fake)
+    found = SharedBlocks(fake, pool)
     yield found
     found.close()
 
@@ -155,13 +160,15 @@ def test_memory_that_a_model_keeps_is_not_used(blocks: SharedBlocks) -> None:
     assert mapped[100:104] == b"\1\1\1\1"
 
 
-def test_inputs_of_a_model_that_keeps_them_are_copied(blocks: SharedBlocks) -> None:
+def test_inputs_of_a_model_that_keeps_them_are_copied(blocks: SharedBlocks, loop: Loop) -> None:
     for _ in range(4):
         placed = place(blocks, received(blocks))
         blocks.lend(placed, Worker())
         blocks.keep([placed.blocks[0].number])
         blocks.give_back(placed)
     assert blocks.memory(SIZE, 0) is None
+    loop.run()
+    assert blocks.memory(SIZE, 0) is not None  # tried again
 
 
 def test_a_block_of_several_batches_is_dropped_after_the_last(blocks: SharedBlocks) -> None:
@@ -214,7 +221,7 @@ def test_memory_is_bounded(blocks: SharedBlocks) -> None:
 
 
 def test_the_number_of_blocks_is_bounded(blocks: SharedBlocks) -> None:
-    held = [received(blocks) for _ in range(32)]
+    held = [received(blocks) for _ in range(16)]
     assert blocks.memory(SIZE, 0) is None
     held.pop()
     assert blocks.memory(SIZE, 0) is not None
@@ -226,15 +233,14 @@ def test_unused_memory_of_another_size_makes_room(blocks: SharedBlocks) -> None:
     assert blocks.memory(SIZE, 0) is not None
 
 
-def test_memory_counts_against_that_of_all_messages(blocks: SharedBlocks) -> None:
-    reserved = 0
-    while BLOCKS.reserve(MIB):
-        reserved += MIB
-    try:
-        assert blocks.memory(SIZE, 0) is None
-    finally:
-        BLOCKS.release(reserved)
+def test_memory_counts_against_that_of_all_messages(blocks: SharedBlocks, pool: Blocks) -> None:
+    assert pool.reserve(96 * MIB)
+    assert blocks.memory(SIZE, 0) is None
+    pool.release(MIB)
     assert blocks.memory(SIZE, 0) is not None
+    assert not pool.reserve(MIB)
+    blocks.close()
+    assert pool.reserve(MIB)
 
 
 def test_unused_memory_is_dropped_after_a_while(blocks: SharedBlocks, loop: Loop) -> None:
@@ -248,6 +254,19 @@ def test_unused_memory_is_dropped_after_a_while(blocks: SharedBlocks, loop: Loop
     loop.run()
     assert worker.mapped == {}
     assert not loop.timers
+
+
+def test_blocks_are_dropped_although_others_are_used(blocks: SharedBlocks, loop: Loop) -> None:
+    both = [received(blocks), received(blocks)]
+    worker = Worker()
+    for placed in [place(blocks, array) for array in both]:
+        blocks.lend(placed, worker)
+        blocks.give_back(placed)
+    both.clear()
+    loop.run()
+    received(blocks)
+    loop.run()
+    assert len(worker.mapped) == 1
 
 
 def test_a_worker_without_descriptors_gets_a_copy(blocks: SharedBlocks) -> None:
@@ -267,7 +286,7 @@ def test_a_worker_that_has_ended_is_told_nothing(blocks: SharedBlocks) -> None:
 
 def test_closed_blocks_take_no_messages() -> None:
     async def work() -> memoryview | None:
-        blocks = SharedBlocks(asyncio.get_running_loop())
+        blocks = SharedBlocks(asyncio.get_running_loop(), Blocks(MIB))
         assert blocks.memory(SIZE, 0) is not None
         blocks.close()
         return blocks.memory(SIZE, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.workers.elements import Array, Buffer
 from headrace.workers.frames import ALONE, FILES, IN_FILE, NEW_FILE, BrokenFrame
-from headrace.workers.memory import InFile, OutFile, SlotFiles, map_file, write_file
+from headrace.workers.memory import InFile, OutFile, SharedIn, SlotFiles, map_file, write_file
 
 
 def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:
@@ -254,3 +254,20 @@ def test_unused_files_release_their_memory() -> None:
     del kept
     pair.here.heed(pair.there.used())
     assert not pair.here.rest()
+
+
+def test_blocks_that_a_model_keeps_are_told_of_with_their_last_batch() -> None:
+    shared = SharedIn()
+    for number in (1, 2):
+        shared.add(number, memoryview(bytes(1000)))
+    kept = np.frombuffer(shared.borrow(0, [1, 2, 0])[1], np.uint8)
+    assert sorted(shared.borrow(1, [1])) == [1]
+    assert shared.kept(0) == []  # another batch is in it, too
+    assert shared.kept(1) == [1]
+    assert shared.kept(1) == []
+    del kept
+    shared.borrow(0, [1, 2])
+    assert shared.kept(0) == []
+    shared.drop([1, 7])
+    with pytest.raises(KeyError):
+        shared.borrow(0, [1])

@@ -545,15 +545,18 @@ class InferReader:
     def like(self, size: int, first: Buffer) -> tuple[tuple[str, str], int] | None:
         """Model and version of a message of `size` bytes, and the position of its first tensor.
 
-        It is taken for an earlier message with the same `first` bytes; None if there is none.
+        It is taken for an earlier message with the same `first` bytes, which have to reach up to
+        the tensor; None if there is none.
         """
         for fields, template in self._layouts.get(size, ()):
+            begin = fields.raw[0][0]
+            if len(first) < begin:
+                continue
             for start, stop, content in fields.fixed:
-                if stop <= len(first) and first[start:stop] != content:
+                if start < begin and first[start:stop] != content:
                     break
             else:
-                request = template.request
-                return (request.model_name, request.model_version), fields.raw[0][0]
+                return (template.request.model_name, template.request.model_version), begin
         return None
 
     def fill(self, call: Call, data: Buffer) -> object | None:

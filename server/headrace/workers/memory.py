@@ -372,11 +372,17 @@ class SharedIn:
         return {number: self._blocks[number].data for number in self._lent[slot]}
 
     def kept(self, slot: int) -> list[int]:
-        """Numbers of the blocks of a slot's finished batch that something still refers to."""
+        """Numbers of the blocks of a slot's finished batch that the model still refers to.
+
+        Those that other batches are in are told of with the last of these.
+        """
         if slot not in self._lent:  # as mostly
             return []
-        numbers = self._lent.pop(slot)
-        return [number for number in numbers if _references(self._blocks, number) > _ALONE]
+        numbers = set(self._lent.pop(slot))
+        for others in list(self._lent.values()):
+            numbers.difference_update(others)
+        blocks = self._blocks
+        return [n for n in numbers if n in blocks and _references(blocks, n) > _ALONE]
 
 
 def _references(arrays: dict[int, Array], number: int) -> int:

@@ -318,6 +318,17 @@ def test_many_frames_of_one_size_are_read_as_one() -> None:
     assert server.streams[3].data == b"other"
 
 
+def test_tiny_frames_of_a_long_message_share_a_turn() -> None:
+    server = open_streams(40_000, Limits())
+    data = build(DATA, 0, 1, b"x") * 5000
+    view = memoryview(data)
+    used = server.connection.receive(view, len(view), 0.0, share=10)
+    assert server.connection.more
+    assert used == server.streams[1].filled * 10 == 1600
+    assert server.connection.receive(view[used:], len(view) - used, 0.0) == len(view) - used
+    assert server.streams[1].data == b"x" * 5000
+
+
 def test_a_stream_that_sends_more_than_its_window() -> None:
     server = open_streams(10_000)
     server.streams[1].keeps_window = True  # its bytes are not returned to the window

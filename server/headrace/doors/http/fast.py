@@ -44,7 +44,7 @@ _STATUS_LINES = {
 def _memory(head: Head, length: int) -> memoryview:
     """Memory for a body: where its model's workers read it, if its tensors are binary."""
     size = head.json_size
-    if size is None or not size.isdecimal() or head.content_encoding is not None:
+    if size is None or not (size.isdecimal() and len(size) < 20) or head.content_encoding:
         return BLOCKS.block(length)
     return memory_for(head.entrance, head.key, length, int(size)) or BLOCKS.block(length)
 

@@ -450,7 +450,7 @@ class Conversation:
         """Process a frame that does not end a batch; malformed frames raise any exception."""
         if kind is Kind.KEPT_SHARED:
             if self.shared is not None:
-                self.shared.keep(unpack_numbers(meta))
+                self.shared.keep(unpack_numbers(meta))  # unknown numbers are ignored
             return
         document: dict[str, Any] = json.loads(meta)
         if kind is Kind.FORM:

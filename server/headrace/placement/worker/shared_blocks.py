@@ -12,6 +12,7 @@ event-loop thread; any thread may hold, and drop, memory in a block.
 """
 
 import asyncio
+import errno
 import fcntl
 import mmap
 import os
@@ -22,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.core.blocks import BLOCKS
+from headrace.core.blocks import BLOCKS, Blocks
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.tensors import Array, raw_bytes
@@ -31,10 +32,12 @@ from headrace.workers.frames import ALIGNMENT, INLINE, Place, pack_places
 from headrace.workers.memory import new_file
 
 _LEAST, _LARGEST = 256 << 10, 32 << 20  # sizes in bytes of messages that are received in blocks
-_MOST, _COUNT = 64 << 20, 32  # bytes and number of a version's blocks, in use or free
+# Bytes and number of a version's blocks, in use or free: each takes a descriptor of each worker.
+_MOST, _COUNT = 64 << 20, 16
 _GRAIN = 64 << 10  # bytes; sizes of blocks are multiples of it
 _REST_SECS = 10.0  # after which unused blocks are dropped
-_KEEPS = 4  # batches in a row of which a model has kept inputs, after which it gets them copied
+_KEEPS = 4  # blocks in a row that a model has kept, after which it gets copies for a while
+_FOR_GOOD = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})  # errors of older systems
 _SEAL_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, since Linux 5.1
 
 
@@ -57,6 +60,7 @@ class SharedBlock:
         self.nbytes = nbytes
         self.lent = 0
         self.kept = False  # a model refers to an array in it
+        self.touched = True  # used since the last look for unused ones
         self.readers: set[Reader] = set()
         self.descriptor = new_file(nbytes)
         try:
@@ -84,14 +88,15 @@ class Placed(NamedTuple):
 class SharedBlocks:
     """The blocks of one version."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Blocks = BLOCKS) -> None:
+        """All blocks count against the limit of `pool`."""
         self._loop = loop
+        self._pool = pool
         self._blocks: dict[int, SharedBlock] = {}
         self._numbers = count(1)
         self._owned = 0  # bytes of all blocks
-        self._kept = 0  # batches in a row of which the model has kept inputs
+        self._kept = 0  # blocks in a row that the model has kept
         self._refused = False  # the system has no such memory
-        self._touched = False  # used since the last `_rest`
         self._timer: asyncio.TimerHandle | None = None
 
     def memory(self, nbytes: int, begin: int) -> memoryview | None:
@@ -106,7 +111,7 @@ class SharedBlocks:
         block = self._unused(size) or self._new(size)
         if block is None:
             return None
-        self._touched = True
+        block.touched = True
         if self._timer is None:
             self._timer = self._loop.call_later(_REST_SECS, self._rest)
         # The memoryview holds a reference to the array, for as long as any array made from it.
@@ -162,12 +167,15 @@ class SharedBlocks:
     def keep(self, numbers: Sequence[int]) -> None:
         """Note that a model has kept arrays in blocks; unknown numbers are ignored."""
         for number in numbers:
-            if (block := self._blocks.get(number)) is not None:
+            block = self._blocks.get(number)
+            if block is not None and not block.kept:
                 block.kept = True
+                self._kept += 1
 
     def give_back(self, placed: Placed) -> None:
         """Note that a batch has ended."""
-        self._kept = self._kept + 1 if any(block.kept for block in placed.blocks) else 0
+        if not any(block.kept for block in placed.blocks):
+            self._kept = 0
         for block in placed.blocks:
             block.lent -= 1
             if block.kept and not block.lent:
@@ -213,13 +221,13 @@ class SharedBlocks:
         else:
             if self._owned + nbytes > _MOST or len(self._blocks) >= _COUNT:
                 return None
-        if not BLOCKS.reserve(nbytes):
+        if not self._pool.reserve(nbytes):
             return None
         try:
             block = SharedBlock(next(self._numbers), nbytes)
-        except OSError:  # no descriptors, or an older system: requests are copied, as before
-            BLOCKS.release(nbytes)
-            self._refused = True
+        except OSError as error:  # no descriptors, or an older system: requests are copied
+            self._pool.release(nbytes)
+            self._refused = error.errno in _FOR_GOOD
             return None
         self._owned += nbytes
         self._blocks[block.number] = block
@@ -230,18 +238,18 @@ class SharedBlocks:
         if self._blocks.pop(block.number, None) is None:
             return
         self._owned -= block.nbytes
-        BLOCKS.release(block.nbytes)
+        self._pool.release(block.nbytes)
         os.close(block.descriptor)
         for reader in block.readers:
             reader.unshare([block.number])
 
     def _rest(self) -> None:
-        """Drop unused blocks, if none was used lately."""
+        """Drop blocks that were not used lately, and try a model again that keeps its inputs."""
         self._timer = None
-        if not self._touched:
-            for block in list(self._blocks.values()):
-                if not block.in_use:
-                    self._drop(block)
-        self._touched = False
-        if self._blocks:
+        self._kept = max(self._kept - 1, 0)
+        for block in list(self._blocks.values()):
+            if not (block.touched or block.in_use):
+                self._drop(block)
+            block.touched = False
+        if self._blocks or self._kept:
             self._timer = self._loop.call_later(_REST_SECS, self._rest)

@@ -6,6 +6,7 @@ The only module of this package that depends on asyncio. Owned by the event-loop
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -24,6 +25,59 @@ _FAST, _FAST_SECS = 1 << 20, 0.02
 _GATHERED = 512 << 10  # bytes
 _GATHER_SECS = 0.005
 _CLOSE_SECS = 10.0  # for the peer to read what was written
+
+
+class LowWater:
+    """The bytes from which on a socket is readable: many, while a fast client sends a long message.
+
+    Each of its frames would wake the loop otherwise, which takes longer than reading them. Other
+    frames of the client wait with them, but no longer than `_GATHER_SECS` once it pauses.
+    """
+
+    def __init__(
+        self, set_option: Callable[[int, int, int], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """`set_option` is the socket's."""
+        self.received = 0  # bytes of messages, read in place
+        self._counted, self._at = 0, 0.0  # `received` at the last update, and its time
+        self._timer: asyncio.TimerHandle | None = None  # set while the mark is high
+        self._set_option = set_option
+        self._loop = loop
+
+    def counts(self, nbytes: int) -> bool:
+        """Count further bytes; true if an update is due."""
+        self.received += nbytes
+        return self._timer is not None or self.received - self._counted >= _FAST
+
+    def update(self, missing: int) -> None:
+        """Raise or lower the mark: so many bytes of the message are still to come."""
+        now = self._loop.time()
+        fast = now - self._at <= _FAST_SECS
+        self._counted, self._at = self.received, now
+        if missing < _FAST:
+            self.close()
+        elif fast and self._timer is None:
+            self._set(_GATHERED)
+            self._timer = self._loop.call_later(_GATHER_SECS, self._look)
+
+    def close(self) -> None:
+        """Lower the mark, and look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._set(1)
+
+    def _look(self) -> None:
+        """Lower the mark if nothing was read for `_GATHER_SECS`."""
+        left = self._at + _GATHER_SECS - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.close()
+
+    def _set(self, nbytes: int) -> None:
+        with suppress(OSError):  # it is closed
+            self._set_option(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
 class Http2Protocol(asyncio.BufferedProtocol):
@@ -58,9 +112,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._placed = False  # the transport reads to the place of a long message
         self._turns = turns or Turns()
         self._long = 0  # bytes of the rest, if they are more than the buffer holds
-        self._received = self._counted = 0  # bytes read in place, now and at `_counted_at`
-        self._counted_at = 0.0
-        self._gathers: asyncio.TimerHandle | None = None  # set while bytes gather in the socket
+        self._low: LowWater | None = None  # for the descriptor
         self._waits = False  # for its turn to process the rest; nothing is read meanwhile
         self._paused = False
         self._closed = False  # this side has closed it, or it is lost
@@ -103,7 +155,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             sock = transport.get_extra_info("socket")
             if sock is not None and encrypted is None:
                 self._socket = sock.fileno()
-                self._set_option = sock.setsockopt
+                self._low = LowWater(sock.setsockopt, self._loop)
             if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -160,12 +212,11 @@ class Http2Protocol(asyncio.BufferedProtocol):
         A transport offers no such reads. Of its own it does only one of a frame's rest, or head,
         before each of these: to notice that there is more, or nothing, or that the socket fails.
         """
-        self._received += taken
         rest, drained = self.http2.scatter(self._scatter, self._now(), taken, head)
         if rest:
             self._process(memoryview(rest), len(rest))
-        if self._gathers is not None or self._received - self._counted >= _FAST:
-            self._gather()
+        if self._low is not None and self._low.counts(taken):
+            self._low.update(self._data.missing)
         if not drained:
             self._let_others()
 
@@ -179,37 +230,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             nbytes = os.readv(self._socket, buffers)
         except OSError:  # nothing to read, or an error, after which the transport finds the end
             return 0
-        self._received += nbytes
+        if self._low is not None:
+            self._low.received += nbytes
         return nbytes
-
-    def _gather(self) -> None:
-        """Let bytes of a long message from a fast client gather in the socket, or no longer.
-
-        Other frames of the client wait with them, but not when it pauses.
-        """
-        now = self._now()
-        fast = now - self._counted_at <= _FAST_SECS
-        gathers = self._data.missing >= _FAST and (self._gathers is not None or fast)
-        self._counted, self._counted_at = self._received, now
-        if gathers and self._gathers is None:
-            self._set_option(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GATHERED)
-            self._gathers = self._loop.call_later(_GATHER_SECS, self._look)
-        elif not gathers:
-            self._gather_no_longer()
-
-    def _look(self) -> None:
-        """Let the client's last bytes be read if none was within a time."""
-        if self._now() - self._counted_at < _GATHER_SECS:
-            self._gathers = self._loop.call_later(_GATHER_SECS, self._look)
-        else:
-            self._gather_no_longer()
-
-    def _gather_no_longer(self) -> None:
-        if self._gathers is not None:
-            self._gathers.cancel()
-            self._gathers = None
-            with suppress(OSError):  # it is closed
-                self._set_option(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _read_again(self) -> None:
         if not (self._lost or self._waits or self._transport.is_closing()):
@@ -250,7 +273,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams."""
         self._lost = self._closed = True
-        self._gather_no_longer()
+        if self._low is not None:
+            self._low.close()
         self._let_go_of_rest()
         self._end_streams()
 

@@ -526,6 +526,7 @@ _REGULAR = 4 << 10  # bytes; smaller frames are not worth buffers of their own
 # causes. In one turn of the loop 1 MiB: half of what a transport reads, for the sake of others.
 _READ = 256 << 10
 _SCATTERED = 4
+_FILLED = 16  # frames received in place that take as long as one otherwise
 _FURTHER = 2  # frames that may have come meanwhile
 _MOST_PADDING = 256  # bytes of a frame, with its length
 
@@ -611,8 +612,9 @@ class DataReader:
         """Receive the rest of the current frame, and those after it, into the stream's place.
 
         A large message arrives in many frames, and a received chunk holds some whole and some
-        partial ones: one loop takes them all, up to the last that fits into the place. Returns the
-        position after them; unusual frames are left to the general path.
+        partial ones: one loop takes them, up to the last that fits into the place, but no more than
+        take as long as one frame of another kind. Returns the position after them; unusual frames
+        are left to the general path.
         """
         place = stream.place
         assert place is not None, "bytes without a place. This is a bug."
@@ -621,7 +623,7 @@ class DataReader:
         window = min(self.window, stream.window)
         if stream.expected >= 0:
             window = min(window, stream.expected)
-        filled = spent = 0
+        filled = spent = frames = 0
         last, again = (self._size, self._again) if self._number == number else (0, False)
         while True:
             if left:
@@ -630,8 +632,9 @@ class DataReader:
                 filled += nbytes
                 position += nbytes
                 left -= nbytes
-            if left or end - position < HEAD_SIZE:
+            if left or end - position < HEAD_SIZE or frames == _FILLED:
                 break
+            frames += 1
             high, low, kind, flags, owner = unpack_head(view, position)
             length = high << 8 | low
             if kind != DATA or flags or owner != number:
