@@ -24,7 +24,6 @@ from headrace.protocol.http2.protocol import (
     frame,
 )
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from headrace.protocol.v2_protobuf import InferReader
 from tests.models.python_models import tensors, write_python_model
 from tests.support.client import Client
 from tests.support.grpc_client import SERVICE, GrpcClient
@@ -254,19 +253,3 @@ def test_a_long_header_length(server: ServerProcess) -> None:
     answer = ask(server.http, "POST", "/v2/models/digest/infer", bytes(1 << 20), **head)
     assert answer.status == 400
     assert "Traceback" not in server.log
-
-
-def test_a_message_of_another_model_is_no_message_like_an_earlier_one() -> None:
-    """Of the first bytes of a message, the model's name may be missing."""
-    reader = InferReader()
-    message = pb.ModelInferRequest(model_name="one")
-    message.inputs.add(name="X", datatype=Datatype.UINT8, shape=[1, 9000])
-    message.raw_input_contents.append(bytes(9000))
-    data = message.SerializeToString()
-    reader.read(data).request(len(data))
-    begin = data.index(bytes(9000))
-    assert reader.like(len(data), data[:begin]) == (("one", ""), begin)
-    for size in (0, 3, begin - 1):
-        assert reader.like(len(data), data[:size]) is None
-    message.model_name = "two"
-    assert reader.like(len(data), message.SerializeToString()[:begin]) is None

@@ -40,7 +40,7 @@ class Loop:
             timer()
 
 
-class Worker:
+class FakeSocket:
     """A worker's socket: the blocks that it has been given."""
 
     def __init__(self, fails: bool = False) -> None:
@@ -60,6 +60,10 @@ class Worker:
     def unshare(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             del self.mapped[number]
+
+
+def worker_socket(fails: bool = False) -> Any:
+    return FakeSocket(fails)
 
 
 @pytest.fixture
@@ -100,7 +104,7 @@ def place(blocks: SharedBlocks, *arrays: Array) -> Placed:
 
 
 def test_a_message_is_read_where_it_was_received(blocks: SharedBlocks) -> None:
-    array, worker = received(blocks, 7), Worker()
+    array, worker = received(blocks, 7), worker_socket()
     assert array.ctypes.data % 64 == 0
     placed = place(blocks, array)
     assert blocks.lend(placed, worker)
@@ -111,7 +115,7 @@ def test_a_message_is_read_where_it_was_received(blocks: SharedBlocks) -> None:
 
 
 def test_a_worker_cannot_write(blocks: SharedBlocks) -> None:
-    worker = Worker()
+    worker = worker_socket()
     blocks.lend(place(blocks, received(blocks)), worker)
     assert worker.refused == ["to write"]
 
@@ -134,7 +138,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it(blocks: SharedBlocks) ->
 
 
 def test_memory_of_a_batch_under_way_is_not_used(blocks: SharedBlocks) -> None:
-    worker = Worker()
+    worker = worker_socket()
     array = received(blocks, 1)
     placed = place(blocks, array)
     blocks.lend(placed, worker)
@@ -148,7 +152,7 @@ def test_memory_of_a_batch_under_way_is_not_used(blocks: SharedBlocks) -> None:
 
 
 def test_memory_that_a_model_keeps_is_not_used(blocks: SharedBlocks) -> None:
-    worker = Worker()
+    worker = worker_socket()
     placed = place(blocks, received(blocks, 1))
     blocks.lend(placed, worker)
     (mapped,) = worker.mapped.values()
@@ -163,7 +167,7 @@ def test_memory_that_a_model_keeps_is_not_used(blocks: SharedBlocks) -> None:
 def test_inputs_of_a_model_that_keeps_them_are_copied(blocks: SharedBlocks, loop: Loop) -> None:
     for _ in range(4):
         placed = place(blocks, received(blocks))
-        blocks.lend(placed, Worker())
+        blocks.lend(placed, worker_socket())
         blocks.keep([placed.blocks[0].number])
         blocks.give_back(placed)
     assert blocks.memory(SIZE, 0) is None
@@ -172,7 +176,7 @@ def test_inputs_of_a_model_that_keeps_them_are_copied(blocks: SharedBlocks, loop
 
 
 def test_a_block_of_several_batches_is_dropped_after_the_last(blocks: SharedBlocks) -> None:
-    array, worker = received(blocks), Worker()
+    array, worker = received(blocks), worker_socket()
     parts = [place(blocks, array[:1000]), place(blocks, array[1000:])]
     for part in parts:
         blocks.lend(part, worker)
@@ -244,7 +248,7 @@ def test_memory_counts_against_that_of_all_messages(blocks: SharedBlocks, pool: 
 
 
 def test_unused_memory_is_dropped_after_a_while(blocks: SharedBlocks, loop: Loop) -> None:
-    array, worker = received(blocks), Worker()
+    array, worker = received(blocks), worker_socket()
     blocks.lend(place(blocks, array), worker)
     blocks.give_back(place(blocks, array))
     loop.run()
@@ -258,7 +262,7 @@ def test_unused_memory_is_dropped_after_a_while(blocks: SharedBlocks, loop: Loop
 
 def test_blocks_are_dropped_although_others_are_used(blocks: SharedBlocks, loop: Loop) -> None:
     both = [received(blocks), received(blocks)]
-    worker = Worker()
+    worker = worker_socket()
     for placed in [place(blocks, array) for array in both]:
         blocks.lend(placed, worker)
         blocks.give_back(placed)
@@ -270,11 +274,11 @@ def test_blocks_are_dropped_although_others_are_used(blocks: SharedBlocks, loop:
 
 
 def test_a_worker_without_descriptors_gets_a_copy(blocks: SharedBlocks) -> None:
-    assert not blocks.lend(place(blocks, received(blocks)), Worker(fails=True))
+    assert not blocks.lend(place(blocks, received(blocks)), worker_socket(fails=True))
 
 
 def test_a_worker_that_has_ended_is_told_nothing(blocks: SharedBlocks) -> None:
-    worker, other = Worker(), Worker()
+    worker, other = worker_socket(), worker_socket()
     placed = place(blocks, received(blocks))
     for one in (worker, other):
         blocks.lend(placed, one)

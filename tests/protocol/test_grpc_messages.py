@@ -413,3 +413,19 @@ def test_stream_message() -> None:
     assert found.error_message == "it failed"
     assert (found.infer_response.id, found.infer_response.model_name) == ("42", "m")
     assert found.infer_response.parameters["triton_final_response"].bool_param is True
+
+
+def test_a_message_of_another_model_is_no_message_like_an_earlier_one() -> None:
+    """Of the first bytes of a message, the model's name may be missing."""
+    reader = InferReader()
+    message = pb.ModelInferRequest(model_name="one")
+    message.inputs.add(name="X", datatype=Datatype.UINT8, shape=[1, 9000])
+    message.raw_input_contents.append(bytes(9000))
+    data = message.SerializeToString()
+    reader.read(data).request(len(data))
+    begin = data.index(bytes(9000))
+    assert reader.like(len(data), data[:begin]) == (("one", ""), begin)
+    for size in (0, 3, begin - 1):
+        assert reader.like(len(data), data[:size]) is None
+    message.model_name = "two"
+    assert reader.like(len(data), message.SerializeToString()[:begin]) is None

@@ -238,12 +238,11 @@ class Batches:
         blocks = self._link.shared.borrow(slot, [number for number, _ in places])
         blocks[0] = beside
         given = iter(places)
-        lead = 1 if layout.batches else 0
         arrays: list[list[Any]] = [[] for _ in layout.rows]
         for _, _, dtype, shape, _, _ in layout.inputs:
             for rows, own in zip(layout.rows, arrays, strict=True):
                 number, start = next(given)
-                shaped = (*[rows][:lead], *shape[lead:])
+                shaped = (rows, *shape[1:]) if layout.batches else shape
                 own.append(np.ndarray(shaped, dtype, blocks[number], start))
         return arrays
 

@@ -18,6 +18,16 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 )
 
 
+def started(engine: FakeEngine) -> HttpServer:
+    """A server of the fast path on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    fast = fast_protocol(engine, 1 << 20, False, DoorRules())
+    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=engine.admission)
+    server.start()
+    return server
+
+
 @pytest.mark.parametrize(
     ("more", "body"),
     [(b"", _BODY + b" " * 2000), (b"Content-Encoding: gzip\r\n", gzip.compress(_BODY))],
@@ -25,11 +35,8 @@ _REQUEST = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 
 )
 async def test_pipelined_requests_count_by_their_size(more: bytes, body: bytes) -> None:
     """64 such requests would take several milliseconds for each connection that sends them."""
-    engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    fast, admission = fast_protocol(engine, 1 << 20, False, DoorRules()), engine.admission
-    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
-    server.start()
+    engine = FakeEngine()
+    server = started(engine)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     request = _REQUEST.partition(b"Content-Length")[0] + more
     request += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -42,14 +49,12 @@ async def test_pipelined_requests_count_by_their_size(more: bytes, body: bytes) 
 
 
 async def test_an_answer_behind_earlier_ones_is_charged() -> None:
-    engine, listener = FakeEngine(), socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    fast, admission = fast_protocol(engine, 1 << 20, False, DoorRules()), engine.admission
-    server = HttpServer(Starlette(), listener, 5, 60, fast, admission=admission)
-    server.start()
+    engine = FakeEngine()
+    server = started(engine)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(_REQUEST * 2)
     await until(lambda: len(engine.plain.work) == 2)
+    admission = engine.admission
     first, second = engine.plain.work
     before = admission.bytes
     assert before == 2 * len(_BODY)

@@ -140,10 +140,7 @@ class BatchFrames:
 
     def inputs(self, batch: Batch) -> list[tuple[str, bool]]:
         """The names of a batch's inputs, in order; true for numbers, false for BYTES."""
-        plan = self._usual
-        if plan is None or batch.outputs is not self._signature.outputs:
-            plan = self._plan(batch, batch.calls[0].inputs)
-        return plan.inputs
+        return self._plan(batch, batch.calls[0].inputs).inputs
 
     def _plan(self, batch: Batch, inputs: Mapping[str, Tensor]) -> "_Plan":
         """The plan for batches of this form; a new form is sent to the worker."""

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 from itertools import count
 from sys import getrefcount
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from headrace.core.blocks import BLOCKS, Blocks
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.tensors import Array, raw_bytes
+from headrace.placement.worker.worker_process import WorkerSocket
 from headrace.workers.elements import Buffer
 from headrace.workers.frames import ALIGNMENT, INLINE, Place, pack_places
 from headrace.workers.memory import new_file
@@ -41,16 +42,6 @@ _FOR_GOOD = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})  # errors of ol
 _SEAL_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, since Linux 5.1
 
 
-class Reader(Protocol):
-    """The socket of a worker."""
-
-    def share(self, number: int, descriptor: int, size: int) -> None:
-        """Let the worker map a block; the descriptor is duplicated."""
-
-    def unshare(self, numbers: Sequence[int]) -> None:
-        """Let the worker forget blocks."""
-
-
 class SharedBlock:
     """One block; `lent` counts batches under way in it, `readers` are those that have mapped it."""
 
@@ -61,7 +52,7 @@ class SharedBlock:
         self.lent = 0
         self.kept = False  # a model refers to an array in it
         self.touched = True  # used since the last look for unused ones
-        self.readers: set[Reader] = set()
+        self.readers: set[WorkerSocket] = set()
         self.descriptor = new_file(nbytes)
         try:
             self.array: Array = np.frombuffer(mmap.mmap(self.descriptor, nbytes), np.uint8)
@@ -148,7 +139,7 @@ class SharedBlocks:
                 beside += [bytes(pad), raw_bytes(array)]
         return Placed(used, pack_places(places, b"".join(beside), size)) if used else None
 
-    def lend(self, placed: Placed, reader: Reader) -> bool:
+    def lend(self, placed: Placed, reader: WorkerSocket) -> bool:
         """Give a batch to a worker, which maps blocks that are new to it.
 
         False if it cannot, for want of descriptors.
@@ -181,7 +172,7 @@ class SharedBlocks:
             if block.kept and not block.lent:
                 self._drop(block)
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: WorkerSocket) -> None:
         """Forget a worker that has ended."""
         for block in self._blocks.values():
             block.readers.discard(reader)

@@ -158,12 +158,12 @@ class WorkerSocket:
         self._write(pack_header(kind, flags, slot, len(meta), 0) + meta, -1)
 
     def share(self, number: int, descriptor: int, size: int) -> None:
-        """Implements `Reader.share`."""
+        """Let the worker map a block of shared memory; the descriptor is duplicated."""
         header = pack_header(Kind.SHARED, IN_FILE | NEW_FILE, number, 0, size)
         self._write(header, os.dup(descriptor))
 
     def unshare(self, numbers: Sequence[int]) -> None:
-        """Implements `Reader.unshare`."""
+        """Let the worker forget blocks of shared memory."""
         self.send(Kind.DROP_SHARED, pack_numbers(numbers))
 
     def _rest_later(self) -> None:
