@@ -318,11 +318,21 @@ def empty_calls(target: Target) -> Fire:
 
 
 def pipelining(target: Target) -> Fire:
-    """Requests of 25 bytes that need no body: over one connection, and over several."""
+    """Requests of 25 bytes that need no body: over several connections, and behind bodies."""
     request = b"GET /v2 HTTP/1.1\r\nHost:\r\n\r\n"
-    empty = post_head(f"/v2/models/{MLP}/infer", 0)
+    path = f"/v2/models/{MLP}/infer"
+    empty = post_head(path, 0)
+    chunked = f"POST {path} HTTP/1.1\r\nHost:\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n"
 
     def fire() -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(connect(target.http)) for _ in range(64)]
+            for client in clients:
+                client.sendall(chunked.encode())
+            for client in clients:
+                with suppress(OSError):
+                    client.sendall(b"0\r\n\r\n" + request * 600)
+            time.sleep(_HOLD_SECS)
         for each in (request, empty):
             with ExitStack() as stack:
                 for _ in range(3):
@@ -729,7 +739,7 @@ ATTACKS = {
         Attack("reflections", "12 000 reflection requests on a stream", reflections),
         Attack("split-frames", "4 x 200 000 DATA frames of a byte", split_frames),
         Attack("empty-calls", "8 800 gRPC calls without a message", empty_calls),
-        Attack("pipelining", "256 KB of tiny HTTP requests at once", pipelining),
+        Attack("pipelining", "thousands of tiny HTTP requests at once", pipelining),
         Attack("stalled-log", "nobody reads standard error", stalled_log),
         Attack("beyond-links", "numbers that front ends cannot pass on", beyond_links),
         Attack("many-connections", "10 000 connections that say nothing", many_connections),

@@ -104,6 +104,17 @@ FOUND: Mapping[str, Case] = {
         connections=8,
         frame=1,
     ),
+    "chunked-bodies": Case(
+        door="http",
+        operation="ModelInfer",
+        changes=(Change("parameters.int64_param", "entries", amount=2_000_000),),
+        connections=32,
+        requests=4,
+        compression="gzip",
+        write=16_384,
+        frame=1024,
+        ending="abort",
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

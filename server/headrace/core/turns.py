@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 SHARE = 128  # units, of some 10 us: frames, messages, requests
+PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at once
+TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
 _SMALL = 4  # ... while other connections wait for their turn
 _ENDS = 64  # connections that close in one turn
 

@@ -20,6 +20,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
+from headrace.core.turns import BINARY_BITS, PACKED
 from headrace.protocol.compression import ANSWER_RATIO, ENCODINGS, decompress
 from headrace.protocol.http2.connection import ClientConnection, ClientStream
 from headrace.protocol.http2.headers import Headers, header_block, literal
@@ -224,10 +225,6 @@ def _number(data: bytes, otherwise: int) -> int:
 # --- messages
 
 
-_PACKED = 24  # messages as which a compressed one counts: it is unpacked to 64 KiB at once
-_UNIT_BITS = 9  # 512 bytes of a message count as one more, since decoding may take as long
-
-
 class Gathering:
     """A message that has arrived in part."""
 
@@ -295,10 +292,10 @@ class MessageStream(Stream):
                 if after > stop or compressed or length > largest:
                     break
                 start = after
-                most -= 1 + (length >> _UNIT_BITS)
+                most -= 1 + (length >> BINARY_BITS)
                 self.message(view[begin:after].tobytes())
         while start < stop and most > 0 and not (self.finished or self.waits):
-            most -= _PACKED if self._gathering is None and view[start] else 1
+            most -= PACKED if self._gathering is None and view[start] else 1
             start = self._gather(view, start, stop)
         return start, most
 

@@ -147,6 +147,50 @@ async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
         assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")
 
 
+async def test_a_body_in_many_chunks_is_parsed_in_turns() -> None:
+    read = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+        while (message := await receive())["type"] == "http.request":
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+        assert size == 40_000
+        read.set()
+
+    head = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+    client, server = socket.socketpair()
+    with client:
+        protocol = await accepted(client, server, app)
+        protocol.data_received(head + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")
+        assert protocol.held > 100_000
+        await read.wait()
+        await until(lambda: protocol.held == 0)
+
+
+async def test_requests_behind_a_chunked_body_are_parsed_as_they_are_answered() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    loop = asyncio.get_running_loop()
+    head = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+    client, server = socket.socketpair()
+    with client:
+        protocol = await accepted(client, server, app)
+        count = 500
+        protocol.data_received(head)
+        protocol.data_received(b"0\r\n\r\n" + _REQUEST * count)
+        assert protocol.held < 1 << 18  # some are objects already
+        received = b""
+        while received.count(b"HTTP/1.1 204") <= count:
+            received += await loop.sock_recv(client, 1 << 20)
+        await until(lambda: protocol.held == 0)
+
+
 async def test_nothing_is_read_while_requests_wait() -> None:
     """uvicorn reads on whenever an application asks for a body."""
     asked, go_on = asyncio.Event(), asyncio.Event()

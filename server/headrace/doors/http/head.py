@@ -10,13 +10,12 @@ import httptools
 from headrace.api.header_rules import DoorRules, HeaderPattern, Key
 from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
+from headrace.core.turns import PACKED, TEXT_BITS
 from headrace.doors.http.protocol import without_upgrade
 from headrace.engine.doors import Entrance
 from headrace.protocol.parameters import timeout_of
 
-# Work of a request in units of `Turns.share`: at least, with a compressed body (64 KiB of which may
-# be unpacked at once), and one more for each 256 bytes.
-_UNITS, _PACKED_UNITS, _UNIT_BITS = 4, 24, 8
+_UNITS = 4  # of `Turns.share`, of a request with a short body
 
 
 @dataclass(slots=True)
@@ -48,8 +47,8 @@ class Head:
 
     def __post_init__(self) -> None:
         self.key = self.model, self.version
-        self.work = _UNITS if self.content_encoding is None else _PACKED_UNITS
-        self.work += (self.length or 0) >> _UNIT_BITS
+        self.work = _UNITS if self.content_encoding is None else PACKED
+        self.work += (self.length or 0) >> TEXT_BITS
         said = self.json_size, self.content_encoding, self.accept_encoding
         self.is_plain = (
             said == (None, None, None)

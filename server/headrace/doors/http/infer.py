@@ -162,12 +162,12 @@ def answer_instead(exchange: Exchange, error: BaseException) -> Answer | None:
     return exchange.failure(error)
 
 
-async def read_body(exchange: Exchange, receive: Receive) -> bytes:
+async def read_body(exchange: Exchange, receive: Receive) -> bytes | memoryview:
     """Read the whole body within its limit; closes the connection if it is incomplete.
 
     Raises `ServerError` and `Disconnected`.
     """
-    pieces: list[bytes] = []
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -175,8 +175,11 @@ async def read_body(exchange: Exchange, receive: Receive) -> bytes:
         piece: bytes = message.get("body", b"")
         exchange.grow(len(piece))
         if not message.get("more_body", False):
-            return b"".join([*pieces, piece]) if pieces else piece
-        pieces.append(piece)
+            if not body:
+                return piece
+            body += piece
+            return memoryview(body)
+        body += piece  # grows in place: pieces and their whole would be twice the memory
 
 
 async def watch_disconnect(receive: Receive, gone: Callable[[], None]) -> None:

@@ -34,8 +34,9 @@ ACCOUNT = "headrace.account"  # in a scope: the connection's account
 OPERATION = "headrace.operation"  # in a scope: the request's metrics label
 NAMES = "headrace.headers"  # in a scope: headers with names in original case, if needed
 _PIPELINED = 4 << 10  # bytes of objects of a pipelined request
-_HEADS = 4 << 10  # bytes that are parsed at once: they may be requests of 18 bytes
-_BODY = 16 << 10  # ... of a body, with what may follow it
+_HEADS = 1 << 10  # bytes that are parsed at once: they may be requests of 18 bytes
+_BODY = 16 << 10  # ... of a body
+_PART_UNITS = 32  # of `Turns.share`, for either: a body may come in chunks of a byte
 _LONG_READ = 128 << 10  # bytes read at once after which others have their turn
 GONE = 499  # in place of a status: the client disconnected before its answer
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
@@ -348,23 +349,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes, position: int = 0) -> None:
         """Parse received bytes from `position` on, until a request waits for an earlier one.
 
-        A read may have thousands of requests: they are parsed as they are answered.
+        A read may have thousands of requests: they are parsed as they are answered. It may have
+        a body in thousands of chunks: others have their turn in between.
         """
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
-        size = len(data)
+        size, left = len(data), self._admission.turns.share
         while position < size and not self.transport.is_closing():
             if self.pipeline:
                 self._hold(data, position)
                 return
-            most = _BODY if self._in_message and not self._in_head else _HEADS
-            # A whole head, since an upgrade is removed from whole ones only.
-            end = data.find(_END, position, position + HEAD_LIMIT) + len(_END)
-            stop = max(position + most, end)
+            if left <= 0:
+                self._hold(data, position)
+                self._admission.turns.put_off(self._go_on)
+                return
+            if self._in_message and not self._in_head:
+                # Heads may follow it, behind these bytes if it comes in chunks.
+                end = data.find(_END, position, position + _BODY) + len(_END)
+                stop = end if end > position else position + _BODY
+            else:
+                # A whole head, since an upgrade is removed from whole ones only.
+                end = data.find(_END, position, position + HEAD_LIMIT) + len(_END)
+                stop = max(position + _HEADS, end)
             self._parse(data[position:stop])
             position = stop
-        self._let_others(size)
+            left -= _PART_UNITS
 
     def _let_others(self, nbytes: int) -> None:
         """Read on in a turn of its own, after `nbytes` of a body.

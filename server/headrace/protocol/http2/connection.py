@@ -12,7 +12,7 @@ from sys import maxsize
 from typing import Any, Protocol
 
 from headrace.core.tensors import Buffer
-from headrace.core.turns import SHARE
+from headrace.core.turns import BINARY_BITS, SHARE
 from headrace.protocol.http2.headers import (
     BlockReader,
     Headers,
@@ -69,7 +69,6 @@ from headrace.protocol.http2.streams import (
 _SMALL_UPDATE = 1024  # bytes; smaller WINDOW_UPDATEs are charged as control frames
 _SETTINGS_COST = 5  # in PINGs: each may change the windows of all streams
 _BLOCK_FRAMES = 32  # CONTINUATION frames at most for one header block
-_DATA_UNIT = 9  # bits: decoding 512 bytes of a message may take as long as a frame
 _BLOCK_UNIT = 7  # bits: 128 bytes of a block, Huffman code in Python, take as long as a frame
 OWN_STREAMS = 8  # of a connection, for which no room is reserved
 _STEP = 32  # streams for which room is reserved at once
@@ -185,7 +184,7 @@ class Connection:
                                 stream.on_data(view, start, stop)
                                 streams.received_all(stream)
                             position = stop
-                            share -= length >> _DATA_UNIT
+                            share -= length >> BINARY_BITS
                             continue
                         if stream.expected > 0:
                             stream.expected -= length
