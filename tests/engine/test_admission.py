@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import Overloaded, ServerExiting
-from headrace.core.limits import Shares
+from headrace.core.limits import Payer, Shares
 from headrace.engine.admission import Account, Admission, ConnectionAccount, Held, ModelAccount
 
 
@@ -295,7 +295,9 @@ def test_the_peak_is_recorded() -> None:
 # --- models
 
 
-def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
+def admit(
+    admission: Admission, model: ModelAccount, nbytes: int = 0, payer: Payer | None = None
+) -> str:
     """Queue a request for a model; text of the refusal, if any."""
     try:
         admission.enter(nbytes)
@@ -303,7 +305,7 @@ def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
         return str(error)
     try:
         if model.requests >= model.free_requests or model.bytes >= model.free_bytes:
-            model.check()
+            model.check(payer)
     except Overloaded as error:
         admission.leave(nbytes)
         return str(error)
@@ -312,10 +314,12 @@ def admit(admission: Admission, model: ModelAccount, nbytes: int = 0) -> str:
     return ""
 
 
-def fill(admission: Admission, model: ModelAccount, nbytes: int = 0) -> int:
+def fill(
+    admission: Admission, model: ModelAccount, nbytes: int = 0, payer: Payer | None = None
+) -> int:
     """Queue requests for a model until one is refused; number of those admitted."""
     before = model.requests
-    while not admit(admission, model, nbytes):
+    while not admit(admission, model, nbytes, payer):
         pass
     return model.requests - before
 
@@ -343,6 +347,16 @@ def test_a_model_leaves_room_for_others() -> None:
     admission.model("second")
     assert fill(admission, first) == 64
     assert "(--max-model-share)" in admit(admission, first)
+
+
+def test_clients_with_few_requests_find_room_beside_one_that_fills_a_model() -> None:
+    admission = Admission(1000, 0)
+    first, second = admission.model("first"), admission.model("second")
+    busy, other = ConnectionAccount(admission, "http"), ConnectionAccount(admission, "http")
+    busy.requests, other.requests = 800, 4
+    assert fill(admission, first, payer=busy) == 800
+    assert fill(admission, first, payer=other) == 100
+    assert fill(admission, second, payer=busy) == 80
 
 
 @pytest.mark.parametrize("shares", [Shares(), Shares(model=100)])

@@ -60,13 +60,42 @@ async def test_short_work_does_not_wait_for_long() -> None:
     await long.all.wait()
 
 
+class Client:
+    """A connection from an address."""
+
+    requests = 1
+
+    def __init__(self, origin: str = "") -> None:
+        self.origin = origin
+
+
+async def test_addresses_take_turns_however_many_connections_they_have() -> None:
+    bench, ended, gate, order = Workbench(), Outcomes(22), threading.Event(), []
+
+    def add(payer: Client) -> None:
+        def work(charge: Charge) -> None:
+            gate.wait()
+            order.append(payer.origin)
+
+        bench.do(1, work, ended.done, uncharged, payer)
+
+    for _ in range(20):
+        add(Client("many"))
+    one = Client("one")
+    add(one)
+    add(one)
+    gate.set()
+    await ended.all.wait()
+    assert order[:5].count("one") == 2
+
+
 @pytest.mark.parametrize("kind", ["decoded", "other"])
 async def test_clients_take_turns(kind: str) -> None:
     bench, ended = Workbench(), asyncio.Event()
     gate, order = threading.Event(), []
-    greedy, other = object(), object()
+    greedy, other = Client(), Client()
 
-    def add(payer: object, name: str, after: Callable[[], None] | None = None) -> None:
+    def add(payer: Client, name: str, after: Callable[[], None] | None = None) -> None:
         def decode(charge: Charge) -> None:
             gate.wait()
             order.append(name)
@@ -223,13 +252,13 @@ def await_freed(freed: "weakref.ref[Any]") -> None:
 class KeptCall(Call):
     """Records its refusal."""
 
-    def __init__(self, payer: object = None) -> None:
+    def __init__(self, payer: Client | None = None) -> None:
         super().__init__("m", "", "", {})
         self.refused: list[ServerError] = []
         self._payer = payer
 
     @property
-    def payer(self) -> object:
+    def payer(self) -> Client | None:
         return self._payer
 
     def refuse(self, error: ServerError) -> None:

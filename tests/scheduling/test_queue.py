@@ -205,6 +205,37 @@ def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
     assert sum(call() is not None for call in calls) < 100
 
 
+def test_light_requests_have_every_other_turn() -> None:
+    """Those of a busy client wait longer, but not for ever."""
+    queue = RequestQueue(SchedulingPolicy(BatchPolicy(2)))
+
+    def add(name: str, light: bool = False) -> Call:
+        call = entered(request(name, 1), 1, None, 0, Bench().batcher)
+        queue.append(call, light)
+        return call
+
+    for number in range(8):
+        add(f"busy {number}")
+    cancelled = add("light x", True)
+    for number in range(5):
+        add(f"light {number}", True)
+    end(queue, cancelled)
+    assert queue.waiting == 13
+    taken = []
+    while queue.waiting:
+        taken.append([call.id for call in queue.take(0)[0]])
+        assert len(taken) < 10
+    assert sorted(name for batch in taken for name in batch) == [
+        *(f"busy {n}" for n in range(8)),
+        *(f"light {n}" for n in range(5)),
+    ]
+    kinds = ["".join(name[0] for name in batch) for batch in taken]
+    assert kinds == ["ll", "bb", "ll", "bb", "lb", "bb", "b"]
+    for kind in ("busy", "light"):
+        found = [name for batch in taken for name in batch if name.startswith(kind)]
+        assert found == sorted(found)
+
+
 def test_picking_keeps_the_order_of_the_others() -> None:
     queue = RequestQueue(policy_of(levels=2))
     first, gone, second, third = (put(queue, name, 1) for name in ("a", "gone", "b", "c"))

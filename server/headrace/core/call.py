@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import ExecutionFailed, ServerError
+from headrace.core.limits import Payer
 from headrace.core.tensors import Tensor
 
 log = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class Call:
         return 0
 
     @property
-    def payer(self) -> object:
+    def payer(self) -> Payer | None:
         """The client in whose name work is done, and which takes turns with others."""
         return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sys import maxsize
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.core.errors import InvalidOption
 
@@ -96,6 +96,19 @@ class Shares:
     streams: int = 0
 
 
+class Payer(Protocol):
+    """The client in whose name work is done: a connection with its `requests` under way.
+
+    `origin` is the client's address, "" if unknown.
+    """
+
+    requests: int
+    origin: str
+
+
+FEW = 4  # requests of a client, who is not the one that overloads a model
+
+
 class ModelLoad:
     """Requests in flight of one model, all versions together, and their bytes.
 
@@ -108,8 +121,8 @@ class ModelLoad:
         self.bytes = 0
         self.free_requests = self.free_bytes = maxsize
 
-    def check(self) -> None:
-        """Raise `Overloaded` if no further request is admitted."""
+    def check(self, payer: Payer | None) -> None:
+        """Raise `Overloaded` if no further request of a client is admitted."""
 
 
 _MOST_SECS = 1e6

@@ -2,8 +2,9 @@
 
 A client may send thousands of requests in one read. A connection processes as many of them at once
 as its `share`, and puts the rest off; of everything that was put off, one piece runs per turn of
-the loop, so that other clients are served in between, however many connections do this. Owned by
-the event-loop thread.
+the loop, so that other clients are served in between, however many connections do this. The share
+is small while others wait, and after connections have taken `CROWDED_SECS` of the same turn. Owned
+by the event-loop thread.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from collections.abc import Callable
 SHARE = 128  # units, of some 10 us: frames, messages, requests
 PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at once
 TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
-_SMALL = 4  # ... while other connections wait for their turn
+SMALL = 4  # ... while other connections wait for their turn
+CROWDED_SECS = 0.005
 _ENDS = 64  # connections that close in one turn
 
 
@@ -22,6 +24,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.share = SHARE  # units of work that a connection may do now
+        self.turn = 0.0  # the loop's time of the turn in which connections have taken `taken`
+        self.taken = 0.0  # seconds
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
         self._reads: deque[Callable[[], None]] = deque()
@@ -32,7 +36,7 @@ class Turns:
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""
         self._waiting.append(piece)
-        self.share = _SMALL
+        self.share = SMALL
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
@@ -47,7 +51,7 @@ class Turns:
         try:
             piece()
         finally:
-            self.share = _SMALL if self._waiting else SHARE
+            self.share = SMALL if self._waiting else SHARE
 
     def read_later(self, read_on: Callable[[], None]) -> None:
         """Let a connection read on, after a long read: one of them in a turn.

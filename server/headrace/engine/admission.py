@@ -24,7 +24,7 @@ from typing import NamedTuple, Optional
 
 from headrace.core.blocks import BLOCKS
 from headrace.core.errors import Overloaded, ResponseTooLarge, ServerExiting
-from headrace.core.limits import ModelLoad, Shares
+from headrace.core.limits import FEW, ModelLoad, Payer, Shares
 from headrace.core.turns import Turns
 from headrace.engine.workbench import Workbench
 from headrace.observability.statistics import Answers
@@ -69,7 +69,8 @@ class Account:
     """
 
     __slots__ = (
-        "above", "bytes", "kept", "most_bytes", "most_requests", "requests", "server", "unread",
+        "above", "bytes", "kept", "most_bytes", "most_requests", "origin", "requests", "server",
+        "unread",
     )  # fmt: skip
 
     server: "Admission"
@@ -82,6 +83,7 @@ class Account:
             self.server = above.server
         self.most_requests = most_requests
         self.most_bytes = most_bytes
+        self.origin = ""
         self.requests = 0
         self.bytes = 0  # total: requests, messages in transit, unread answers
         self.unread = 0  # of unread answers
@@ -450,19 +452,21 @@ class ModelAccount(ModelLoad):
         if not self.versions:
             self._server.forget_model(self._name)
 
-    def check(self) -> None:
+    def check(self, payer: Payer | None) -> None:
         """Raise `Overloaded` if another request would take from other models' shares.
 
-        The server has already charged that request.
+        The server has already charged that request. Half of what a share leaves to other models is
+        for clients with few requests of this one, beside those that have filled the share.
         """
-        server = self._server
+        server, share = self._server, self._server.shares.model
+        if payer is not None and payer.requests <= FEW:
+            share = (share + 100) // 2
         if self.requests >= self.free_requests and server.max_requests:
-            self._hold_to(server.max_requests, self.requests, server.requests, "requests")
+            self._hold_to(server.max_requests, share, self.requests, server.requests, "requests")
         if self.bytes >= self.free_bytes and server.max_bytes:
-            self._hold_to(server.max_bytes, self.bytes, server.bytes, "bytes of requests")
+            self._hold_to(server.max_bytes, share, self.bytes, server.bytes, "bytes of requests")
 
-    def _hold_to(self, limit: int, own: int, held: int, what: str) -> None:
-        share = self._server.shares.model
+    def _hold_to(self, limit: int, share: int, own: int, held: int, what: str) -> None:
         if own * (100 - share) > (limit - held) * share:
             self._server.refused += 1
             raise Overloaded(
@@ -518,6 +522,7 @@ class ConnectionAccount(_Share):
         """Only for `Admission.connect`; without a `door`, for a connection that was refused."""
         above = server.address(address)
         super().__init__(above, server.shares.connection)
+        self.origin = address
         self._door = door
         if isinstance(above, _Address):
             above.connections += 1

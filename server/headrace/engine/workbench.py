@@ -6,10 +6,11 @@ from ending. A thread that is done takes other work, until there is none.
 
 On the `Workbench`, large data of admitted requests is decompressed, decoded, encoded and sorted;
 the requests continue on the event loop. There are two threads, one for long work and one for
-shorter work, so that a small job does not wait behind a large one. On each of them clients take
-turns, one piece of work each. The size of work is an estimate, such as that of compressed data:
-work that becomes long on the short thread begins again on the long one, without further charges,
-and work that takes too long is refused; both are noticed when it charges, if only 0 bytes.
+shorter work, so that a small job does not wait behind a large one. On each of them the clients'
+addresses take turns, and so do the connections of each, one piece of work at a time. The size of
+work is an estimate, such as that of compressed data: work that becomes long on the short thread
+begins again on the long one, without further charges, and work that takes too long is refused; both
+are noticed when it charges, if only 0 bytes.
 The queues only hold work of requests charged by admission, which bounds them. Work is a plain
 function with the argument `charge`: the event loop charges bytes, and may refuse them, before they
 are allocated. Cancelled work is not started, and ends at its next charge.
@@ -33,6 +34,7 @@ from typing import Any, Generic, TypeVar, cast
 from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import Run, run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
+from headrace.core.limits import Payer
 from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
@@ -238,7 +240,7 @@ class Job(Owner, Generic[T]):
         work: Callable[[Charge], T],
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
-        payer: object,
+        payer: Payer | None,
     ) -> None:
         """`payer` is the client that takes turns with others."""
         self.payer = payer
@@ -331,6 +333,22 @@ class Job(Owner, Generic[T]):
             done(result, problem)
 
 
+_Line = dict[Payer | None, deque[Job[Any]]]  # by connection, in the order of their turns
+
+
+def _next_turn(waiting: dict[str, _Line]) -> Job[Any]:
+    """Remove the next job: addresses take turns, and the connections of each."""
+    origin, line = next(iter(waiting.items()))
+    payer, jobs = next(iter(line.items()))
+    job = jobs.popleft()
+    del waiting[origin], line[payer]
+    if jobs:
+        line[payer] = jobs
+    if line:
+        waiting[origin] = line
+    return job
+
+
 class _Lane:
     """A thread that does one piece of work after the other; started on first use.
 
@@ -352,20 +370,17 @@ class _Lane:
             self._thread.start()
 
     def _run(self) -> None:
-        waiting: dict[object, deque[Job[Any]]] = {}  # by client, in the order of their turns
+        waiting: dict[str, _Line] = {}  # by address, in the order of their turns
         longer = self._longer
         while True:
             while not waiting or not self._jobs.empty():
                 job = self._jobs.get()
-                waiting.setdefault(job.payer, deque()).append(job)
-            payer = next(iter(waiting))
-            jobs = waiting.pop(payer)
-            job = jobs.popleft()
-            if jobs:
-                waiting[payer] = jobs
+                origin = "" if job.payer is None else job.payer.origin
+                waiting.setdefault(origin, {}).setdefault(job.payer, deque()).append(job)
+            job = _next_turn(waiting)
             if not job.run(longer is not None, self._most_secs) and longer is not None:
                 job.move(longer)
-            del job, jobs, payer
+            del job
 
 
 class Workbench:
@@ -385,7 +400,7 @@ class Workbench:
         work: Callable[[Charge], T],
         done: Callable[[T | None, Exception | None], None],
         charge: Charge,
-        payer: object,
+        payer: Payer | None,
     ) -> Job[T]:
         """Do `work` on about `nbytes`, then call `done` with its result or exception.
 

@@ -41,7 +41,7 @@ from headrace.core.errors import (
     WorkerDied,
     is_fault,
 )
-from headrace.core.limits import ModelLoad
+from headrace.core.limits import FEW, ModelLoad
 from headrace.core.signature import Signature
 from headrace.observability.statistics import VersionStatistics
 from headrace.scheduling.batch import (
@@ -58,7 +58,7 @@ from headrace.scheduling.batch import (
 from headrace.scheduling.overload import Overload
 from headrace.scheduling.policy import SchedulingPolicy
 from headrace.scheduling.quarantine import Quarantine
-from headrace.scheduling.queue import RequestQueue
+from headrace.scheduling.queue import MANY, RequestQueue
 
 log = logging.getLogger(__name__)
 _REFUSED_AT_ONCE = 64  # for their delay, in one turn of the event loop
@@ -256,12 +256,17 @@ class Batcher:
         """Queue a call that has been checked, with its rows; raises `QueueFull` or `Overloaded`."""
         load = self._load
         if load.requests >= load.free_requests or load.bytes >= load.free_bytes:
-            load.check()
+            load.check(call.payer)
         call.key = None if self._uniform else self._signature.batch_key(call)
         call.arrived = call.began = self._now()
         call.level, call.run_number = 1, 0
         call.deadline = call.execution = call.outcome = None
-        deadline = self._queue.append(call)
+        queue = self._queue
+        if queue.waiting < MANY or self._order is not None:
+            deadline = queue.append(call)
+        else:
+            payer = call.payer
+            deadline = queue.append(call, payer is not None and payer.requests <= FEW)
         call.owner = self
         load.requests += 1
         load.bytes += call.nbytes

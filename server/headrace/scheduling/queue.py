@@ -4,6 +4,9 @@ A plain data structure without a clock; `now` comes from the caller. Requests th
 timed out stay in their deque, marked as ended, until they reach its head: removing from the middle
 would require a search. They count nowhere, their tensors are released at once, and when they
 outnumber the waiting ones, all of them are removed.
+
+While many requests wait, those of clients with few requests have a deque of their own, which has
+every other turn: so a client that fills the queue delays itself, not others.
 """
 
 import heapq
@@ -16,6 +19,8 @@ from headrace.core.errors import QueueFull
 from headrace.observability.statistics import Closed
 from headrace.scheduling.policy import NO_POLICY, SchedulingPolicy, TimeoutAction
 
+MANY = 256  # waiting requests from which on those of light clients have turns of their own
+_LIGHT = 0  # their level
 _SWEEP = 64  # dead entries below which sweeping never pays
 
 
@@ -36,17 +41,27 @@ class RequestQueue:
         self._levels = [1]
         # Two deques per level: in time, and timed out with the action DELAY.
         self._deques: list[deque[Call]] = [deque(), deque()]
-        self._sizes = {1: 0}
+        self._light: deque[Call] = deque()
+        self._light_first = False
+        self._sizes = {_LIGHT: 0, 1: 0}
         self.deadlines: list[tuple[int, int, Call]] = []
         self._count = 0
         self._dead = 0  # ended, but still in a deque
         self.waiting = 0
 
-    def append(self, call: Call) -> int | None:
-        """Add a request and set its deadline, which is returned, if any; raises `QueueFull`."""
+    def append(self, call: Call, light: bool = False) -> int | None:
+        """Add a request and set its deadline, which is returned, if any; raises `QueueFull`.
+
+        `light` requests share the turns; without effect beside levels, limits and timeouts.
+        """
         if self._plain and not call.timeout:
-            self._deques[0].append(call)
-            self._sizes[1] += 1
+            if light:
+                call.level = _LIGHT
+                self._light.append(call)
+                self._sizes[_LIGHT] += 1
+            else:
+                self._deques[0].append(call)
+                self._sizes[1] += 1
             self.waiting += 1
             return None
         level = self._policy.level(call.priority)
@@ -85,7 +100,8 @@ class RequestQueue:
     def take(self, now: int) -> tuple[list[Call], Closed, int | None]:
         """Start the calls of the batch to run at `now`; returns them as `BatchPolicy.take`."""
         first = self._deques[0]
-        single = len(self._deques) == 2 and not (self._dead or self._deques[1])
+        single = len(self._deques) == 2 and not (self._dead or self._deques[1] or self._light)
+        self._light_first = not self._light_first
         batch = self._policy.batch
         if single and self.waiting == 1 and not batch.max_delay:  # the usual case
             call = first.popleft()
@@ -100,13 +116,19 @@ class RequestQueue:
         return self.pick(positions), reason, ask_at
 
     def __iter__(self) -> Iterator[Call]:
-        first, *others = self._deques
+        first, *others = self._in_turn()
         if not self._dead and not any(others):
             return iter(first)
         return self._alive()
 
+    def _in_turn(self) -> list[deque[Call]]:
+        """The deques in the order in which they are taken from."""
+        if not self._light:
+            return self._deques
+        return [self._light, *self._deques] if self._light_first else [*self._deques, self._light]
+
     def _alive(self) -> Iterator[Call]:
-        for queue in self._deques:
+        for queue in self._in_turn():
             for call in queue:
                 if not call.ended:
                     yield call
@@ -114,7 +136,7 @@ class RequestQueue:
     def popleft(self, count: int) -> list[Call]:
         """Take the first `count` requests, as started."""
         first = self._deques[0]
-        if not self._dead and len(first) >= count:  # the usual case
+        if not (self._dead or self._light) and len(first) >= count:  # the usual case
             taken = [first.popleft() for _ in range(count)]
             for call in taken:
                 call.started = True
@@ -127,7 +149,7 @@ class RequestQueue:
         """Take the requests at these ascending positions, as started."""
         taken: list[Call] = []
         position = 0
-        for queue in self._deques:
+        for queue in self._in_turn():
             passed: list[Call] = []
             while queue and len(taken) < len(positions):
                 call = queue.popleft()
@@ -178,6 +200,7 @@ class RequestQueue:
         return self.deadlines[0][0] if self.deadlines else None
 
     def _sweep(self) -> None:
+        self._light = deque(call for call in self._light if not call.ended)
         for index, queue in enumerate(self._deques):
             self._deques[index] = deque(call for call in queue if not call.ended)
         self._dead = 0
@@ -189,7 +212,7 @@ class RequestQueue:
         kept = [pair for pair in pairs if pair[1] or pair[2]]
         self._levels = [level for level, _, _ in kept]
         self._deques = [queue for _, *queues in kept for queue in queues]
-        self._sizes = {level: self._sizes[level] for level in self._levels}
+        self._sizes = {level: self._sizes[level] for level in (_LIGHT, *self._levels)}
 
     def _sweep_deadlines(self) -> None:
         alive = [entry for entry in self.deadlines if not (entry[2].started or entry[2].ended)]

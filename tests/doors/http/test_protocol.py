@@ -147,6 +147,22 @@ async def test_pipelined_requests_are_parsed_as_they_are_answered() -> None:
         assert (await loop.sock_recv(client, 1 << 16)).endswith(b"here")
 
 
+@pytest.mark.parametrize("part", [8 << 10, 100])
+async def test_a_long_path_is_refused(part: int) -> None:
+    client, server = socket.socketpair()
+    with client:
+        await accepted(client, server, Starlette())
+        path = b"/" + bytes(8 << 10).replace(b"\0", b"x")
+        head = b"GET %b HTTP/1.1\r\nhost: h\r\n\r\n" % path
+        for start in range(0, len(head), part):
+            with suppress(BrokenPipeError):
+                client.send(head[start : start + part])
+            await asyncio.sleep(0)
+        found = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        assert found.startswith(b"HTTP/1.1 414 URI Too Long")
+        assert b"a request's path and query may have 8192 bytes" in found
+
+
 async def test_a_body_in_many_chunks_is_parsed_in_turns() -> None:
     read = asyncio.Event()
 

@@ -24,6 +24,7 @@ from headrace.core.errors import (
     ServerExiting,
     Unsupported,
 )
+from headrace.core.limits import Payer
 from headrace.core.tensors import Buffer
 from headrace.doors.grpc.call import Message, Noted, Open, Peer, Session
 from headrace.engine.admission import Account, ConnectionAccount
@@ -115,7 +116,7 @@ class InferCall(MessageCall):
     named = True  # the serving version is known before the answer
 
     @property
-    def payer(self) -> object:
+    def payer(self) -> Payer:
         """Implements `Call.payer`."""
         return self.account
 
@@ -253,7 +254,7 @@ class Slot(MessageCall):
         self.error: ServerError | None = None
 
     @property
-    def payer(self) -> object:
+    def payer(self) -> Payer:
         """Implements `Call.payer`."""
         return self.stream.account
 

@@ -16,6 +16,7 @@ from headrace.core.errors import (
     Unsupported,
     UnsupportedEncoding,
 )
+from headrace.core.limits import Payer
 from headrace.core.signature import Signature
 from headrace.core.tensors import Buffer
 from headrace.doors.http.head import Head
@@ -178,7 +179,7 @@ class Exchange(Call):
         found.submit(self)
 
     @property
-    def payer(self) -> object:
+    def payer(self) -> Payer:
         """Implements `Call.payer`."""
         return self.account
 

@@ -20,6 +20,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.call import NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.tensors import Buffer
+from headrace.core.turns import CROWDED_SECS, SMALL
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import Head, Heads
 from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
@@ -279,7 +280,11 @@ class FastProtocol(BoundedProtocol):
         self._consuming = True
         known, requests = self._heads.known, self._requests
         cycle: Any = self.cycle  # of the application's last request, if any
-        first, size, left = position, len(data), self._admission.turns.share
+        turns, now, begun = self._admission.turns, self.loop.time(), perf_counter()
+        if now != turns.turn:
+            turns.turn, turns.taken = now, 0.0
+        first, size = position, len(data)
+        left = turns.share if turns.taken < CROWDED_SECS else SMALL
         while position < size and not (position > first and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)
@@ -297,7 +302,7 @@ class FastProtocol(BoundedProtocol):
                 break
             elif left <= 0:
                 self._hold(data, position)
-                self._admission.turns.put_off(self._go_on)
+                turns.put_off(self._go_on)
                 break
             else:
                 start = data.find(_END, position, position + HEAD_LIMIT) + 4
@@ -322,6 +327,7 @@ class FastProtocol(BoundedProtocol):
                     self._gathering = request
                     self._begun = self._touched = self.loop.time()
                     self._begin_message(request)
+        turns.taken += perf_counter() - begun
         self._consuming = False
 
     def _begin(self, request: HttpCall, body: Buffer) -> None:

@@ -11,7 +11,7 @@ from headrace.api.header_rules import DoorRules, HeaderPattern, Key
 from headrace.api.operations import NAMED, Category
 from headrace.core.errors import InvalidRequest, Restricted
 from headrace.core.turns import PACKED, TEXT_BITS
-from headrace.doors.http.protocol import without_upgrade
+from headrace.doors.http.protocol import URL_LIMIT, without_upgrade
 from headrace.engine.doors import Entrance
 from headrace.protocol.parameters import timeout_of
 
@@ -161,6 +161,8 @@ class Heads:
         parser = httptools.HttpRequestParser(reader)
         try:
             parser.feed_data(without_upgrade(raw))
+            if len(reader.url) > URL_LIMIT:
+                return None
             path = unquoted(httptools.parse_url(reader.url).path)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, UnicodeDecodeError):
             return None

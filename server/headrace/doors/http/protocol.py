@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Mapping
 from math import inf
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.api.header_rules import DoorRules
 from headrace.core.limits import SLOWEST, Patience, undelivered
+from headrace.core.turns import CROWDED_SECS, SMALL
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
 from headrace.observability.statistics import OTHER
@@ -39,10 +40,12 @@ _BODY = 16 << 10  # ... of a body
 _PART_UNITS = 32  # of `Turns.share`, for either: a body may come in chunks of a byte
 _LONG_READ = 128 << 10  # bytes read at once after which others have their turn
 GONE = 499  # in place of a status: the client disconnected before its answer
+URL_LIMIT = 8 << 10  # bytes: each route compares it with a pattern
 HEAD_LIMIT = 64 << 10  # bytes of a request line and headers that are still incomplete
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
+    414: b"URI Too Long",
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
@@ -107,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = self._touched  # start of the request being received
         self._message_size = 0
         self._upgrades = False
-        self._fault = ""  # a problem with a head other than its syntax
+        self._fault = 400, ""  # a problem with a head other than its syntax
         self._in_head = False
         self._in_message = False
         self._head_size = 0
@@ -321,8 +324,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """Refuse a head whose host other servers could interpret differently."""
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
-            self._fault = f"a request has one Host header, got {len(hosts)}"
-            raise ValueError(self._fault)  # the parser turns it into a refusal
+            self._refuse_head(400, f"a request has one Host header, got {len(hosts)}")
+
+    def _refuse_head(self, status: int, text: str) -> NoReturn:
+        self._fault = status, text
+        raise ValueError(text)  # the parser turns it into a refusal
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > URL_LIMIT:
+            self._refuse_head(414, f"a request's path and query may have {URL_LIMIT} bytes")
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -355,7 +366,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
-        size, left = len(data), self._admission.turns.share
+        size, left = len(data), self._share()
         while position < size and not self.transport.is_closing():
             if self.pipeline:
                 self._hold(data, position)
@@ -375,6 +386,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._parse(data[position:stop])
             position = stop
             left -= _PART_UNITS
+
+    def _share(self) -> int:
+        """The share of this turn; see `Turns`, also for why the fast path has this inline."""
+        turns, now = self._admission.turns, self.loop.time()
+        if now != turns.turn:
+            turns.turn, turns.taken = now, 0.0
+        return turns.share if turns.taken < CROWDED_SECS else SMALL
 
     def _let_others(self, nbytes: int) -> None:
         """Read on in a turn of its own, after `nbytes` of a body.
@@ -429,7 +447,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.count_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, self._fault or msg)
+        status, text = self._fault
+        self.refuse(status, text or msg)
 
     def refuse(self, status: int, text: str, counted: bool = True) -> None:
         """Answer an invalid request, and close the connection."""

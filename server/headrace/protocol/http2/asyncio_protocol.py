@@ -8,9 +8,10 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 from typing import cast
 
-from headrace.core.turns import Turns
+from headrace.core.turns import CROWDED_SECS, SMALL, Turns
 from headrace.protocol.http2.connection import Connection
 from headrace.protocol.http2.protocol import HEAD_SIZE
 from headrace.protocol.http2.streams import Memory
@@ -24,6 +25,7 @@ _WRITE_HIGH = 1 << 20  # bytes unsent above which pumping stops
 _FAST, _FAST_SECS = 1 << 20, 0.02
 _GATHERED = 512 << 10  # bytes
 _GATHER_SECS = 0.005
+_END_UNITS = 8  # of `Turns.share`, for the end of a stream whose call is under way
 _CLOSE_SECS = 10.0  # for the peer to read what was written
 
 
@@ -183,7 +185,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
         else:
             if not self._plain:
                 nbytes += len(self._rest)
-            used = self._receive(self._buffer, nbytes, self._now(), self._turns.share)
+            turns, now = self._turns, self._now()
+            if now != turns.turn:
+                turns.turn, turns.taken = now, 0.0
+            share = turns.share if turns.taken < CROWDED_SECS else SMALL
+            begun = perf_counter()
+            used = self._receive(self._buffer, nbytes, now, share)
+            turns.taken += perf_counter() - begun
             if used == nbytes and self._plain and not self._data.regular:
                 if nbytes == len(self._buffer):
                     self._let_others()
@@ -282,7 +290,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """End streams of a lost connection, as many as one turn allows."""
         if self._over:
             return
-        if self.http2.lost(self._turns.share):
+        if self.http2.lost(max(self._turns.share // _END_UNITS, 1)):
             self._turns.put_off(self._end_streams)
         elif self._lost:
             self._over = True

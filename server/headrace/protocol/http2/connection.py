@@ -12,7 +12,7 @@ from sys import maxsize
 from typing import Any, Protocol
 
 from headrace.core.tensors import Buffer
-from headrace.core.turns import BINARY_BITS, SHARE
+from headrace.core.turns import BINARY_BITS, SMALL
 from headrace.protocol.http2.headers import (
     BlockReader,
     Headers,
@@ -277,7 +277,7 @@ class Connection:
         if not self._failed:
             self.failure = f"{code.name}: {text}"
             self.sender.send(goaway(self._opened(), code, text))
-            self.lost(SHARE)  # the rest with the socket
+            self.lost(SMALL)  # the rest with the socket
 
     def release(self, stream: Stream) -> None:
         """Return the flow-control window that `held` has kept back."""

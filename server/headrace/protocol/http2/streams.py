@@ -526,7 +526,7 @@ _REGULAR = 4 << 10  # bytes; smaller frames are not worth buffers of their own
 # causes. In one turn of the loop 1 MiB: half of what a transport reads, for the sake of others.
 _READ = 256 << 10
 _SCATTERED = 4
-_FILLED = 16  # frames received in place that take as long as one otherwise
+_FILLED = 4  # frames received in place that take as long as one otherwise
 _FURTHER = 2  # frames that may have come meanwhile
 _MOST_PADDING = 256  # bytes of a frame, with its length
 
