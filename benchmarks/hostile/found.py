@@ -149,6 +149,21 @@ FOUND: Mapping[str, Case] = {
         requests=2,
         compression="gzip",
     ),
+    "packed-lists": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("inputs.name", "lists", amount=65_536),),
+        requests=500,
+        compression="gzip",
+    ),
+    "packed-zeros": Case(
+        door="grpc",
+        operation="ModelInfer",
+        changes=(Change("inputs.name", "text", content="\x00", amount=1_000_000),),
+        connections=8,
+        requests=500,
+        compression="gzip",
+    ),
     "deep-parameter": Case(
         door="http",
         operation="ModelInfer",

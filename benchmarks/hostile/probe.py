@@ -9,6 +9,7 @@ others do on a shared machine is not the server's fault.
 """
 
 import json
+import os
 import re
 import socket
 import sys
@@ -42,20 +43,18 @@ _LARGE = _HEAD.replace(b"mlp", b"echo") % len(_LARGE_BODY) + _LARGE_BODY
 class Probe:
     """Answers to one kind of probe: seconds of the slowest, numbers of good and bad ones."""
 
-    def __init__(
-        self, ask: Callable[[], bool], every: float, waited: Callable[[], float] = lambda: 0.0
-    ) -> None:
+    def __init__(self, ask: Callable[[], bool], every: float, waits: "Waits | None" = None) -> None:
         self.worst = 0.0
         self.good = self.bad = 0
         self._ask = ask
         self._every = every
-        self._waited = waited
+        self._waits = waits or Waits(())
         self._begun = 0.0  # of the question under way, 0 for none
 
     def run(self, stop: threading.Event) -> None:
         """Ask until `stop` is set."""
         while not stop.wait(self._every):
-            waited = self._waited()
+            waited = self._waits()
             self._begun = time.monotonic()
             try:
                 good = self._ask()
@@ -63,7 +62,7 @@ class Probe:
                 good = False
             took = time.monotonic() - self._begun
             self._begun = 0.0
-            self.worst = max(self.worst, took - (self._waited() - waited))
+            self.worst = max(self.worst, took - lost(waited, self._waits()))
             if good:
                 self.good += 1
             else:
@@ -125,19 +124,33 @@ def _length(head: bytes) -> int:
 
 
 class Waits:
-    """Seconds that the main threads of processes, and this thread, have waited for a core."""
+    """Seconds that the main threads of processes, and this thread, have waited for a core.
+
+    Without processes 0; and those that the machine's host has taken, from each core.
+    """
 
     def __init__(self, processes: Sequence[str]) -> None:
         self._paths = [f"/proc/{each}/task/{each}/schedstat" for each in processes]
 
-    def __call__(self) -> float:
-        if not self._paths:
-            return 0.0
+    def __call__(self) -> list[float]:
         waited = 0
-        for path in [*self._paths, "/proc/thread-self/schedstat"]:
+        for path in [*self._paths, "/proc/thread-self/schedstat"] if self._paths else ():
             with suppress(OSError), open(path, encoding="ascii") as text:
                 waited += int(text.read().split()[1])
-        return waited / 1e9
+        return [waited / 1e9, *_stolen()]
+
+
+def _stolen() -> list[float]:
+    """Seconds that the machine's host has taken from each core."""
+    with open("/proc/stat", encoding="ascii") as text:
+        cores = [line.split() for line in text if line.startswith("cpu")][1:]
+    return [int(core[8]) / os.sysconf("SC_CLK_TCK") for core in cores]
+
+
+def lost(before: Sequence[float], now: Sequence[float]) -> float:
+    """Seconds between two results of `Waits` in which work could not go on."""
+    waited, *stolen = (late - early for early, late in zip(before, now, strict=True))
+    return waited + max(stolen, default=0.0)
 
 
 def main() -> None:

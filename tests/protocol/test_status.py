@@ -1,7 +1,9 @@
 """Statuses of our errors over HTTP and gRPC, and errors for the statuses of upstreams."""
 
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from headrace.core.errors import (
     Unavailable,
     Unsupported,
 )
+from headrace.protocol.grpc import percent_encoded
 from headrace.protocol.status import (
     INTERNAL,
     INTERNAL_TEXT,
@@ -187,3 +190,10 @@ def test_a_model_may_say_that_another_model_is_unknown() -> None:
 @given(st.integers(100, 999), st.text(), st.text())
 def test_every_http_status_maps_to_a_client_error(status: int, said: str, text: str) -> None:
     assert type(http_failure_of("m", status, said, text).error) in STATUS
+
+
+@pytest.mark.parametrize("text", ["", "100 % ~ plain", "\u00fc\n\x7f", "\ud800", "\x00" * 2000])
+def test_error_texts_are_percent_encoded_as_grpc_says(text: str) -> None:
+    found = percent_encoded(text)
+    assert re.fullmatch(rb"(?:[ -$&-~]|%[0-9A-F]{2})*", found)
+    assert unquote_to_bytes(found) == text.encode(errors="replace")

@@ -173,10 +173,12 @@ def status_fields(status: int, text: str, details: bytes = b"") -> Fields:
 def percent_encoded(text: str) -> bytes:
     """Encode text for `grpc-message`: printable ASCII except `%`, the rest of UTF-8 escaped."""
     data = text.encode(errors="replace")
-    return _escaped(lambda found: b"%%%02X" % found[0][0], data)
+    # A client may choose what an error quotes: a substitution by a function takes ten times this.
+    return data if _PLAIN(data) else b"".join(map(_ESCAPED.__getitem__, data))
 
 
-_escaped = re.compile(rb"[^\x20-\x24\x26-\x7e]").sub
+_PLAIN = re.compile(rb"[\x20-\x24\x26-\x7e]*").fullmatch
+_ESCAPED = [bytes([n]) if _PLAIN(bytes([n])) else b"%%%02X" % n for n in range(256)]
 
 
 _BEGUN = BEGUN.encode()

@@ -406,7 +406,7 @@ class InferMessage:
 
     __slots__ = (
         "_contents", "_data", "_fields", "_message", "_raw", "_reader", "_template", "id", "long",
-        "model_name", "model_version",
+        "model_name", "model_version", "parsed",
     )  # fmt: skip
 
     def __init__(
@@ -419,7 +419,10 @@ class InferMessage:
         message: pb.ModelInferRequest | None = None,
         outline: Outline | None = None,
     ) -> None:
-        """`long` marks messages that are slow to decode; these need `request_long`."""
+        """`long` marks messages that are slow to decode; these need `request_long`.
+
+        `parsed` bytes of it have been copied meanwhile: names, shapes, parameters.
+        """
         self._reader = reader
         self._data = data
         self._fields = fields
@@ -428,6 +431,7 @@ class InferMessage:
         found: Fields | Outline | None = fields or outline
         self._raw = None if found is None else found.raw
         self._contents = None if outline is None else outline.contents
+        self.parsed = 0 if message is None or found is None else len(found.head)
         self.id = id
         source: Any = template.request if template is not None else message
         self.model_name: str = source.model_name

@@ -94,6 +94,7 @@ class MessageCall(Call):
 
         nbytes, signature, admission = self.nbytes, target.signature, engine.admission
         if message.long:
+            self.charge(message.parsed)
             most = admission.max_object_bytes
             Deferred(
                 admission.workbench, nbytes,
