@@ -36,18 +36,22 @@ if TYPE_CHECKING:
         UInt64,
         model,
     )
+    from headrace.runner.embedded import AsyncEngine
+    from headrace.runner.embedded import EmbeddedEngine as Engine
     from headrace.serving.server import serve
     from headrace.serving.sources import ServeError
 
 __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
+    "AsyncEngine",
     "BFloat16",
     "Bool",
     "Bytes",
     "Client",
     "ClientError",
     "Context",
+    "Engine",
     "Float16",
     "Float32",
     "Float64",
@@ -74,11 +78,13 @@ __all__ = [
 
 
 _MODULES = {
-    "AsyncClient": "headrace.client.asynchronous",
-    "Client": "headrace.client.blocking",
-    "ClientError": "headrace.client",
-    "ServeError": "headrace.serving.sources",
-    "serve": "headrace.serving.server",
+    "AsyncClient": "headrace.client.asynchronous:AsyncClient",
+    "AsyncEngine": "headrace.runner.embedded:AsyncEngine",
+    "Client": "headrace.client.blocking:Client",
+    "ClientError": "headrace.client:ClientError",
+    "Engine": "headrace.runner.embedded:EmbeddedEngine",
+    "ServeError": "headrace.serving.sources:ServeError",
+    "serve": "headrace.serving.server:serve",
 }
 
 
@@ -89,4 +95,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "headrace.plugins.functions.offered")), name)
+    module, _, target = _MODULES.get(name, f"headrace.plugins.functions.offered:{name}").partition(
+        ":"
+    )
+    return getattr(import_module(module), target)

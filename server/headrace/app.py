@@ -1,4 +1,4 @@
-"""Composition: builds and connects everything, and runs the life of the process.
+"""The server as a process: signals, doors, the order of start and end, and the exit.
 
 Start: the doors open first, so that probes get answers; then models are loaded; then the server is
 ready. End, on SIGTERM or SIGINT: report not ready, wait for `shutdown_delay_secs` so that load
@@ -16,46 +16,27 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import uvloop
 
 from headrace import __version__
+from headrace.build import build_engine, sources_at_start, watches
 from headrace.cli.text import table
-from headrace.core import plugins
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
 from headrace.core.process import allow_many_files, collect_rarely
 from headrace.doors.server import ServerDoors
-from headrace.engine.admission import Admission
-from headrace.engine.chain import load_stages
-from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
-from headrace.engine.engine import Engine
-from headrace.engine.model import ModelVersion, Traffic
-from headrace.engine.opening import LoadOptions
-from headrace.engine.sampling import GpuWatch, MemoryWatch
-from headrace.engine.shared_memory import Regions
+from headrace.engine.model import ModelVersion
 from headrace.engine.tracing import Tracing, make_tracing
 from headrace.observability.logs import LogControl, Logs
-from headrace.observability.statistics import VersionStatistics
 from headrace.options import SettingsError
-from headrace.placement.backend import (
-    BackendContext,
-    close_backends,
-    load_backends,
-    stop_backends,
-)
-from headrace.placement.local.gpus import Gpus
-from headrace.placement.local.instances import core_limit
-from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start
+from headrace.repository.layout import ModelSource
 from headrace.settings import Settings
 from headrace.workers.allocation import keep_memory
 
@@ -130,59 +111,8 @@ class Application:
         kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._terminal = _has_terminal() and not kept
         self._hangup = asyncio.Event()
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._admission = Admission(
-            settings.max_admitted_requests,
-            settings.max_admitted_bytes,
-            settings.shares(files),
-            settings.max_response_bytes,
-            settings.max_object_bytes,
-        )
-        gpus = Gpus(settings.pinned_memory_pool_byte_size)
-        options = LoadOptions(
-            core_limit(),
-            not settings.disable_auto_complete_config,
-            settings.default_max_batch_size,
-            settings.environments,
-            settings.allow_in_process_python,
-            settings.model_load_thread_count,
-            settings.model_load_retry_count,
-            settings.model_load_timeout_secs,
-            gpus=gpus,
-            limits=settings.execution_limits,
-            overload_delay_ms=settings.overload_delay_ms,
-            stages=load_stages(),
-        )
-        self._control = control_options(settings)
-        allowed = settings.allow_traffic_control or self._control.mode is ControlMode.EXPLICIT
-        traffic = partial(plugins.part("traffic", Traffic), allowed=allowed)
-        self._backends = load_backends(
-            BackendContext(
-                gpus, settings.trust_model_code, settings.max_request_bytes, settings.tritons
-            )
-        )
-        self._engine = Engine(
-            settings.id,
-            __version__,
-            self._backends,
-            options,
-            self._admission,
-            settings.strict_readiness,
-            logs,
-            self._control,
-            partial(VersionStatistics, settings.metrics.summaries),
-            tracing,
-            Regions(
-                self._admission, settings.max_request_bytes, settings.allow_client_shm,
-                settings.client_shm_prefix, gpus.cuda,
-            ),
-            settings.residency,
-            traffic,
-        )  # fmt: skip
-        self._gpus = GpuWatch(gpus, settings.metrics_interval_ms / 1000)
-        self._doors = ServerDoors(settings, self._engine, lambda: self._gpus.series)
-        self._followers: list[Any] = []  # a `Follower`, a `Reloader`
-        self._memory = MemoryWatch(self._engine.versions, settings.metrics_interval_ms / 1000)
+        self._engine = build_engine(settings, logs, tracing)
+        self._doors = ServerDoors(settings, self._engine)
         self._stop = asyncio.Event()
         self.stuck = False  # true if threads still run or load models at the end
 
@@ -191,27 +121,20 @@ class Application:
         try:
             return await self._serve()
         finally:
-            await close_backends(self._backends)
+            await self._engine.close()
 
     async def _serve(self) -> int:
         settings = self._settings
         loop = asyncio.get_running_loop()
-        for backend in self._backends.values():
-            backend.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         begun = monotonic()
         try:
-            sources, warnings = sources_at_start(settings, self._control.catalogue)
+            sources, warnings = sources_at_start(settings)
             for warning in (*warnings, *settings.open_at_one_door):
                 log.warning(warning)
-            if settings.reload and self._control.mode is not ControlMode.EXPLICIT:
-                self._followers.append(plugins.part("reload")(self._engine, sources, loop))
-            if self._control.mode is ControlMode.POLL:
-                given = self._engine, self._control.catalogue, sources
-                follower = plugins.part("poll")(*given, settings.repository_poll_secs, loop)
-                self._followers.append(follower)
+            self._engine.open(watches(settings, self._engine, sources))
             print(f"headrace {__version__}")
             await self._doors.open()
             gc.freeze()  # imported modules and objects made so far
@@ -237,11 +160,7 @@ class Application:
         keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"
         seconds = monotonic() - begun
-        self._memory.start()
-        if settings.allow_metrics and settings.allow_gpu_metrics:
-            self._gpus.start()
-        for follower in self._followers:
-            follower.start()
+        self._engine.start()
         # If both go to one terminal, one of them suffices.
         level = logging.DEBUG if self._logs_beside_output() else logging.INFO
         log.log(level, "%s after %.2f s", state, seconds)
@@ -343,39 +262,33 @@ class Application:
         settings = self._settings
         noticed = loaded or self._engine.ready
         self._engine.readiness.begin_shutdown()
-        self._memory.stop()
-        self._gpus.stop()
-        for follower in self._followers:
-            follower.stop()
-        self._engine.stop_loading()
-        stop_backends(self._backends)
+        self._engine.stop()
         if settings.shutdown_delay_secs and noticed:
             await asyncio.sleep(settings.shutdown_delay_secs)
-        if waiting := self._admission.requests:
+        if waiting := self._engine.admission.requests:
             log.info(
                 "waiting for %d request%s under way, at most %d s; another signal ends the server"
                 " at once", waiting, "s" if waiting > 1 else "", settings.exit_timeout_secs,
             )  # fmt: skip
         deadline = monotonic() + settings.exit_timeout_secs
         left = await self._doors.drain(settings.exit_timeout_secs)
-        self._admission.close()
+        self._engine.admission.close()
         unfinished = asyncio.get_running_loop().call_later(
             _UNFINISHED_SECS, self._doors.end_unfinished
         )
         drained = asyncio.Event()
-        self._admission.when_empty(drained.set)
+        self._engine.admission.when_empty(drained.set)
         try:
             async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
                 await drained.wait()
         except TimeoutError:
-            left = self._admission.requests
+            left = self._engine.admission.requests
         if left:
             log.error(
                 "%d requests were still under way after %d s", left, settings.exit_timeout_secs
             )
         unfinished.cancel()
-        for follower in self._followers:
-            await follower.stopped()
+        await self._engine.stopped()
         await self._doors.close(max(deadline - monotonic(), 0.1))
         if left or (loaded and not await self._unload(deadline)):
             self.stuck = True
@@ -425,35 +338,6 @@ def _has_terminal() -> bool:
 
 def _options(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
-def sources_at_start(
-    settings: Settings, catalogue: Catalogue
-) -> tuple[list[ModelSource], list[str]]:
-    """The models to load at start, and warnings; raises as `Catalogue.sources` does."""
-    sources, warnings = catalogue.sources()
-    if settings.residency is not None:
-        named = at_start(sources, [*settings.pin_model, *settings.load_model])
-        sources += [source for source in named if source.problem == NO_SUCH]
-    elif ControlMode(settings.model_control_mode) is ControlMode.EXPLICIT:
-        sources = at_start(sources, settings.load_model)
-    return sources, warnings
-
-
-def control_options(settings: Settings) -> ControlOptions:
-    """Options of model control: who decides which models are served, and from where."""
-    return ControlOptions(
-        ControlMode(settings.model_control_mode),
-        Catalogue(
-            tuple(map(Path, settings.model_repository)),
-            tuple(map(Path, settings.model_file)),
-            settings.model_config_name,
-            settings.model_namespacing,
-            settings.model_name,
-        ),
-        LoadOverrides[settings.load_overrides.upper()],
-        settings.max_override_bytes,
-    )
 
 
 def print_models(versions: list[ModelVersion], unavailable: list[tuple[str, str]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +21,29 @@ TLS = Path(__file__).parents[1] / "support" / "tls"
 SCHEMES = ("http", "https", "unix", "grpc", "grpcs", "grpc+unix")
 
 
+# Of servers and engines alike.
+OPTIONS: dict[str, Any] = {
+    "model_control_mode": "explicit",
+    "load_model": "*",
+    "load_overrides": "config",
+}
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with a model of each datatype, one that streams, and the small examples."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each datatype, one that streams, and the small examples."""
     root = onnx_examples(tmp_path_factory.mktemp("client"))
     for datatype in Datatype:
         write_model(root, f"identity_{datatype}", identity(datatype, ["rows", "length"]))
     write_model(root, "narrow", identity(), "max_batch_size: 4")
     write_python_model(root, "teller", TELLER, TELLER_CONFIG)
-    options = ("--model-control-mode=explicit", "--load-model=*", "--load-overrides=config")
-    with clean_server(root, options=options) as process:
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[ServerProcess]:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    with clean_server(repository, options=options) as process:
         yield process
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from inspect import isasyncgen, isawaitable
 from pathlib import Path
@@ -20,7 +21,7 @@ import headrace
 from headrace import AsyncClient, Client, ClientError
 from headrace.client import ConnectionFailed, InputError, StatusError, TimedOut
 from headrace.core.datatypes import NUMPY, Datatype
-from tests.client.conftest import SCHEMES, client_tls, running_loop
+from tests.client.conftest import OPTIONS, SCHEMES, client_tls, running_loop
 from tests.support.server_process import ServerProcess, onnx_examples
 
 ONES = np.ones((1, 16), np.int32)
@@ -55,16 +56,36 @@ async def _all(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-@pytest.fixture(scope="module", params=[*SCHEMES, "async http", "async grpc"])
-def client(request: pytest.FixtureRequest, urls: Mapping[str, str]) -> Iterator[Any]:
+@pytest.fixture(
+    scope="module", params=[*SCHEMES, "async http", "async grpc", "engine", "async engine"]
+)
+def client(request: pytest.FixtureRequest, repository: Path) -> Iterator[Any]:
+    """A client of the server, or an engine with the same models, which has the same interface."""
     kind, _, scheme = request.param.rpartition(" ")
-    url, tls = urls[scheme], client_tls()
+    if scheme == "engine":
+        with engine(kind, repository) as found:
+            yield found
+        return
+    url, tls = request.getfixturevalue("urls")[scheme], client_tls()
     if not kind:
         with Client(url, ssl_context=tls) as blocking:
             yield blocking
         return
     with running_loop() as loop:
         waited = Awaited(AsyncClient(url, ssl_context=tls), loop)
+        yield waited
+        waited.aclose()
+
+
+@contextmanager
+def engine(kind: str, repository: Path) -> Iterator[Any]:
+    if not kind:
+        with headrace.Engine(repository, **OPTIONS) as blocking:
+            yield blocking
+        return
+    with running_loop() as loop:
+        waited = Awaited(headrace.AsyncEngine(repository, **OPTIONS), loop)
+        waited.open()
         yield waited
         waited.aclose()
 

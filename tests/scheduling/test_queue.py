@@ -206,7 +206,7 @@ def test_started_or_ended_requests_are_not_kept(started: bool) -> None:
 
 
 def test_light_requests_have_every_other_turn() -> None:
-    """Those of a busy client wait longer, but not for ever."""
+    """Requests of a busy client wait longer, but not for ever."""
     queue = RequestQueue(SchedulingPolicy(BatchPolicy(2)))
 
     def add(name: str, light: bool = False) -> Call:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from headrace.api.operations import NAMED, Document
 from headrace.client import (
@@ -26,15 +26,11 @@ from headrace.client import (
 from headrace.client.address import DEFAULT_URL, Address
 from headrace.client.division import PARTS_AT_ONCE, divided, joined
 from headrace.client.tables import ArrowStream
-from headrace.client.transport import InferRequest, Result
+from headrace.client.transport import InferRequest, Result, Transport
 from headrace.client.values import Signature, needs_signature, tensor_of
 from headrace.core.call import Parameter
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import Tensor
-
-if TYPE_CHECKING:
-    from headrace.client.grpc import GrpcTransport
-    from headrace.client.http import HttpTransport
 
 TIMEOUT_SECS = 30.0
 _FIRST_PAUSE_SECS = 0.1  # before another attempt to connect
@@ -46,56 +42,41 @@ _NOT_READY = frozenset({400, 404, 503})
 _TOO_MANY_ROWS = "batch-size must be <="  # in the refusal of servers, Triton's too
 
 
-class AsyncClient:
-    """A client of one server for coroutines.
+class AsyncModels:
+    """Models, and what serves them, for coroutines: the interface of clients and engines.
 
     Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None
     means the client's own, 0 no limit. An empty `version` leaves the choice to the server.
     """
 
-    def __init__(
-        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
-        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
-    ) -> None:  # fmt: skip
-        """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
-
-        `headers` are sent with every request, and `token` as a bearer token. A failed connection
-        attempt is repeated `connect_retries` times, with growing pauses. Raises `ValueError` for an
-        invalid URL.
-        """
-        self.address = Address.parse(url)
-        self._options = {
-            "url": url, "headers": dict(headers or {}), "token": token, "timeout": timeout,
-            "connect_retries": connect_retries,
-        }  # fmt: skip
-        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
-        if token:
-            self._headers["authorization"] = f"Bearer {token}"
+    def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._tls = ssl_context
-        self._retries = connect_retries
-        self._transport: HttpTransport | GrpcTransport | None = None
-        self._process = os.getpid()  # that has opened the transport
-        self._inherited: list[object] = []
         self._signatures: dict[tuple[str, str], Signature] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as address and options; raises `TypeError` with an `ssl_context`."""
-        return partial(type(self), **self.options()), ()
+    @property
+    def _place(self) -> str:
+        """The server's address in error texts."""
+        raise NotImplementedError
 
-    def options(self) -> dict[str, Any]:
-        """The arguments that create an equal client; raises `TypeError` with an `ssl_context`."""
-        if self._tls is not None:
-            raise TypeError("a client with an ssl_context cannot be pickled: create it where it is")
-        return self._options
+    def _open(self) -> Transport:
+        """The transport, created on first use for the running event loop."""
+        raise NotImplementedError
+
+    async def _retried(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Call `ask`, and again where that makes sense."""
+        return await ask()
 
     async def aclose(self) -> None:
-        """Close all connections and cancel requests in flight."""
-        self._forget_parent()
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.close()
+        """Cancel requests in flight, and free everything."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """Cancel what runs on this event loop, which is about to end, and close."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -263,7 +244,7 @@ class AsyncClient:
             except ConnectionFailed as error:
                 why = str(error)
             if loop.time() >= until:
-                what = f"model '{model}'" if model else str(self.address)
+                what = f"model '{model}'" if model else self._place
                 raise TimedOut(f"{what} is not ready after {seconds:g} s: {why}")
             await asyncio.sleep(_LOOK_SECS)
 
@@ -357,8 +338,58 @@ class AsyncClient:
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
 
-    def _open(self) -> "HttpTransport | GrpcTransport":
-        """The transport, created on first use for the running event loop."""
+
+class AsyncClient(AsyncModels):
+    """A client of one server for coroutines."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
+        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
+        connect_retries: int = 0,
+    ) -> None:  # fmt: skip
+        """A client of `http://`, `https://`, `grpc://`, `grpcs://`, `unix:` or `grpc+unix:`.
+
+        `headers` are sent with every request, and `token` as a bearer token. A failed connection
+        attempt is repeated `connect_retries` times, with growing pauses. Raises `ValueError` for an
+        invalid URL.
+        """
+        super().__init__(timeout)
+        self.address = Address.parse(url)
+        self._options = {
+            "url": url, "headers": dict(headers or {}), "token": token, "timeout": timeout,
+            "connect_retries": connect_retries,
+        }  # fmt: skip
+        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._tls = ssl_context
+        self._retries = connect_retries
+        self._transport: Transport | None = None
+        self._process = os.getpid()  # that has opened the transport
+        self._inherited: list[object] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as address and options; raises `TypeError` with an `ssl_context`."""
+        return partial(type(self), **self.options()), ()
+
+    @property
+    def _place(self) -> str:
+        return str(self.address)
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that create an equal client; raises `TypeError` with an `ssl_context`."""
+        if self._tls is not None:
+            raise TypeError("a client with an ssl_context cannot be pickled: create it where it is")
+        return self._options
+
+    async def aclose(self) -> None:
+        """Close all connections and cancel requests in flight."""
+        self._forget_parent()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
+
+    def _open(self) -> Transport:
         self._forget_parent()
         if self._transport is None:
             self._transport = self._made()
@@ -374,7 +405,7 @@ class AsyncClient:
             self._inherited.append(self._transport)
             self._transport = None
 
-    def _made(self) -> "HttpTransport | GrpcTransport":
+    def _made(self) -> Transport:
         """Create the transport; it and its codecs are imported here."""
         address = self.address
         tls = None
@@ -401,13 +432,13 @@ class AsyncClient:
 
 
 class AsyncModel:
-    """A model of a server, for coroutines; created by `AsyncClient.model`.
+    """A model, for coroutines; created by `AsyncModels.model`.
 
     Inputs are converted to the declared datatype and shape: arrays, scalars, lists, `str` and
     `bytes`. A mismatch raises `InputError`, and nothing is sent.
     """
 
-    def __init__(self, client: AsyncClient, name: str, version: str = "") -> None:
+    def __init__(self, client: AsyncModels, name: str, version: str = "") -> None:
         self.name = name
         self.version = version
         self._client = client
@@ -421,7 +452,7 @@ class AsyncModel:
         classes: Mapping[str, int] | None = None, parameters: Mapping[str, Parameter] | None = None,
         id: str = "", timeout: float | None = None,
     ) -> Result:  # fmt: skip
-        """Run the model; see `AsyncClient.infer`."""
+        """Run the model; see `AsyncModels.infer`."""
         tensors = await self._client.tensors(self.name, inputs, self.version)
         wanted = outputs or list(classes or ())
         request = InferRequest(
@@ -430,7 +461,7 @@ class AsyncModel:
         return await self._client.send(request, timeout)
 
     async def stream(self, /, **inputs: Any) -> AsyncGenerator[Result, None]:
-        """Run the model; yields its responses as they arrive; see `AsyncClient.stream`."""
+        """Run the model; yields its responses as they arrive; see `AsyncModels.stream`."""
         found = self._client.stream(self.name, inputs, version=self.version)
         async with aclosing(found) as results:
             async for result in results:

@@ -16,21 +16,24 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from concurrent.futures import CancelledError
 from functools import partial, wraps
 from threading import Lock, Thread, current_thread
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from headrace.client import ConnectionFailed
 from headrace.client.address import DEFAULT_URL, Address
-from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel
+from headrace.client.asynchronous import TIMEOUT_SECS, AsyncClient, AsyncModel, AsyncModels
 
 P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
+B = TypeVar("B", covariant=True)
+M = TypeVar("M", bound=AsyncModels)
 
 
-class _Face(Protocol[A]):
+class _Face(Protocol[B]):
     """A blocking object in front of an asynchronous one."""
 
-    _asynchronous: A
+    @property
+    def _asynchronous(self) -> B: ...
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T: ...
 
@@ -76,23 +79,19 @@ async def _next(items: AsyncGenerator[T, None]) -> T:
     return await anext(items)
 
 
-class Client:
-    """A client of one server, for any number of threads.
-
-    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None
-    means the client's own, 0 no limit. An empty `version` leaves the choice to the server.
-    """
+class BlockingModels(Generic[M]):
+    """Models, and what serves them, for any number of threads; see `AsyncModels`."""
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
-        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
-        connect_retries: int = 0,
-    ) -> None:  # fmt: skip
-        """Create a client; the options are those of `AsyncClient`."""
-        self._asynchronous = AsyncClient(
-            url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
-            connect_retries=connect_retries,
-        )  # fmt: skip
+        self,
+        asynchronous: M,
+        name: str,
+        make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
+        """`name` is that of the thread with the event loop."""
+        self._asynchronous = asynchronous
+        self._name = name
+        self._make_loop = make_loop
         self._starting = Lock()
         self._inherited: list[asyncio.AbstractEventLoop] = []
         self._start()
@@ -100,48 +99,38 @@ class Client:
     def _start(self) -> None:
         """Start the event loop in this process."""
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = self._make_loop()
         thread = Thread(
-            target=_run_loop, args=(self._loop, self._asynchronous), name="headrace client",
-            daemon=True,
-        )  # fmt: skip
+            target=_run_loop, args=(self._loop, self._asynchronous), name=self._name, daemon=True
+        )
         thread.start()
-        # Also for a client that is never closed.
+        # Also for one that is never closed.
         self._end = weakref.finalize(self, _stop, self._loop, thread, self._process)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as address and options; raises `TypeError` with an `ssl_context`."""
-        return partial(type(self), **self._asynchronous.options()), ()
-
-    @property
-    def address(self) -> Address:
-        """The server's address."""
-        return self._asynchronous.address
 
     def model(self, name: str, version: str = "") -> "Model":
         """A handle of a model, to be called with its inputs by name."""
         return Model(self, name, version)
 
-    infer = _blocking(AsyncClient.infer)
-    send = _blocking(AsyncClient.send)
-    stream = _iterating(AsyncClient.stream)
-    generate_stream = _iterating(AsyncClient.generate_stream)
-    signature = _blocking(AsyncClient.signature)
-    tensors = _blocking(AsyncClient.tensors)
-    live = _blocking(AsyncClient.live)
-    ready = _blocking(AsyncClient.ready)
-    wait_ready = _blocking(AsyncClient.wait_ready)
-    metadata = _blocking(AsyncClient.metadata)
-    model_metadata = _blocking(AsyncClient.model_metadata)
-    model_config = _blocking(AsyncClient.model_config)
-    statistics = _blocking(AsyncClient.statistics)
-    index = _blocking(AsyncClient.index)
-    load = _blocking(AsyncClient.load)
-    unload = _blocking(AsyncClient.unload)
-    ask = _blocking(AsyncClient.ask)
-    document = _blocking(AsyncClient.document)
-    documents = _blocking(AsyncClient.documents)
-    fetch = _blocking(AsyncClient.fetch)
+    infer = _blocking(AsyncModels.infer)
+    send = _blocking(AsyncModels.send)
+    stream = _iterating(AsyncModels.stream)
+    generate_stream = _iterating(AsyncModels.generate_stream)
+    signature = _blocking(AsyncModels.signature)
+    tensors = _blocking(AsyncModels.tensors)
+    live = _blocking(AsyncModels.live)
+    ready = _blocking(AsyncModels.ready)
+    wait_ready = _blocking(AsyncModels.wait_ready)
+    metadata = _blocking(AsyncModels.metadata)
+    model_metadata = _blocking(AsyncModels.model_metadata)
+    model_config = _blocking(AsyncModels.model_config)
+    statistics = _blocking(AsyncModels.statistics)
+    index = _blocking(AsyncModels.index)
+    load = _blocking(AsyncModels.load)
+    unload = _blocking(AsyncModels.unload)
+    ask = _blocking(AsyncModels.ask)
+    document = _blocking(AsyncModels.document)
+    documents = _blocking(AsyncModels.documents)
+    fetch = _blocking(AsyncModels.fetch)
 
     def close(self) -> None:
         """Close all connections and cancel requests in flight; the client cannot be used again."""
@@ -170,7 +159,7 @@ class Client:
             raise
 
     def _start_again(self) -> None:
-        """Start another loop in a forked process, unless the client was closed before."""
+        """Start another loop in a forked process, unless this was closed before."""
         with self._starting:
             if self._process == os.getpid():
                 return
@@ -182,10 +171,39 @@ class Client:
                 self._end()
 
 
-class Model:
-    """A model of a server; created by `Client.model`. See `AsyncModel`."""
+class Client(BlockingModels[AsyncClient]):
+    """A client of one server, for any number of threads.
 
-    def __init__(self, client: Client, name: str, version: str = "") -> None:
+    Methods raise `ClientError`. `timeout` is in seconds, for streams between two responses; None
+    means the client's own, 0 no limit. An empty `version` leaves the choice to the server.
+    """
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, headers: Mapping[str, str] | None = None, token: str = "",
+        timeout: float = TIMEOUT_SECS, ssl_context: ssl.SSLContext | None = None,
+        connect_retries: int = 0,
+    ) -> None:  # fmt: skip
+        """Create a client; the options are those of `AsyncClient`."""
+        asynchronous = AsyncClient(
+            url, headers=headers, token=token, timeout=timeout, ssl_context=ssl_context,
+            connect_retries=connect_retries,
+        )  # fmt: skip
+        super().__init__(asynchronous, "headrace client")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as address and options; raises `TypeError` with an `ssl_context`."""
+        return partial(type(self), **self._asynchronous.options()), ()
+
+    @property
+    def address(self) -> Address:
+        """The server's address."""
+        return self._asynchronous.address
+
+
+class Model:
+    """A model; created by `BlockingModels.model`. See `AsyncModel`."""
+
+    def __init__(self, client: BlockingModels[Any], name: str, version: str = "") -> None:
         self.name = name
         self.version = version
         self._client = client
@@ -202,29 +220,20 @@ class Model:
     ready = _blocking(AsyncModel.ready)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
-    """Run a client's loop until it is stopped, and close everything."""
+def _run_loop(loop: asyncio.AbstractEventLoop, client: AsyncModels) -> None:
+    """Run a loop until it is stopped, and close everything."""
     try:
         loop.run_forever()
-        loop.run_until_complete(_end(client))
+        loop.run_until_complete(client.finish())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: Thread, process: int) -> None:
-    """Stop a client's loop, and wait until everything is closed; in that process only."""
+    """Stop a loop, and wait until everything is closed; in that process only."""
     if process != os.getpid():
         return
     loop.call_soon_threadsafe(loop.stop)
     if thread is not current_thread():  # the garbage collector may call this from there
         thread.join()
-
-
-async def _end(client: AsyncClient) -> None:
-    """Cancel requests in flight, and close the connections."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await client.aclose()

@@ -73,17 +73,12 @@ class GrpcTransport:
         """The answer of an operation, as HTTP's document where that differs from the message."""
         if not operation.procedure:
             raise ClientError(f"{operation.name} is not offered over gRPC")
-        data = await self._ask(operation, [_message(operation, given or {}, parts)], seconds)
+        message = request_message(operation, given or {}, parts)
+        data = await self._ask(operation, [message], seconds)
         try:
-            message = _class(operation, operation.response).FromString(bytes(data))
+            return answer_document(operation, bytes(data))
         except DecodeError as error:
             raise self._nonsense(error) from None
-        document = to_json(message)
-        if operation.name == "ModelConfig":
-            return document["config"]
-        if operation.name == "RepositoryIndex":
-            return [{n: value for n, value in m.items() if value} for m in document["models"]]
-        return document
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """The response to a request."""
@@ -192,7 +187,17 @@ def _class(operation: Operation, name: str) -> type[Message]:
     return GetMessageClass(POOL.FindMessageTypeByName(f"{operation.package}.{name}"))
 
 
-def _message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
+def answer_document(operation: Operation, data: bytes) -> Any:
+    """The document, as over HTTP, of an answer's message; raises `DecodeError`."""
+    document = to_json(_class(operation, operation.response).FromString(data))
+    if operation.name == "ModelConfig":
+        return document["config"]
+    if operation.name == "RepositoryIndex":
+        return [{n: value for n, value in m.items() if value} for m in document["models"]]
+    return document
+
+
+def request_message(operation: Operation, given: Document, parts: Mapping[str, str]) -> bytes:
     """The request message for a document as over HTTP; raises `InputError`."""
     named = {name: value for name, value in parts.items() if value}
     if operation.name in ("RepositoryModelLoad", "RepositoryModelUnload"):

@@ -4,13 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from headrace.api.operations import Document, Operation
 from headrace.client import ClientError, ConnectionFailed, InputError, TimedOut
 from headrace.client.address import Address
-from headrace.client.values import arrays_of
+from headrace.client.values import Signature, arrays_of
 from headrace.connections.endpoint import Endpoint
 from headrace.core.call import InferResponse, Parameter
 from headrace.core.errors import InvalidRequest
@@ -119,6 +120,41 @@ class InferRequest:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     id: str = ""
     version: str = ""
+
+
+class Transport(Protocol):
+    """The way to a server, or to an engine in this process; methods raise `ClientError`.
+
+    Timeouts are in seconds, 0 for none; of streams between two responses.
+    """
+
+    async def ask(
+        self,
+        operation: Operation,
+        given: Document | None,
+        parts: Mapping[str, str],
+        seconds: float,
+    ) -> Any:
+        """The document of an operation's answer, None if it has none; see `AsyncModels.ask`."""
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        """The response to a request."""
+
+    def stream(
+        self, request: InferRequest, signature: Signature, seconds: float
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The responses to a request."""
+
+    def generate(
+        self, model: str, version: str, document: Document, seconds: float
+    ) -> AsyncGenerator[Document, None]:
+        """The responses to a request of flat JSON."""
+
+    async def fetch(self, path: str, seconds: float) -> bytes:
+        """The content at a path of the server."""
+
+    async def close(self) -> None:
+        """Close all connections."""
 
 
 class Result(Mapping[str, Array]):

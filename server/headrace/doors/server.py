@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
+from headrace.build import scraper
 from headrace.core import plugins
 from headrace.core.limits import Shares
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
@@ -20,8 +21,6 @@ from headrace.doors.http.routes import LateApp, late_app
 from headrace.doors.http.server import HttpServer, bind, reserve
 from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
-from headrace.observability.machine import Machine
-from headrace.observability.statistics import GpuSeries
 from headrace.placement.local.instances import core_limit
 from headrace.settings import Settings
 
@@ -35,10 +34,7 @@ class ServerDoors:
     Expensive modules are imported where they are needed.
     """
 
-    def __init__(
-        self, settings: Settings, engine: Engine, gpus: Callable[[], GpuSeries] = GpuSeries
-    ) -> None:
-        self._gpus = gpus
+    def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
         self._clients = ClientDoors(
@@ -139,27 +135,13 @@ class ServerDoors:
     def _open_metrics(self) -> int:
         """Open the metrics door; returns its port."""
         settings, engine = self._settings, self._engine
-        interval = settings.metrics_interval_ms / 1000
-        machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
 
         def build() -> ASGIApp:
             # Imports prometheus_client: 20 ms and 4 MB.
             from headrace.doors.http.routes import create_metrics_app
-            from headrace.engine.metrics import (
-                CONTENT_TYPE,
-                ServerCollector,
-                process_registry,
-                scrape,
-            )
+            from headrace.engine.metrics import CONTENT_TYPE
 
-            collector = ServerCollector(
-                engine, machine, settings.metrics, self._gpus, settings.model_namespacing
-            )
-            process = process_registry()
-            return create_metrics_app(
-                lambda: scrape(collector, process, engine.model_metrics.plain_counters),
-                CONTENT_TYPE,
-            )
+            return create_metrics_app(scraper(settings, engine), CONTENT_TYPE)
 
         self._metrics = server = HttpServer(
             LateApp([], build), self._listen("metrics"), settings.http_keep_alive_secs,

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.core import plugins
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
@@ -29,13 +29,14 @@ from headrace.engine.model import (
 from headrace.engine.model_services import EngineServices
 from headrace.engine.opening import LoadOptions, open_model
 from headrace.engine.pieces import Pieces
+from headrace.engine.sampling import GpuWatch
 from headrace.engine.shared_memory import Regions
 from headrace.engine.tracing import Tracing
 from headrace.observability.logs import LogControl, LogSettings
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.statistics import VersionStatistics
+from headrace.observability.statistics import GpuSeries, VersionStatistics
 from headrace.observability.trace_settings import TraceConfig
-from headrace.placement.backend import Backend
+from headrace.placement.backend import Backend, close_backends, stop_backends
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.repository.layout import ModelSource, ambiguous, namespaced
 
@@ -151,8 +152,24 @@ class WantedHeaders:
             self.put("forwarded", others | {model.name: names} if names else others)
 
 
+class Watch(Protocol):
+    """A look, again and again, at files, memory or devices, while the engine runs."""
+
+    def start(self) -> None:
+        """Begin, once the engine knows the models."""
+
+    def stop(self) -> None:
+        """Change nothing more."""
+
+    async def stopped(self) -> None:
+        """Wait for threads that must not exist when the process exits."""
+
+
 class Engine:
-    """The models of a server: lookup, health, documents and loading."""
+    """The models of a host: lookup, health, documents, loading, and their life.
+
+    `open`, `load_all`, `start`, `stop`, `unload_all` and `close` are called in this order.
+    """
 
     def __init__(
         self,
@@ -177,6 +194,10 @@ class Engine:
         """
         self.name = name
         self.version = version
+        self.options = options
+        self.gpus: GpuWatch | None = None
+        self._backends = backends
+        self._watches: Sequence[Watch] = ()
         self.instance_id = secrets.token_hex(16)  # unique to this process
         self.metrics_at: tuple[str, int] | None = None  # address and port of the metrics, once open
         self.admission = admission
@@ -400,6 +421,42 @@ class Engine:
             if v.state is State.UNAVAILABLE and not self._models[v.model].unloaded
         ]
         return sorted(failed)
+
+    @property
+    def gpu_series(self) -> GpuSeries:
+        """The last readings of the GPUs; none unless they are watched."""
+        return GpuSeries() if self.gpus is None else self.gpus.series
+
+    # --- life
+
+    def open(self, watches: Sequence[Watch] = ()) -> None:
+        """Attach the backends to the running event loop; `watches` run from `start` to `stop`."""
+        loop = asyncio.get_running_loop()
+        for backend in self._backends.values():
+            backend.attach(loop)
+        self._watches = watches
+
+    def start(self) -> None:
+        """Start what watches the loaded models."""
+        for watch in self._watches:
+            watch.start()
+
+    def stop(self) -> None:
+        """Watch and load nothing more; models answer until they are unloaded."""
+        for watch in self._watches:
+            watch.stop()
+        self.stop_loading()
+        stop_backends(self._backends)
+
+    async def stopped(self) -> None:
+        """Wait for the threads of watches."""
+        for watch in self._watches:
+            await watch.stopped()
+
+    async def close(self) -> None:
+        """End what backends have started, and remove uploaded files; no model is left by then."""
+        await close_backends(self._backends)
+        self.control.close()
 
     # --- loading
 

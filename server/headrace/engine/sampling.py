@@ -31,6 +31,9 @@ class _Sampling:
             self._task.cancel()
             self._task = None
 
+    async def stopped(self) -> None:
+        """Implements `Watch.stopped`."""
+
     async def _repeat(self) -> None:
         raise NotImplementedError
 

@@ -20,7 +20,8 @@ from typing import Any, Self
 
 from headrace.client.blocking import Client
 from headrace.placement import reaper
-from headrace.serving.sources import OBJECTS, ServeError, name_of, source_of
+from headrace.serving.models import GivenModel, lay_out
+from headrace.serving.sources import ServeError
 
 START_SECS = 120.0
 _STOP_SECS = 60.0
@@ -30,8 +31,6 @@ _KEPT = 1 << 20  # bytes of output
 _ADDRESS = re.compile(r"^(HTTP|gRPC|metrics) +(?:http://)?(\S+)", re.MULTILINE)
 _STARTED = re.compile(r"^(?:not )?ready after ", re.MULTILINE)
 _SHOWN = 4000  # characters of the log shown in an error
-
-Model = Any  # a function, class, fitted estimator, or a path
 
 
 class Server:
@@ -142,7 +141,7 @@ class Server:
 
 
 def serve(
-    *models: Model | Mapping[str, Model],
+    *models: GivenModel | Mapping[str, GivenModel],
     port: int = 0,
     seconds: float = START_SECS,
     **options: Any,
@@ -160,9 +159,10 @@ def serve(
     """
     directory = tempfile.mkdtemp(prefix="headrace-serve-")
     try:
-        words = _words(models, Path(directory))
+        files, repositories = lay_out(models, Path(directory))
         given = {"http_port": port, "grpc_port": 0, "metrics_port": 0, **options}
-        command = [sys.executable, "-m", "headrace", "serve", *words]
+        command = [sys.executable, "-m", "headrace", "serve", *files]
+        command += [f"--model-repository={path}" for path in repositories]
         for name, value in given.items():
             for one in value if isinstance(value, list | tuple) else [value]:
                 text = str(one).lower() if isinstance(one, bool) else str(one)
@@ -180,43 +180,3 @@ def _start(command: list[str], directory: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
-
-
-def _words(models: tuple[Model | Mapping[str, Model], ...], directory: Path) -> list[str]:
-    """The command line for the models, which are written to a repository unless they are files."""
-    files: list[str] = []
-    repositories: list[str] = []
-    named: set[str] = set()
-    for given in models:
-        if isinstance(given, str | os.PathLike):
-            path = os.fspath(given)
-            (repositories if os.path.isdir(path) else files).append(os.path.abspath(path))
-            continue
-        for name in (more := given if isinstance(given, Mapping) else {name_of(given): given}):
-            if name in named:
-                raise ServeError(f"two models are called '{name}': name one by a mapping")
-            _write(directory / name, more[name])
-        named.update(more)
-    if named or not (files or repositories):
-        repositories.append(str(directory))
-    return [*files, *(f"--model-repository={path}" for path in repositories)]
-
-
-def _write(directory: Path, found: Model) -> None:
-    """Write the directory of one model."""
-    if isinstance(found, str | os.PathLike):
-        path = Path(found).absolute()
-        if path.is_dir():
-            directory.symlink_to(path)
-            return
-        (directory / "1").mkdir(parents=True)
-        (directory / "1" / f"model{path.suffix}").symlink_to(path)
-        return
-    source = source_of(found)
-    (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").write_text(source.text, encoding="utf-8")
-    if source.objects:
-        (directory / "1" / OBJECTS).write_bytes(source.objects)
-    if source.function:
-        which = f'parameters {{ key: "function" value {{ string_value: "{source.function}" }} }}\n'
-        (directory / "config.pbtxt").write_text(which)

@@ -21,7 +21,10 @@ from headrace.plugins.functions.adapter import (
 
 
 def test_the_package_offers_all_names() -> None:
-    others = {"AsyncClient", "Client", "ClientError", "ServeError", "__version__", "serve"}
+    others = {
+        "AsyncClient", "AsyncEngine", "Client", "ClientError", "Engine", "ServeError",
+        "__version__", "serve",
+    }  # fmt: skip
     assert set(headrace.__all__) == {*offered.__all__, *others}
     assert all(getattr(headrace, name) is getattr(offered, name) for name in offered.__all__)
     missing = "nothing"

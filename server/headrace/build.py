@@ -1,0 +1,164 @@
+"""Composition of an engine from settings, without any state of the process.
+
+Every host of an engine begins here: `headrace serve`, programs with a `headrace.Engine`, and tests:
+
+    engine = build_engine(settings)
+    sources, warnings = sources_at_start(settings)
+    engine.open(watches(settings, engine, sources))
+    await engine.load_all(sources)
+    engine.start()
+    ...
+    engine.stop()
+    await engine.unload_all()
+    await engine.close()
+
+Signals, limits of the process, logging, printing and the exit belong to the host.
+"""
+
+import asyncio
+import resource
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from headrace import __version__
+from headrace.core import plugins
+from headrace.engine.admission import Admission
+from headrace.engine.chain import load_stages
+from headrace.engine.control import ControlMode, ControlOptions, LoadOverrides
+from headrace.engine.engine import Engine, Watch
+from headrace.engine.model import Traffic
+from headrace.engine.opening import LoadOptions
+from headrace.engine.sampling import GpuWatch, MemoryWatch
+from headrace.engine.shared_memory import Regions
+from headrace.engine.tracing import Tracing
+from headrace.observability.logs import LogControl
+from headrace.observability.machine import Machine
+from headrace.observability.statistics import VersionStatistics
+from headrace.placement.backend import BackendContext, load_backends
+from headrace.placement.local.gpus import Gpus
+from headrace.placement.local.instances import core_limit
+from headrace.repository.layout import NO_SUCH, Catalogue, ModelSource, at_start
+from headrace.settings import Settings
+
+
+def build_engine(
+    settings: Settings, logs: LogControl | None = None, tracing: Tracing | None = None
+) -> Engine:
+    """An engine with nothing loaded, started or written.
+
+    `logs` changes the settings of the log, and `tracing` writes traces; by default neither happens.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    admission = Admission(
+        settings.max_admitted_requests,
+        settings.max_admitted_bytes,
+        settings.shares(files),
+        settings.max_response_bytes,
+        settings.max_object_bytes,
+    )
+    gpus = Gpus(settings.pinned_memory_pool_byte_size)
+    options = LoadOptions(
+        core_limit(),
+        not settings.disable_auto_complete_config,
+        settings.default_max_batch_size,
+        settings.environments,
+        settings.allow_in_process_python,
+        settings.model_load_thread_count,
+        settings.model_load_retry_count,
+        settings.model_load_timeout_secs,
+        gpus=gpus,
+        limits=settings.execution_limits,
+        overload_delay_ms=settings.overload_delay_ms,
+        stages=load_stages(),
+    )
+    control = _control(settings)
+    allowed = settings.allow_traffic_control or control.mode is ControlMode.EXPLICIT
+    context = BackendContext(
+        gpus, settings.trust_model_code, settings.max_request_bytes, settings.tritons
+    )
+    regions = Regions(
+        admission, settings.max_request_bytes, settings.allow_client_shm,
+        settings.client_shm_prefix, gpus.cuda,
+    )  # fmt: skip
+    return Engine(
+        settings.id,
+        __version__,
+        load_backends(context),
+        options,
+        admission,
+        settings.strict_readiness,
+        logs,
+        control,
+        partial(VersionStatistics, settings.metrics.summaries),
+        tracing,
+        regions,
+        settings.residency,
+        partial(plugins.part("traffic", Traffic), allowed=allowed),
+    )
+
+
+def sources_at_start(settings: Settings) -> tuple[list[ModelSource], list[str]]:
+    """The models to load at start, and warnings; raises as `Catalogue.sources` does."""
+    sources, warnings = _catalogue(settings).sources()
+    if settings.residency is not None:
+        named = at_start(sources, [*settings.pin_model, *settings.load_model])
+        sources += [source for source in named if source.problem == NO_SUCH]
+    elif ControlMode(settings.model_control_mode) is ControlMode.EXPLICIT:
+        sources = at_start(sources, settings.load_model)
+    return sources, warnings
+
+
+def watches(settings: Settings, engine: Engine, sources: Sequence[ModelSource]) -> list[Watch]:
+    """Watches of files, memory and devices for an engine with these models.
+
+    Made on the event loop, before the models are loaded: changes meanwhile are not missed.
+    """
+    loop, mode = asyncio.get_running_loop(), ControlMode(settings.model_control_mode)
+    interval = settings.metrics_interval_ms / 1000
+    found: list[Watch] = [MemoryWatch(engine.versions, interval)]
+    if settings.allow_metrics and settings.allow_gpu_metrics:
+        engine.gpus = GpuWatch(engine.options.gpus, interval)
+        found.append(engine.gpus)
+    if settings.reload and mode is not ControlMode.EXPLICIT:
+        found.append(plugins.part("reload")(engine, sources, loop))
+    if mode is ControlMode.POLL:
+        given = engine, _catalogue(settings), sources
+        found.append(plugins.part("poll")(*given, settings.repository_poll_secs, loop))
+    return found
+
+
+def scraper(settings: Settings, engine: Engine) -> Callable[[], Awaitable[bytes]]:
+    """A function that writes an engine's metrics in Prometheus' text format.
+
+    Imports prometheus_client, which takes 20 ms and 4 MB.
+    """
+    from headrace.engine.metrics import ServerCollector, process_registry, scrape
+
+    interval = settings.metrics_interval_ms / 1000
+    machine = Machine(interval_secs=interval) if settings.allow_cpu_metrics else None
+    collector = ServerCollector(
+        engine, machine, settings.metrics, lambda: engine.gpu_series, settings.model_namespacing
+    )
+    process = process_registry()
+    return lambda: scrape(collector, process, engine.model_metrics.plain_counters)
+
+
+def _control(settings: Settings) -> ControlOptions:
+    """Options of model control: who decides which models are served, and from where."""
+    return ControlOptions(
+        ControlMode(settings.model_control_mode),
+        _catalogue(settings),
+        LoadOverrides[settings.load_overrides.upper()],
+        settings.max_override_bytes,
+    )
+
+
+def _catalogue(settings: Settings) -> Catalogue:
+    return Catalogue(
+        tuple(map(Path, settings.model_repository)),
+        tuple(map(Path, settings.model_file)),
+        settings.model_config_name,
+        settings.model_namespacing,
+        settings.model_name,
+    )

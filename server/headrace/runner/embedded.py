@@ -1,0 +1,203 @@
+"""Engines without a server: the models of a repository, a script or a notebook, in this process.
+
+No sockets, signal handlers, printing, or change of the process's limits and collector. Python
+models still run in processes of their own, which end with this one.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import uvloop
+
+from headrace.build import build_engine, scraper, sources_at_start, watches
+from headrace.client.asynchronous import TIMEOUT_SECS, AsyncModels
+from headrace.client.blocking import BlockingModels
+from headrace.client.transport import Transport
+from headrace.core.errors import LoadFailed, RepositoryError
+from headrace.engine.engine import Engine
+from headrace.engine.tracing import Tracing, make_tracing
+from headrace.options import SettingsError
+from headrace.runner.in_process import InProcessTransport
+from headrace.serving.models import GivenModel, lay_out
+from headrace.serving.sources import ServeError
+from headrace.settings import OPTIONS, Settings, unknown
+
+log = logging.getLogger(__name__)
+
+_TRACES_SECS = 5  # time limit for writing the last traces
+
+
+class AsyncEngine(AsyncModels):
+    """The models of a repository or program in this process, on the caller's event loop.
+
+    Models are loaded by `open`, or at the begin of an `async with` block, and freed by `aclose`.
+    """
+
+    def __init__(
+        self,
+        *models: GivenModel | Mapping[str, GivenModel],
+        timeout: float = TIMEOUT_SECS,
+        **options: Any,
+    ) -> None:
+        """Models and settings as for `headrace.serve`; those of doors have no effect.
+
+        Raises `ServeError` for models that have no source, and `SettingsError`.
+        """
+        super().__init__(timeout)
+        self._directory = tempfile.mkdtemp(prefix="headrace-engine-")
+        try:
+            files, repositories = lay_out(models, Path(self._directory))
+            self._settings = _settings(files, repositories, options)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        self._process = os.getpid()
+        self._engine: Engine | None = None
+        self._tracing: Tracing | None = None
+        self._transport: Transport | None = None
+        self._scrape: Callable[[], Awaitable[bytes]] | None = None
+
+    @property
+    def _place(self) -> str:
+        return "this engine"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an engine cannot be pickled: create one in each process")
+
+    async def open(self) -> None:
+        """Load the models; raises `ServeError` if one cannot be loaded, unless `exit_on_error` is
+        false: then the others are served.
+        """
+        settings = self._settings
+        try:
+            self._tracing = make_tracing(settings.traces)
+            engine = self._engine = build_engine(settings, tracing=self._tracing)
+            sources, told = sources_at_start(settings)
+            for warning in told:
+                log.warning(warning)
+            engine.open(watches(settings, engine, sources))
+            await engine.load_all(sources, settings.exit_on_error)
+            if settings.exit_on_error and (failed := engine.unavailable()):
+                raise ServeError("\n".join(f"{name}: {reason}" for name, reason in failed))
+            engine.start()
+        except (LoadFailed, RepositoryError, OSError) as error:
+            await self.aclose()
+            raise ServeError(str(error)) from error
+        except BaseException:
+            await self.aclose()
+            raise
+        self._transport = InProcessTransport(engine, settings.max_request_bytes)
+
+    async def metrics(self) -> bytes:
+        """The metrics in Prometheus' text format, as of a server."""
+        self._open()
+        assert self._engine is not None
+        if self._scrape is None:
+            self._scrape = scraper(self._settings, self._engine)
+        return await self._scrape()
+
+    async def aclose(self) -> None:
+        """Finish calls under way, free all models, and end their processes."""
+        engine, self._engine, self._transport = self._engine, None, None
+        if engine is not None:
+            engine.stop()
+            engine.admission.close()
+            await engine.stopped()
+            try:
+                async with asyncio.timeout(self._settings.exit_timeout_secs):
+                    await engine.unload_all()
+            except TimeoutError:
+                names = ", ".join(f"{v.model} version {v.name}" for v in engine.unloading())
+                log.error("still running when the engine was closed: %s", names)
+            await engine.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, _TRACES_SECS)
+            self._tracing = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def finish(self) -> None:
+        """Close, which answers all calls; their tasks have a turn to pass that on."""
+        await self.aclose()
+        await asyncio.sleep(0)
+        await super().finish()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    def _open(self) -> Transport:
+        if self._process != os.getpid():
+            raise RuntimeError("an engine belongs to the process that has created it")
+        if self._transport is None:
+            raise RuntimeError("the engine is closed")
+        return self._transport
+
+
+class EmbeddedEngine(BlockingModels[AsyncEngine]):
+    """The models of a repository or program in this process, on an event loop of their own.
+
+    For any number of threads; usable as soon as it is created, until `close`, or the end of its
+    `with` block.
+    """
+
+    def __init__(
+        self,
+        *models: GivenModel | Mapping[str, GivenModel],
+        timeout: float = TIMEOUT_SECS,
+        **options: Any,
+    ) -> None:
+        """Load models; arguments and errors are those of `AsyncEngine`."""
+        super().__init__(
+            AsyncEngine(*models, timeout=timeout, **options), "headrace engine",
+            uvloop.new_event_loop,
+        )  # fmt: skip
+        self._unclosed = weakref.finalize(self, _warn)
+        self._unclosed.atexit = False
+        try:
+            self._run(self._asynchronous.open())
+        except BaseException:
+            self.close()
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an engine cannot be pickled: create one in each process")
+
+    def metrics(self) -> bytes:
+        """The metrics in Prometheus' text format, as of a server."""
+        return self._run(self._asynchronous.metrics())
+
+    def close(self) -> None:
+        """Finish calls under way, free all models, and end their processes."""
+        self._unclosed.detach()
+        super().close()
+
+    def _start_again(self) -> None:
+        raise RuntimeError("an engine belongs to the process that has created it")
+
+
+def _warn() -> None:
+    warnings.warn("an engine was not closed", ResourceWarning, stacklevel=2)
+
+
+def _settings(files: list[str], repositories: list[str], options: Mapping[str, Any]) -> Settings:
+    """Checked settings; raises `SettingsError`."""
+    known = {option.field: option for option in OPTIONS}
+    values: dict[str, Any] = {"allow_gpu_metrics": False}
+    for name, value in options.items():
+        if name not in known:
+            raise SettingsError(unknown("setting", name, known))
+        given = list(value) if isinstance(value, tuple) else value
+        values[name] = known[name].parse(given, name)
+    values["model_file"] = [*files, *values.get("model_file", ())]
+    values["model_repository"] = [*repositories, *values.get("model_repository", ())]
+    settings = Settings(**values)
+    settings.check()
+    return settings

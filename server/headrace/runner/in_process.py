@@ -1,0 +1,207 @@
+"""The client's transport to an engine in this process: no bytes, no copies."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from time import monotonic
+from typing import Any
+
+import orjson
+
+from headrace.api.handlers import unary_handlers
+from headrace.api.operations import Document, Operation
+from headrace.client import ClientError, StatusError, TimedOut
+from headrace.client.grpc import answer_document, request_message
+from headrace.client.transport import InferRequest, Responses
+from headrace.client.values import Signature
+from headrace.core.call import Call, InferResponse
+from headrace.core.errors import ServerError
+from headrace.engine.engine import Engine
+from headrace.protocol.generate import decode_generate, encode_generate
+from headrace.protocol.parameters import split_parameters
+from headrace.protocol.status import STATUS
+
+_SEVERAL = "the model may answer any number of times: call stream"
+_NOTHING: frozenset[str] = frozenset()
+
+
+class _EngineCall(Call):
+    """A call of this process, with a deadline by the monotonic clock, 0 for none."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self, asked: Call, seconds: float) -> None:
+        self.begin()
+        self.take(asked)
+        self.nbytes = asked.nbytes
+        self._until = monotonic() + seconds if seconds else 0.0
+
+    def remaining(self) -> float:
+        """Implements `Call.remaining`."""
+        return max(self._until - monotonic(), 1e-3) if self._until else 0.0
+
+
+class _SingleCall(_EngineCall):
+    """A call with exactly one response."""
+
+    __slots__ = ("future",)
+
+    refusal = _SEVERAL
+
+    def __init__(self, asked: Call, seconds: float) -> None:
+        super().__init__(asked, seconds)
+        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Implements `Call.respond`."""
+        if not self.future.done():
+            self.future.set_result(response)
+
+    def fail(self, error: ServerError) -> None:
+        """Implements `Call.fail`."""
+        if not self.future.done():
+            self.future.set_exception(status_error(error))
+
+
+class _StreamedCall(_EngineCall):
+    """A call with any number of responses, which an iterator takes."""
+
+    __slots__ = ("over", "responses")
+
+    def __init__(self, asked: Call, seconds: float) -> None:
+        super().__init__(asked, 0)
+        self.over = False
+        self.responses: Responses[InferResponse] = Responses(
+            self._restrain, seconds, late(asked.model_name, seconds)
+        )
+
+    def _restrain(self, held: bool) -> None:
+        if not self.over:
+            self.hold(held)
+
+    def respond(self, response: InferResponse, final: bool) -> None:
+        """Implements `Call.respond`."""
+        self.responses.put(response)
+        if final:
+            self.finish()
+
+    def finish(self) -> None:
+        """Implements `Call.finish`."""
+        self.over = True
+        self.responses.end()
+
+    def fail(self, error: ServerError) -> None:
+        """Implements `Call.fail`."""
+        self.over = True
+        self.responses.end(status_error(error))
+
+
+class InProcessTransport:
+    """Implements `headrace.client.transport.Transport` by an engine, on its event loop.
+
+    Arrays of requests and responses are those that models take and give; neither is written.
+    """
+
+    def __init__(self, engine: Engine, max_request_bytes: int) -> None:
+        self._engine = engine
+        self._unary = unary_handlers(engine, max_request_bytes)
+
+    async def ask(
+        self,
+        operation: Operation,
+        given: Document | None,
+        parts: Mapping[str, str],
+        seconds: float,
+    ) -> Any:
+        """The answer of an operation, in the form of the client over gRPC."""
+        answer = self._unary.get(operation.procedure)
+        if answer is None:
+            raise ClientError(f"{operation.name} is an operation of servers")
+        message = request_message(operation, given or {}, parts)
+        try:
+            async with asyncio.timeout(seconds or None):
+                return answer_document(operation, await answer(message, None))
+        except ServerError as error:
+            raise status_error(error) from None
+        except TimeoutError:
+            raise late(operation.name, seconds) from None
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        """The response to a request."""
+        call = _SingleCall(_asked(request), seconds)
+        self._submit(call)
+        try:
+            async with asyncio.timeout(seconds or None):
+                return await call.future
+        except TimeoutError:
+            raise late(request.model, seconds) from None
+        finally:
+            if not call.future.done() or call.future.cancelled():
+                call.cancel()
+
+    async def stream(
+        self, request: InferRequest, signature: Signature, seconds: float
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The responses to a request."""
+        call = _StreamedCall(_asked(request), seconds)
+        self._submit(call)
+        try:
+            async for response in call.responses:
+                yield response
+        finally:
+            if not call.over:
+                call.cancel()
+
+    async def generate(
+        self, model: str, version: str, document: Document, seconds: float
+    ) -> AsyncGenerator[Document, None]:
+        """The responses to a request of flat JSON."""
+        try:
+            signature = self._engine.find_version(model, version).signature
+            asked = decode_generate(signature, model, version, orjson.dumps(document))
+        except ServerError as error:
+            raise status_error(error) from None
+        call = _StreamedCall(asked, seconds)
+        self._submit(call)
+        try:
+            async for response in call.responses:
+                yield orjson.loads(encode_generate(response))
+        finally:
+            if not call.over:
+                call.cancel()
+
+    async def fetch(self, path: str, seconds: float) -> bytes:
+        """Raise `ClientError`: paths are a server's."""
+        raise ClientError(f"{path} is a path of servers")
+
+    async def close(self) -> None:
+        """Close nothing: the engine is its host's."""
+
+    def _submit(self, call: Call) -> None:
+        try:
+            self._engine.find(call.model_name, call.model_version).submit(call)
+        except ServerError as error:
+            raise status_error(error) from None
+
+
+def _asked(request: InferRequest) -> Call:
+    """The call for a request; raises `StatusError`."""
+    try:
+        reserved, custom = split_parameters(dict(request.parameters), _NOTHING)
+    except ServerError as error:
+        raise status_error(error) from None
+    return Call(
+        request.model, request.version, request.id, {t.name: t for t in request.inputs},
+        tuple(request.outputs), custom, classes=request.classes or None,
+        nbytes=sum(t.array.nbytes for t in request.inputs), **reserved,
+    )  # fmt: skip
+
+
+def status_error(error: ServerError) -> StatusError:
+    """An engine's error as a client sees it."""
+    status = STATUS[type(error)]
+    return StatusError(status.http, str(error), status.grpc)
+
+
+def late(what: str, seconds: float) -> TimedOut:
+    """The error of a request that was not answered in time."""
+    return TimedOut(f"no answer of {what} within {seconds:g} s")
