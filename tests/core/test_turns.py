@@ -4,7 +4,7 @@ import asyncio
 
 import uvloop
 
-from headrace.core.turns import Turns
+from headrace.core.turns import CROWDED_SECS, Turns
 
 
 def test_thousands_of_connections_end_in_turns() -> None:
@@ -41,6 +41,17 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
         assert read == list(range(5))
 
     uvloop.run(scenario())
+
+
+def test_shares_are_small_once_long_reads_have_taken_much_of_a_turn() -> None:
+    turns = Turns()
+    share = turns.begin(1.0)
+    assert share == turns.share
+    turns.taken += CROWDED_SECS / 2
+    assert turns.begin(1.0) == share
+    turns.taken += CROWDED_SECS / 2
+    assert 0 < turns.begin(1.0) < share
+    assert turns.begin(1.001) == share
 
 
 def test_a_connection_alone_ends_at_once() -> None:

@@ -3,8 +3,8 @@
 A client may send thousands of requests in one read. A connection processes as many of them at once
 as its `share`, and puts the rest off; of everything that was put off, one piece runs per turn of
 the loop, so that other clients are served in between, however many connections do this. The share
-is small while others wait, and after connections have taken `CROWDED_SECS` of the same turn. Owned
-by the event-loop thread.
+is small while others wait, and after connections with long reads have taken `CROWDED_SECS` of the
+same turn. Owned by the event-loop thread.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at on
 TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
 SMALL = 4  # ... while other connections wait for their turn
 CROWDED_SECS = 0.005
+LONG_READ = 4 << 10  # bytes from which on a read is timed: that costs a small request 2 %
 _ENDS = 64  # connections that close in one turn
 
 
@@ -32,6 +33,12 @@ class Turns:
         self._ends: deque[Callable[[], None]] = deque()
         self._ended = 0  # since `_at`, which is a turn's time by uvloop's clock
         self._at = 0.0
+
+    def begin(self, now: float) -> int:
+        """The share of a connection with a long read, at the loop's time; see `taken`."""
+        if now != self.turn:
+            self.turn, self.taken = now, 0.0
+        return self.share if self.taken < CROWDED_SECS else SMALL
 
     def put_off(self, piece: Callable[[], None]) -> None:
         """Run `piece` in a later turn of the loop."""

@@ -101,7 +101,8 @@ class RequestQueue:
         """Start the calls of the batch to run at `now`; returns them as `BatchPolicy.take`."""
         first = self._deques[0]
         single = len(self._deques) == 2 and not (self._dead or self._deques[1] or self._light)
-        self._light_first = not self._light_first
+        if self._light:
+            self._light_first = not self._light_first
         batch = self._policy.batch
         if single and self.waiting == 1 and not batch.max_delay:  # the usual case
             call = first.popleft()

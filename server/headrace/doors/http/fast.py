@@ -20,7 +20,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.call import NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.tensors import Buffer
-from headrace.core.turns import CROWDED_SECS, SMALL
+from headrace.core.turns import LONG_READ
 from headrace.doors.http.exchange import CLOSE, JSON, Answer, Exchange, plain_lines
 from headrace.doors.http.head import Head, Heads
 from headrace.doors.http.protocol import GONE, HEAD_LIMIT, BoundedProtocol, log_access
@@ -280,11 +280,10 @@ class FastProtocol(BoundedProtocol):
         self._consuming = True
         known, requests = self._heads.known, self._requests
         cycle: Any = self.cycle  # of the application's last request, if any
-        turns, now, begun = self._admission.turns, self.loop.time(), perf_counter()
-        if now != turns.turn:
-            turns.turn, turns.taken = now, 0.0
-        first, size = position, len(data)
-        left = turns.share if turns.taken < CROWDED_SECS else SMALL
+        turns, begun = self._admission.turns, 0.0
+        first, size, left = position, len(data), turns.share
+        if size >= LONG_READ:
+            left, begun = turns.begin(self.loop.time()), perf_counter()
         while position < size and not (position > first and self.transport.is_closing()):
             if self._gathering is not None:
                 position = self._gather(self._gathering, data, position)
@@ -327,7 +326,8 @@ class FastProtocol(BoundedProtocol):
                     self._gathering = request
                     self._begun = self._touched = self.loop.time()
                     self._begin_message(request)
-        turns.taken += perf_counter() - begun
+        if begun:
+            turns.taken += perf_counter() - begun
         self._consuming = False
 
     def _begin(self, request: HttpCall, body: Buffer) -> None:

@@ -17,7 +17,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headrace.api.header_rules import DoorRules
 from headrace.core.limits import SLOWEST, Patience, undelivered
-from headrace.core.turns import CROWDED_SECS, SMALL
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
 from headrace.observability.statistics import OTHER
@@ -366,7 +365,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._held:
             self._held += data  # one piece may still arrive after reading was paused
             return
-        size, left = len(data), self._share()
+        size, left = len(data), self._admission.turns.begin(self.loop.time())
         while position < size and not self.transport.is_closing():
             if self.pipeline:
                 self._hold(data, position)
@@ -386,13 +385,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._parse(data[position:stop])
             position = stop
             left -= _PART_UNITS
-
-    def _share(self) -> int:
-        """The share of this turn; see `Turns`, also for why the fast path has this inline."""
-        turns, now = self._admission.turns, self.loop.time()
-        if now != turns.turn:
-            turns.turn, turns.taken = now, 0.0
-        return turns.share if turns.taken < CROWDED_SECS else SMALL
 
     def _let_others(self, nbytes: int) -> None:
         """Read on in a turn of its own, after `nbytes` of a body.

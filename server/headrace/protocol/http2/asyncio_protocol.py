@@ -11,7 +11,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import cast
 
-from headrace.core.turns import CROWDED_SECS, SMALL, Turns
+from headrace.core.turns import LONG_READ, Turns
 from headrace.protocol.http2.connection import Connection
 from headrace.protocol.http2.protocol import HEAD_SIZE
 from headrace.protocol.http2.streams import Memory
@@ -186,12 +186,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
             if not self._plain:
                 nbytes += len(self._rest)
             turns, now = self._turns, self._now()
-            if now != turns.turn:
-                turns.turn, turns.taken = now, 0.0
-            share = turns.share if turns.taken < CROWDED_SECS else SMALL
-            begun = perf_counter()
-            used = self._receive(self._buffer, nbytes, now, share)
-            turns.taken += perf_counter() - begun
+            if nbytes < LONG_READ:
+                used = self._receive(self._buffer, nbytes, now, turns.share)
+            else:
+                share, begun = turns.begin(now), perf_counter()
+                used = self._receive(self._buffer, nbytes, now, share)
+                turns.taken += perf_counter() - begun
             if used == nbytes and self._plain and not self._data.regular:
                 if nbytes == len(self._buffer):
                     self._let_others()
