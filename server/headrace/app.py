@@ -30,7 +30,7 @@ from headrace.build import build_engine, sources_at_start, watches
 from headrace.cli.text import table
 from headrace.core.errors import LoadFailed, RepositoryError
 from headrace.core.limits import ABANDONED_SECS
-from headrace.core.process import allow_many_files, collect_rarely
+from headrace.core.process import allow_many_files, serve_promptly
 from headrace.doors.server import ServerDoors
 from headrace.engine.model import ModelVersion
 from headrace.engine.tracing import Tracing, make_tracing
@@ -155,7 +155,7 @@ class Application:
             await self._doors.close(0)
             return 1
         _collect()
-        collect_rarely()
+        serve_promptly()
         gc.enable()  # disabled before the imports, see `headrace.cli`
         keep_memory(server=True)
         state = "ready" if self._engine.ready else "not ready"

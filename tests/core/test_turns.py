@@ -30,7 +30,7 @@ def test_long_reads_go_on_one_by_one_and_leave_others_their_share() -> None:
         turns, loop = Turns(), asyncio.get_running_loop()
         share, read = turns.share, list[int]()
         for number in range(5):
-            turns.read_later(lambda n=number: read.append(n))  # type: ignore[misc]
+            turns.one_by_one(lambda n=number: read.append(n))  # type: ignore[misc]
         while len(read) < 5:
             seen = len(read)
             turn: asyncio.Future[None] = loop.create_future()

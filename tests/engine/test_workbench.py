@@ -120,6 +120,26 @@ async def test_clients_take_turns(kind: str) -> None:
     ]
 
 
+async def test_the_ends_of_work_have_a_turn_each() -> None:
+    """Other clients are served between the answers to a thousand requests."""
+    bench, outcomes, loop = Workbench(), Outcomes(100), asyncio.get_running_loop()
+    worked = threading.Event()
+    most = before = 0
+
+    def look() -> None:
+        nonlocal most, before
+        most, before = max(most, len(outcomes.found) - before), len(outcomes.found)
+        loop.call_soon(look)
+
+    for _ in range(99):
+        bench.do(1, lambda charge: None, outcomes.done, uncharged, None)
+    bench.do(1, lambda charge: worked.set(), outcomes.done, uncharged, None)
+    worked.wait()  # without the loop
+    look()
+    await outcomes.all.wait()
+    assert most <= 2
+
+
 async def test_work_that_outgrows_its_estimate_makes_way() -> None:
     bench, long, short = Workbench(), Outcomes(1), Outcomes(1)
     gate = threading.Event()

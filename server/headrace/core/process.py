@@ -1,9 +1,10 @@
-"""Limits and garbage collection of each of the server's own processes, set at its start."""
+"""Limits, garbage collection and threads of each of the server's processes, set at its start."""
 
 import fcntl
 import gc
 import os
 import resource
+import sys
 from contextlib import suppress
 
 # Allocations between garbage collections, collections of the youngest objects between those of the
@@ -11,6 +12,7 @@ from contextlib import suppress
 # batch of 64 has a thousand live objects, more than trigger a collection by default. 30 000 objects
 # at once take 20 ms.
 _COLLECT_AFTER = 10_000, 2, 100
+_SWITCH_SECS = 0.001
 _FILES = 1 << 16  # for which the table of descriptors has room from the start
 
 
@@ -28,6 +30,11 @@ def allow_many_files() -> None:
         os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_FILES, most) - 1))
 
 
-def collect_rarely() -> None:
-    """Set the thresholds of the garbage collector for a process that serves requests."""
+def serve_promptly() -> None:
+    """Set the garbage collector and the interpreter's lock for a process that serves requests.
+
+    The event loop gives the lock up between callbacks, and then waits for a thread that decodes a
+    request: up to 5 ms each time by default.
+    """
     gc.set_threshold(*_COLLECT_AFTER)
+    sys.setswitchinterval(_SWITCH_SECS)

@@ -16,6 +16,7 @@ PACKED = 24  # units of a compressed message: 64 KiB of it may be unpacked at on
 TEXT_BITS, BINARY_BITS = 8, 9  # 256 bytes of JSON, and 512 of protobuf, may take as long as a unit
 SMALL = 4  # ... while other connections wait for their turn
 CROWDED_SECS = 0.005
+PIECE_SECS = 0.002  # after which a connection leaves the rest of its messages to another turn
 LONG_READ = 4 << 10  # bytes from which on a read is timed: that costs a small request 2 %
 _ENDS = 64  # connections that close in one turn
 
@@ -29,7 +30,7 @@ class Turns:
         self.taken = 0.0  # seconds
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
-        self._reads: deque[Callable[[], None]] = deque()
+        self._singles: deque[Callable[[], None]] = deque()
         self._ends: deque[Callable[[], None]] = deque()
         self._ended = 0  # since `_at`, which is a turn's time by uvloop's clock
         self._at = 0.0
@@ -60,20 +61,21 @@ class Turns:
         finally:
             self.share = SMALL if self._waiting else SHARE
 
-    def read_later(self, read_on: Callable[[], None]) -> None:
-        """Let a connection read on, after a long read: one of them in a turn.
+    def one_by_one(self, piece: Callable[[], None]) -> None:
+        """Run `piece` in a later turn, alone of its kind: a connection that reads on after a long
+        read, or the rest of a request after its work on a thread.
 
         The share of other connections stays as it is: they need no more turns than before.
         """
-        self._reads.append(read_on)
-        if len(self._reads) == 1:
-            asyncio.get_running_loop().call_soon(self._read_one)
+        self._singles.append(piece)
+        if len(self._singles) == 1:
+            asyncio.get_running_loop().call_soon(self._run_one)
 
-    def _read_one(self) -> None:
-        read_on = self._reads.popleft()
-        if self._reads:
-            asyncio.get_running_loop().call_soon(self._read_one)
-        read_on()
+    def _run_one(self) -> None:
+        piece = self._singles.popleft()
+        if self._singles:
+            asyncio.get_running_loop().call_soon(self._run_one)
+        piece()
 
     def end_later(self, close: Callable[[], None]) -> bool:
         """Put off the closing of a connection whose client has hung up, if many others have, too.

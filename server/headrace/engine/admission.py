@@ -259,8 +259,8 @@ class Admission(Account):
         self.aborted: Counter[str] = Counter()  # abandoned connections and calls, by reason
         self.answers = Answers()  # counters of the doors' answers
         self.exiting = False
-        self.workbench = Workbench()
         self.turns = Turns()
+        self.workbench = Workbench(self.turns)
         self.watched = False  # true if `changed` is called after each change
         self._addresses: dict[str, _Address] = {}
         self._models: dict[str, ModelAccount] = {}

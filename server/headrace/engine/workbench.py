@@ -35,6 +35,7 @@ from headrace.core.call import NOBODY, Call, Owner
 from headrace.core.daemon_thread import Run, run_in_daemon_thread
 from headrace.core.errors import ExecutionFailed, InvalidRequest, ServerError
 from headrace.core.limits import Payer
+from headrace.core.turns import Turns
 from headrace.protocol.elements import Charge, uncharged
 from headrace.protocol.status import INTERNAL_TEXT
 
@@ -245,13 +246,13 @@ class Job(Owner, Generic[T]):
         """`payer` is the client that takes turns with others."""
         self.payer = payer
         self.nbytes = 0  # an estimate of the work's size
+        self.turns = Turns()  # the workbench's, once it has the work
         self._work: Callable[[Charge], T] | None = work
         self._done: Callable[[T | None, Exception | None], None] | None = done
         self._charge = charge
         self._loop = asyncio.get_running_loop()
-        self._charged = self._credit = (
-            0  # bytes; of the last run, and not charged again in this one
-        )
+        self._charged = 0  # bytes
+        self._credit = 0  # bytes charged in the last run, and not again in this one
         self._most_bytes = self._until = self._too_late = 0.0  # times of the thread's processor
 
     def cancel(self, call: Call | None = None) -> None:
@@ -278,7 +279,9 @@ class Job(Owner, Generic[T]):
         except Exception as error:
             problem = error
         with suppress(RuntimeError):  # the loop is closed: the server has ended
-            self._loop.call_soon_threadsafe(self._finish, result, problem)
+            end = partial(self._finish, result, problem)
+            self._loop.call_soon_threadsafe(self.turns.one_by_one, end)
+            del end
         del work, result, problem  # an error refers to this frame, and both would live for longer
         return True
 
@@ -386,11 +389,13 @@ class _Lane:
 class Workbench:
     """The threads of one process."""
 
-    def __init__(self, most_secs: float = _MOST_SECS) -> None:
-        """A piece of work that takes more than `most_secs` of a processor is refused.
+    def __init__(self, turns: Turns | None = None, most_secs: float = _MOST_SECS) -> None:
+        """The ends of work have `turns` of the event loop, one by one.
 
-        It has more time if its size was estimated as large: limits of size may be set high.
+        A piece of work that takes more than `most_secs` of a processor is refused. It has more time
+        if its size was estimated as large: limits of size may be set high.
         """
+        self._turns = turns or Turns()
         self._long = _Lane("workbench-long", most_secs)
         self._short = _Lane("workbench", most_secs, self._long)
 
@@ -412,7 +417,7 @@ class Workbench:
 
     def add(self, nbytes: int, job: Job[Any]) -> None:
         """Do a job on about `nbytes`."""
-        job.nbytes = nbytes
+        job.nbytes, job.turns = nbytes, self._turns
         (self._long if nbytes > _LONG else self._short).add(job)
 
 

@@ -13,6 +13,7 @@ from enum import Enum
 from math import inf
 from struct import Struct
 from sys import maxsize
+from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -20,7 +21,7 @@ from headrace.core.blocks import BLOCKS
 from headrace.core.errors import PayloadTooLarge, ServerError
 from headrace.core.tensors import Buffer
 from headrace.core.texts import bounded
-from headrace.core.turns import BINARY_BITS, PACKED
+from headrace.core.turns import BINARY_BITS, PACKED, PIECE_SECS
 from headrace.protocol.compression import ANSWER_RATIO, ENCODINGS, decompress
 from headrace.protocol.http2.connection import ClientConnection, ClientStream
 from headrace.protocol.http2.headers import Headers, header_block, literal
@@ -283,8 +284,10 @@ class MessageStream(Stream):
         """Split received bytes into at most `most` messages.
 
         Returns the position after them, before `stop` if data is ignored or has to wait, and the
-        rest of `most`.
+        rest of `most`: 0 after `PIECE_SECS`, since a message may take a hundred times another. With
+        `maxsize`, all are split.
         """
+        until, number = perf_counter() + PIECE_SECS if most < maxsize else inf, 0
         if self._gathering is None:
             largest = self.largest
             while stop - start >= PREFIX and most > 0 and not (self.finished or self.waits):
@@ -296,9 +299,14 @@ class MessageStream(Stream):
                 start = after
                 most -= 1 + (length >> BINARY_BITS)
                 self.message(view[begin:after].tobytes())
+                number += 1
+                if not number & 7 and perf_counter() > until:
+                    most = 0
         while start < stop and most > 0 and not (self.finished or self.waits):
             most -= PACKED if self._gathering is None and view[start] else 1
             start = self._gather(view, start, stop)
+            if start < stop and perf_counter() > until:
+                most = 0
         return start, most
 
     def on_data(self, view: memoryview, start: int, stop: int) -> None:

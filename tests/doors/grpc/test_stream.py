@@ -11,7 +11,7 @@ from headrace.doors.grpc.inference import stream_opener
 from headrace.engine.admission import Account
 from headrace.engine.doors import PAUSE_BYTES
 from headrace.protocol.pb import grpc_service_pb2 as pb
-from tests.doors.fakes import FakeEngine, Work
+from tests.doors.fakes import FakeEngine, Work, until
 from tests.support.client import Parameter
 from tests.support.grpc_client import infer_message, parameter
 
@@ -350,7 +350,8 @@ def test_the_end_waits_for_all_responses() -> None:
     assert isinstance(error, ServerExiting)
 
 
-def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
+async def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
+    """Those of a lost stream are cancelled in turns."""
     held = []
     works = [stream.ask("many") for _ in range(1023)]
     held.append(stream.peer.held)
@@ -360,6 +361,9 @@ def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
         work.answer("x", final=True)
     held.append(stream.peer.held)
     assert held == [False, True, False]
+    stream.session.closed()
+    assert stream.engine.admission.requests > 200
+    await until(lambda: stream.engine.admission.requests == 0)
     stream.close()
 
 

@@ -14,6 +14,7 @@ ended eventually.
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from headrace.api.header_rules import DoorRules, HeaderPattern
 from headrace.core.call import Call, InferResponse
@@ -424,20 +425,27 @@ class StreamInfer:
         self._over = True
         self._kept = 0
         self._charge()
-        account = self._account
         self._engine.admission.unwatch_close(self.write)
-        slots = [*self._ordered, *self._unordered]
+        slots = deque([*self._ordered, *self._unordered])
         self._ordered.clear()
         self._unordered.clear()
         self._ready.clear()
         self._behind.clear()
-        for slot in slots:
+        self._cancel_some(slots)
+
+    def _cancel_some(self, slots: deque[Slot]) -> None:
+        """Cancel requests, as many as one turn of the loop allows."""
+        turns = self._engine.admission.turns
+        for _ in range(min(len(slots), turns.share)):
+            slot = slots.popleft()
             if not slot.answered:
                 self._answers[CANCELLED] += 1
             if slot.executing:
-                account.leave(slot.nbytes)
+                self._account.leave(slot.nbytes)
                 if not slot.answered:
                     slot.cancel()
+        if slots:
+            turns.put_off(partial(self._cancel_some, slots))
 
     # --- from the engine
 

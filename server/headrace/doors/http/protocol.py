@@ -393,7 +393,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if nbytes >= _LONG_READ and not self.transport.is_closing():
             self.transport.pause_reading()
-            self._admission.turns.read_later(self._read_on)
+            self._admission.turns.one_by_one(self._read_on)
 
     def _read_on(self) -> None:
         if not (self.flow.read_paused or self.transport.is_closing()):

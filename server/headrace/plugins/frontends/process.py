@@ -31,7 +31,7 @@ from headrace.api.operations import handed_on
 from headrace.core.blocks import BLOCKS
 from headrace.core.call import Call
 from headrace.core.errors import ExecutionFailed, ServerError
-from headrace.core.process import allow_many_files, collect_rarely
+from headrace.core.process import allow_many_files, serve_promptly
 from headrace.core.tensors import Buffer
 from headrace.doors.clients import ClientDoors
 from headrace.doors.grpc.call import Unary
@@ -509,7 +509,7 @@ async def _serve(sock: socket.socket) -> int:
     # Objects built at start-up stay for good: the garbage collector need not visit them again.
     gc.collect()
     gc.freeze()
-    collect_rarely()
+    serve_promptly()
     keep_memory(server=True)
     link.ready()
     told = 0
