@@ -34,11 +34,11 @@ from headrace.core.process import allow_many_files, serve_promptly
 from headrace.doors.server import ServerDoors
 from headrace.engine.model import ModelVersion
 from headrace.engine.tracing import Tracing, make_tracing
+from headrace.ipc.allocation import keep_memory
 from headrace.observability.logs import LogControl, Logs
 from headrace.options import SettingsError
 from headrace.repository.layout import ModelSource
 from headrace.settings import Settings
-from headrace.workers.allocation import keep_memory
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ COMPOSITION = {
     "app", "build", "cli", "doors.server", "extending", "options", "runner", "serving", "settings",
     "testing", "triton", "__main__",
 }  # fmt: skip
-# Modules of plugins that declare commands, which nothing imports by a statement.
+# Modules that declare commands, which nothing imports by a statement.
 COMMANDS = {"command", "commands"}
 LAYERS = {
-    "workers": 0,
+    "ipc": 0,
+    "workers": 1,
     "core": 1,
     "observability": 2,
     "protocol": 3,
@@ -39,6 +40,7 @@ LAYERS = {
     "plugins": 8,
     "api": 8,
     "doors.acceptor": 8,
+    "doors.door": 8,
     "doors.http": 9,
     "doors.grpc": 9,
     "client": 9,
@@ -76,10 +78,10 @@ NAMES = {module_name(path) for path in MODULES}
 def part_of(module: str) -> str | None:
     """The entry of `LAYERS` that a module belongs to; None outside of the layers."""
     inner = module.removeprefix(ROOT).removeprefix(".")
+    if inner.startswith(("plugins.", "cli.commands")) and COMMANDS & set(inner.split(".")):
+        return "commands"
     if inner in COMPOSITION or inner.partition(".")[0] in COMPOSITION:
         return "composition"
-    if inner.startswith("plugins.") and COMMANDS & set(inner.split(".")):
-        return "commands"
     found = [part for part in LAYERS if inner == part or inner.startswith(part + ".")]
     return found[0] if found else None
 
@@ -137,8 +139,8 @@ def test_imports_go_strictly_downwards() -> None:
 def test_a_worker_needs_the_standard_library_and_numpy_alone() -> None:
     allowed = sys.stdlib_module_names | {"numpy"}
     for path in MODULES:
-        if path.parent.name in ("workers", "functions"):
-            own = ("headrace.workers", "headrace.plugins.functions")
+        if path.parent.name in ("ipc", "workers", "functions"):
+            own = ("headrace.ipc", "headrace.workers", "headrace.plugins.functions")
             for line, name in imports(path, SERVER):
                 assert name.partition(".")[0] in allowed or name.startswith(own), (path, line)
 

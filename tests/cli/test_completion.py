@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.plugins.commands.completion import SHELLS
+from headrace.cli.commands.completion import SHELLS
 from tests.cli.conftest import Headrace
 from tests.support.server_process import ServerProcess
 

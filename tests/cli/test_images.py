@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from headrace.cli.commands.infer_inputs import ImageOptions, read_image
 from headrace.cli.remote import CommandFailed
 from headrace.client.values import Declared
 from headrace.core.datatypes import Datatype
-from headrace.plugins.commands.infer_inputs import ImageOptions, read_image
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cli.commands.infer_inputs import Random, Reader, random
 from headrace.cli.remote import CommandFailed
 from headrace.client.values import Declared
 from headrace.core.datatypes import NUMPY, Datatype
-from headrace.plugins.commands.infer_inputs import Random, Reader, random
 from tests.protocol.strategies import PROPERTY
 
 INPUTS = {

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.cli.commands.infer import FORMATS
+from headrace.cli.commands.infer_inputs import Reader
+from headrace.cli.commands.infer_tables import KINDS
 from headrace.cli.remote import CommandFailed
 from headrace.client.values import Declared
 from headrace.core.datatypes import Datatype
-from headrace.plugins.commands.infer import FORMATS
-from headrace.plugins.commands.infer_inputs import Reader
-from headrace.plugins.commands.infer_tables import KINDS
 from tests.cli.conftest import Headrace
 
 Read = Callable[..., dict[str, list[Any]]]

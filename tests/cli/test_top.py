@@ -21,8 +21,7 @@ from typing import IO, Any
 import pytest
 from rich.console import Console
 
-from headrace.core.datatypes import Datatype
-from headrace.plugins.commands.top_table import (
+from headrace.cli.commands.top_table import (
     AnswerRate,
     ServerActivity,
     VersionActivity,
@@ -32,6 +31,7 @@ from headrace.plugins.commands.top_table import (
     plain_lines,
     rich_lines,
 )
+from headrace.core.datatypes import Datatype
 from tests.cli.conftest import Headrace
 from tests.models.onnx_graphs import identity, write_model
 from tests.support.http_socket import ask

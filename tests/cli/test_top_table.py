@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from headrace.plugins.commands.top_table import (
+from headrace.cli.commands.top_table import (
     Sample,
     Scrape,
     activity,

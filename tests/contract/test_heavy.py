@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from headrace.core.tensors import Array
+from headrace.ipc.elements import split
 from headrace.protocol.classification import MAX_CLASSES
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.protobuf_contents import MAX_FIELDS, varint
-from headrace.workers.elements import split
 from tests.contract.repository import write_repository
 from tests.models.python_models import IDENTITY, tensors, write_python_model
 from tests.support.http_socket import HttpSocket, ask, request

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.tensors import concatenated, raw_bytes
-from headrace.workers.elements import join
+from headrace.ipc.elements import join
 
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=3) | st.just([100, 2])
 elements_of = st.binary(max_size=8) | st.just(b"x" * 300)

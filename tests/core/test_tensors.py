@@ -13,8 +13,8 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import MAX_RANK, Tensor, brackets, element_count, raw_bytes
+from headrace.ipc.elements import join
 from headrace.protocol.elements import charge_objects
-from headrace.workers.elements import join
 from tests.protocol.strategies import (
     PROPERTY,
     assert_same,

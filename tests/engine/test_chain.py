@@ -15,9 +15,9 @@ from headrace.core.errors import ExecutionFailed, ModelNotReady, Overloaded, Que
 from headrace.core.tensors import Tensor
 from headrace.engine.chain import count_responses, divide, joined
 from headrace.engine.workbench import Workbench
+from headrace.ipc.elements import join
 from headrace.observability.statistics import MOST_ORDINALS, Duration, ResponseCounters, Responses
 from headrace.scheduling.batch import Deferral, Part
-from headrace.workers.elements import join
 from tests.scheduling.fakes import Bench, FakeCall, request, signature, submitted
 from tests.scheduling.test_open_requests import FakeExecution, ManyCall, part
 

@@ -16,7 +16,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from headrace.workers.frames import Kind, pack_header
+from headrace.ipc.frames import Kind, pack_header
 from tests.faults.chaos import Chaos, Models, eventually, write_models
 from tests.support.server_process import ServerProcess
 from tests.support.watching import Resources

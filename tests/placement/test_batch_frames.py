@@ -8,13 +8,13 @@ import pytest
 from headrace.core.call import Timing
 from headrace.core.datatypes import Datatype
 from headrace.core.signature import Signature, TensorSpec
+from headrace.ipc.elements import Buffer, join
+from headrace.ipc.frames import BrokenFrame, result_struct
 from headrace.placement.worker.batch_frames import BatchFrames, one_answer
 from headrace.protocol.pb import grpc_service_pb2 as pb
 from headrace.protocol.v2_json import decode_infer
 from headrace.protocol.v2_protobuf import InferReader, InferWriter
 from headrace.scheduling.batch import Batch, Part
-from headrace.workers.elements import Buffer, join
-from headrace.workers.frames import BrokenFrame, result_struct
 from tests.scheduling.fakes import Bench, entered
 
 COUNT = 100_000

@@ -20,10 +20,10 @@ from headrace.core.limits import ExecutionLimits
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature, TensorSpec
 from headrace.core.tensors import Array, Tensor
+from headrace.ipc.elements import join
 from headrace.placement.choice import AutoChoice, InstanceKind, sizes_of
 from headrace.placement.local.instances import LoadedModel, LocalInstance, core_limit, threads_for
 from headrace.scheduling.batch import Batch, Instance, NotStarted, Outcome
-from headrace.workers.elements import join
 from tests.placement.threads import no_threads
 from tests.scheduling.fakes import Bench, entered, request, signature
 

@@ -13,11 +13,11 @@ import pytest
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import InvalidConfig, InvalidOption, LoadFailed
 from headrace.core.model_spec import LoadSpec
+from headrace.ipc.frames import Kind
 from headrace.placement.worker.loaded_worker import LoadedWorker, ask_worker
 from headrace.placement.worker.python_backend import PythonBackend
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.repository import reading
-from headrace.workers.frames import Kind
 
 GOOD = """
     class TritonPythonModel:

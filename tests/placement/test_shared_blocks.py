@@ -13,8 +13,8 @@ from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor
+from headrace.ipc.frames import unpack_places
 from headrace.placement.worker.shared_blocks import Placed, SharedBlocks
-from headrace.workers.frames import unpack_places
 
 MIB = 1 << 20
 SIZE = 300_000

@@ -6,9 +6,9 @@ import socket
 
 import uvloop
 
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import Header, Kind, frame
 from headrace.placement.worker.worker_process import WorkerSocket
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import Header, Kind, frame
 
 _LINE = frame(Kind.LOG, json.dumps([20, "model", "text"]).encode())
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import LoadFailed
+from headrace.ipc.frames import Kind
 from headrace.placement.worker.loaded_worker import ask_worker
 from headrace.placement.worker.python_options import WorkerSpec
 from headrace.placement.worker.worker_process import WorkerProcess
-from headrace.workers.frames import Kind
 
 
 def test_a_worker_that_is_killed_before_it_reads_anything(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pkgutil import walk_packages
 
 import pytest
 
-from headrace import workers
+from headrace import ipc, workers
 from headrace.plugins import loaders
 from headrace.plugins.environments.interpreters import OLDEST
 
 NAMES = sorted(
     module.name
-    for package in (workers, loaders)
+    for package in (ipc, workers, loaders)
     for module in walk_packages(package.__path__, f"{package.__name__}.")
 )
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.workers.channel import WorkerChannel
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import (
     BrokenFrame,
     FrameReader,
     Header,
@@ -22,6 +21,7 @@ from headrace.workers.frames import (
     frame,
     pack_request,
 )
+from headrace.workers.channel import WorkerChannel
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (
     Answering,

@@ -17,7 +17,7 @@ from headrace.cli.command import (
 )
 from headrace.cli.text import fitted_table
 from headrace.core import plugins
-from headrace.workers.allocation import memory_limit
+from headrace.ipc.allocation import memory_limit
 
 
 def main(

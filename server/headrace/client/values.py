@@ -20,7 +20,7 @@ from headrace.core.columns import COLUMNS, columns_by_input
 from headrace.core.datatypes import BY_NAME, BY_NUMPY, NUMPY, Datatype
 from headrace.core.signature import fits
 from headrace.core.tensors import Array, Tensor, TensorArray, brackets
-from headrace.workers.elements import object_array
+from headrace.ipc.elements import object_array
 
 NULLS = ".null"  # suffix of the tensor that marks the missing values of another one
 

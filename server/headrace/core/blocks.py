@@ -10,7 +10,7 @@ from weakref import finalize
 import numpy as np
 
 from headrace.core.tensors import Array
-from headrace.workers.allocation import kept_bytes, memory_limit
+from headrace.ipc.allocation import kept_bytes, memory_limit
 
 _LEAST, _LARGEST = 1 << 20, 32 << 20  # sizes in bytes of blocks worth keeping
 _SHARE = 0.75  # of the memory that a process may keep free; the heap gets the rest

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import InvalidRequest
-from headrace.workers.elements import (
+from headrace.ipc.elements import (
     FEW,
     join,
     object_array,

@@ -5,7 +5,7 @@ from enum import Enum, StrEnum
 import ml_dtypes
 import numpy as np
 
-from headrace.workers.elements import DTYPES
+from headrace.ipc.elements import DTYPES
 
 
 class Datatype(StrEnum):

@@ -6,19 +6,13 @@ burst buys no later silence. Execution limits are server settings; a model's con
 overrides them by parameters of the same names.
 """
 
-import fcntl
-import struct
-import termios
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sys import maxsize
 from time import time
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headrace.core.errors import InvalidOption
-
-if TYPE_CHECKING:
-    import asyncio
 
 LOOK_SECS = 1.0  # interval between two looks
 ABANDONED_SECS = 5.0  # an abandoned execution may go on where ending it costs nothing
@@ -64,20 +58,6 @@ class Patience:
 
 
 PRESSED_SECS = 5.0
-
-
-def undelivered(transport: "asyncio.WriteTransport") -> int:
-    """Bytes that were written but not acknowledged by the peer.
-
-    A slow reader drains the kernel's buffer for a long time before that accepts more from the
-    transport's buffer, so that the latter alone would show no progress.
-    """
-    waiting = transport.get_write_buffer_size()
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return waiting
-    (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-    return waiting + int(queued)
 
 
 @dataclass(frozen=True, slots=True)

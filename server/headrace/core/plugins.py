@@ -29,6 +29,7 @@ COMMANDS = "headrace.commands"  # a `headrace.cli.command.Command`, named like i
 PROTOCOLS = "headrace.protocols"  # gives a `headrace.placement.upstream.options.UpstreamProtocol`
 ENVIRONMENTS = "headrace.environments"  # see `headrace.placement.worker.environment.demanded`
 SOURCES = "headrace.sources"  # see `headrace.cli.command.take_sources`
+DOORS = "headrace.doors"  # a `headrace.doors.door.Door`, made with the engine
 PAGES = "headrace.pages"  # adds routes to a FastAPI application, see `headrace.doors.http.app`
 
 _LOADERS = "headrace.plugins.loaders.backend"
@@ -48,12 +49,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
     STAGES: {"traffic": "headrace.plugins.traffic.control:TrafficStage"},
     COMMANDS: {
         "serve": "headrace.cli.serve:SERVE",
-        "infer": "headrace.plugins.commands.infer:INFER",
-        "top": "headrace.plugins.commands.top:TOP",
-        "models": "headrace.plugins.commands.models:MODELS",
+        "infer": "headrace.cli.commands.infer:INFER",
+        "top": "headrace.cli.commands.top:TOP",
+        "models": "headrace.cli.commands.models:MODELS",
         "environments": "headrace.plugins.environments.command:ENVIRONMENTS",
         "triton": "headrace.plugins.triton.command:TRITON",
-        "completion": "headrace.plugins.commands.completion:COMPLETION",
+        "completion": "headrace.cli.commands.completion:COMPLETION",
     },
     PROTOCOLS: {
         "v2": "headrace.placement.upstream.options:v2_protocol",
@@ -62,6 +63,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     ENVIRONMENTS: {"python": "headrace.plugins.environments.resolve:demanded"},
     SOURCES: {"pools": "headrace.plugins.triton.command:take_pools"},
+    DOORS: {},  # beside HTTP and gRPC
     PAGES: {"openapi": "headrace.plugins.openapi:add_pages"},
 }
 PARTS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.core.bytes_array import COPIED, BytesArray, checked_bytes_array
 from headrace.core.datatypes import ITEM_SIZES, NUMPY, Datatype, Elsewhere
 from headrace.core.errors import InvalidRequest
-from headrace.workers.elements import join
+from headrace.ipc.elements import join
 
 _SHOWN = 32  # dimensions: more than any model has, but a request may have them
 

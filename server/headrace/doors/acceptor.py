@@ -15,11 +15,14 @@ address has so many under way at most; all of them count as connections.
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import select
 import socket
 import ssl
+import struct
+import termios
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -328,3 +331,17 @@ async def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     end = loop.time() + seconds
     while not condition() and loop.time() < end:  # noqa: ASYNC110  # too many ways for an event
         await asyncio.sleep(_LOOK_SECS)
+
+
+def undelivered(transport: asyncio.WriteTransport) -> int:
+    """Bytes that were written but not acknowledged by the peer.
+
+    A slow reader drains the kernel's buffer for a long time before that accepts more from the
+    transport's buffer, so that the latter alone would show no progress.
+    """
+    waiting = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return waiting
+    (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return waiting + int(queued)

@@ -39,6 +39,7 @@ from headrace.core.errors import (
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature, TensorSpec, reshaped
 from headrace.core.tensors import Array, TensorArray
+from headrace.ipc.elements import bytes_array
 from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.placement.local.instances import LoadedModel
 from headrace.placement.placement import ModelServices
@@ -60,7 +61,6 @@ from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.scheduling.batch import Batch, BatchBuffer, Deferral, Outcome, Part
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
-from headrace.workers.elements import bytes_array
 from headrace.workers.triton_config import Contradicted
 from headrace.workers.triton_requests import is_given_back
 from headrace.workers.triton_requests import received as received_request

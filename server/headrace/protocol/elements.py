@@ -21,8 +21,8 @@ from headrace.core.bytes_array import BytesArray, bytes_array
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidRequest
 from headrace.core.tensors import MAX_RANK, Array, Tensor, TensorArray, brackets, element_count
+from headrace.ipc.elements import join
 from headrace.protocol.json_text import LongArray
-from headrace.workers.elements import join
 
 MAX_DEPTH = 100
 LENGTH_BYTES = 4  # length prefix of a BYTES element

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
-from headrace.workers.elements import BITS, DTYPES, SMALL, Buffer, decode_bytes, raw, view
-from headrace.workers.frames import (
+from headrace.ipc.elements import BITS, DTYPES, SMALL, Buffer, decode_bytes, raw, view
+from headrace.ipc.frames import (
     ALIGNMENT,
     FIRST,
     INLINE,
@@ -33,6 +32,7 @@ from headrace.workers.frames import (
     unpack_layout,
     unpack_places,
 )
+from headrace.workers.channel import TOO_LONG, Parcel, WorkerChannel
 from headrace.workers.triton_requests import (
     Exchange,
     InferenceRequest,

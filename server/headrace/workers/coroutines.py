@@ -8,9 +8,9 @@ import inspect
 import logging
 from time import monotonic_ns
 
-from headrace.workers.channel import Received
+from headrace.ipc.frame_socket import Received
+from headrace.ipc.frames import Kind
 from headrace.workers.execute import READY_SECS, Executor, error_texts
-from headrace.workers.frames import Kind
 
 log = logging.getLogger("model")
 

@@ -12,10 +12,10 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import EXECUTE, Header, Kind, frame
 from headrace.workers.batches import Batches, Sent, Times
 from headrace.workers.channel import WorkerChannel
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import EXECUTE, Header, Kind, frame
 from headrace.workers.model_class import its_traceback, one_line, wrong_responses
 from headrace.workers.session import Session
 from headrace.workers.triton_requests import (

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import Kind, offsets
 from headrace.workers.channel import WorkerChannel
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import Kind, offsets
 from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_calls import Call
 from headrace.workers.triton_requests import TritonError, connect

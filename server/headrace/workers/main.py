@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Mapping
 from types import FrameType
 from typing import Any
 
+from headrace.ipc.allocation import keep_memory
+from headrace.ipc.frames import Kind, frame
 from headrace.workers import model_class
 from headrace.workers import triton_api as pb
-from headrace.workers.allocation import keep_memory
 from headrace.workers.batches import Batches
 from headrace.workers.channel import WorkerChannel, end_with
 from headrace.workers.execute import Executor
 from headrace.workers.forked import Forks
-from headrace.workers.frames import Kind, frame
 from headrace.workers.model_class import import_freshly
 from headrace.workers.session import NOT_NOW, Session
 from headrace.workers.triton_config import Contradicted

@@ -17,10 +17,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.workers.batches import tell_response, tell_tensors
-from headrace.workers.channel import Received, WorkerChannel
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frame_socket import Received
+from headrace.ipc.frames import (
     EXECUTE,
     Header,
     Kind,
@@ -29,6 +28,8 @@ from headrace.workers.frames import (
     unpack_numbers,
     unpack_request,
 )
+from headrace.workers.batches import tell_response, tell_tensors
+from headrace.workers.channel import WorkerChannel
 from headrace.workers.triton_calls import Call, ResponseIterator
 from headrace.workers.triton_requests import InferenceRequest, InferenceResponse, TritonError
 from headrace.workers.triton_tensors import TritonModelException

@@ -16,8 +16,8 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Protocol
 
+from headrace.ipc.elements import Buffer
 from headrace.workers.batches import read_response
-from headrace.workers.elements import Buffer
 from headrace.workers.triton_requests import InferenceResponse, TritonError, connected
 from headrace.workers.triton_tensors import TritonModelException, flag, real, text, wrong
 

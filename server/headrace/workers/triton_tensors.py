@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.workers.elements import DTYPES, NAMES, Array, datatype_of, decode_bytes, encode_bytes
+from headrace.ipc.elements import DTYPES, NAMES, Array, datatype_of, decode_bytes, encode_bytes
 
 INT64 = -(1 << 63), (1 << 63) - 1
 UINT32 = 0, (1 << 32) - 1

@@ -351,7 +351,7 @@ def test_the_end_waits_for_all_responses() -> None:
 
 
 async def test_too_many_requests_at_once_wait_with_the_client(stream: Stream) -> None:
-    """Those of a lost stream are cancelled in turns."""
+    """Requests of a lost stream are cancelled in turns."""
     held = []
     works = [stream.ask("many") for _ in range(1023)]
     held.append(stream.peer.held)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.core.tensors import Buffer
+from headrace.ipc.frames import IN_FILE, INLINE, Header, frame, pack_header
 from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.link_infer import Kind
-from headrace.workers.frames import IN_FILE, INLINE, Header, frame, pack_header
 
 
 class End:

@@ -29,6 +29,7 @@ from headrace.core.errors import (
     NotFound,
 )
 from headrace.core.tensors import Tensor, elsewhere
+from headrace.ipc.frames import BrokenFrame
 from headrace.plugins.frontends.link_infer import (
     RequestReader,
     RequestWriter,
@@ -42,7 +43,6 @@ from headrace.plugins.frontends.link_infer import (
 from headrace.protocol.status import STATUS
 from headrace.protocol.v2_json import body_of, decode_infer, pass_raw
 from headrace.protocol.v2_protobuf import InferReader
-from headrace.workers.frames import BrokenFrame
 from tests.protocol.strategies import PROPERTY, assert_same, mutations, tensors
 from tests.support.odd_requests import infer_bodies, infer_messages
 

@@ -20,6 +20,7 @@ from headrace.core.datatypes import Datatype
 from headrace.core.errors import NotFound, Overloaded
 from headrace.core.tensors import Buffer, Tensor
 from headrace.engine.admission import Held
+from headrace.ipc.frames import IN_FILE, Header, frame, pack_header
 from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.link_infer import (
     Flag,
@@ -29,7 +30,6 @@ from headrace.plugins.frontends.link_infer import (
     read_error,
 )
 from headrace.plugins.frontends.session import FrontEndSession
-from headrace.workers.frames import IN_FILE, Header, frame, pack_header
 from tests.doors.fakes import FakeEngine, until
 from tests.protocol.strategies import PROPERTY
 

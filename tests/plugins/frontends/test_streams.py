@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ExecutionFailed, InvalidRequest, NotFound, Overloaded, ServerError
 from headrace.engine.admission import Admission
+from headrace.ipc.frames import FrameReader, frame
 from headrace.plugins.frontends.link_infer import Flag, Kind, RequestWriter
 from headrace.plugins.frontends.process import EngineSession, RemoteEngine, RemoteTarget
 from headrace.plugins.frontends.session import FrontEndSession
 from headrace.protocol.v2_json import pass_raw
-from headrace.workers.frames import FrameReader, frame
 from tests.doors.fakes import FakeEngine, Work, until
 
 _BIG = 60 << 10  # bytes of a response that still travels in its frame

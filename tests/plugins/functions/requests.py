@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.ipc.elements import Array
 from headrace.plugins.functions.adapter import FunctionModel, adapted
 from headrace.plugins.functions.decorator import declared
 from headrace.workers import triton_api as pb
-from headrace.workers.elements import Array
 from headrace.workers.triton_config import ModelConfig
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headrace import BFloat16, Bytes, Context, Float32, InvalidInput, N, ResultError, Strings, model
+from headrace.ipc.elements import view
 from headrace.workers import triton_api as pb
-from headrace.workers.elements import view
 from tests.plugins.functions.requests import Request, started, values
 
 CALLS: list[Any] = []

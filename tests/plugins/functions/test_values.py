@@ -20,9 +20,9 @@ from headrace import (
     UInt8,
     UInt64,
 )
+from headrace.ipc.elements import Array
 from headrace.plugins.functions.signature import Dim, Element, Tensor, read
 from headrace.plugins.functions.values import check_shape, fitted, received, sent
-from headrace.workers.elements import Array
 
 TEXT = Element("Strings", "BYTES", text=True)
 BF16 = Element("BFloat16", "BF16")

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.api.header_rules import DoorRules
-from headrace.core.limits import SLOWEST, Patience, undelivered
+from headrace.core.limits import SLOWEST, Patience
+from headrace.doors.acceptor import undelivered
 from headrace.engine.admission import Admission, ConnectionAccount
 from headrace.engine.doors import Progress
 from headrace.observability.statistics import OTHER

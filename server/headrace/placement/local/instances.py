@@ -28,13 +28,13 @@ from headrace.core.limits import ABANDONED_SECS, LOOK_SECS, ExecutionLimits, Pul
 from headrace.core.model_spec import TensorInfo
 from headrace.core.signature import Signature
 from headrace.core.tensors import Array, TensorArray
+from headrace.ipc.allocation import CGROUPS, OWN_CGROUP, groups
 from headrace.placement.choice import AutoChoice, InstanceKind, Size, measure, size_of, sizes_of
 from headrace.placement.local.footprint import Footprint
 from headrace.placement.placement import ModelServices, Placement, Surroundings
 from headrace.placement.warming import Sample, warm_up
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.scheduling.batch import Batch, BatchBuffer, Instance, NotStarted, Outcome
-from headrace.workers.allocation import CGROUPS, OWN_CGROUP, groups
 
 log = logging.getLogger(__name__)
 

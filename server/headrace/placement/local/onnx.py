@@ -18,6 +18,7 @@ from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Array, TensorArray
+from headrace.ipc.elements import FEW, join, object_array
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.local.gpus import Gpus
 from headrace.placement.local.instances import LoadedModel
@@ -34,7 +35,6 @@ from headrace.placement.local.onnx_options import (
     shrinking_options,
     why_not_started,
 )
-from headrace.workers.elements import FEW, join, object_array
 
 log = logging.getLogger(__name__)
 

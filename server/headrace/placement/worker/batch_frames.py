@@ -25,10 +25,8 @@ from headrace.core.errors import (
 )
 from headrace.core.signature import Signature, reshaped
 from headrace.core.tensors import Array, Tensor, TensorArray, raw_bytes
-from headrace.observability.trace_settings import TRACE_PARAMETER
-from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
-from headrace.workers.elements import Buffer, walk
-from headrace.workers.frames import (
+from headrace.ipc.elements import Buffer, walk
+from headrace.ipc.frames import (
     ALIGNMENT,
     TIMES,
     BrokenFrame,
@@ -38,6 +36,8 @@ from headrace.workers.frames import (
     unpack_sizes,
     unpack_times,
 )
+from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 
 _FORMS = 1000  # remembered forms
 # Bytes of BYTES elements whose lengths are checked, in a millisecond or two. Larger ones are

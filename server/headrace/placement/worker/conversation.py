@@ -27,6 +27,19 @@ from headrace.core.errors import (
 from headrace.core.limits import Pulse
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, raw_bytes
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import (
+    BACK,
+    EXECUTE,
+    INLINE,
+    RESULT,
+    BrokenFrame,
+    Header,
+    Kind,
+    offsets,
+    pack_request,
+    unpack_numbers,
+)
 from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.placement.placement import ModelServices
 from headrace.placement.worker.batch_frames import (
@@ -40,19 +53,6 @@ from headrace.placement.worker.batch_frames import (
 from headrace.placement.worker.shared_blocks import Placed, SharedBlocks
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
-    BACK,
-    EXECUTE,
-    INLINE,
-    RESULT,
-    BrokenFrame,
-    Header,
-    Kind,
-    offsets,
-    pack_request,
-    unpack_numbers,
-)
 
 _MOST_UNSENT = 32  # frames queued for a worker above which other models' responses are paused
 

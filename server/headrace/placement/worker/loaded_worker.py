@@ -19,6 +19,8 @@ from headrace.core.errors import InvalidOption, LoadFailed, WorkerDied
 from headrace.core.model_spec import LoadSpec
 from headrace.core.signature import Signature
 from headrace.core.texts import whole_number
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
 from headrace.observability.statistics import EndKind
 from headrace.placement.choice import AutoChoice, InstanceKind
 from headrace.placement.local.instances import DEFAULT_ROWS, LoadedModel
@@ -41,8 +43,6 @@ from headrace.placement.worker.worker_set import WorkerSet
 from headrace.protocol.documents import to_json
 from headrace.protocol.pb.model_config_pb2 import ModelConfig
 from headrace.scheduling.batch import Batch, NotStarted, Outcome
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import ANSWERS, MAX_SLOTS, BrokenFrame, Header, Kind
 
 _START_SECS = 600.0
 _NOT_STARTED = "services of the server are unavailable while the model is started"

@@ -3,7 +3,7 @@
 A long message would otherwise be copied, in the server's thread, from where it was received to a
 file that a worker maps. Here it is received in a block that every worker of the version maps
 read-only, before its first batch in it; workers of other versions never do. The batch's frame then
-says where the inputs of each request are (`headrace.workers.frames.pack_places`).
+says where the inputs of each request are (`headrace.ipc.frames.pack_places`).
 
 A block is written again once nothing in this process refers to it, no batch in it is under way, and
 no model has kept an array in it: one that a model has kept is dropped, as are blocks unused for a
@@ -27,10 +27,10 @@ from headrace.core.blocks import BLOCKS, Blocks
 from headrace.core.bytes_array import BytesArray
 from headrace.core.call import Call
 from headrace.core.tensors import Array, raw_bytes
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import ALIGNMENT, INLINE, Place, pack_places
+from headrace.ipc.memory import new_file
 from headrace.placement.worker.worker_process import WorkerSocket
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import ALIGNMENT, INLINE, Place, pack_places
-from headrace.workers.memory import new_file
 
 _LEAST, _LARGEST = 256 << 10, 32 << 20  # sizes in bytes of messages that are received in blocks
 # Bytes and number of a version's blocks, in use or free: each takes a descriptor of each worker.

@@ -20,6 +20,8 @@ from time import monotonic_ns
 from headrace.core.daemon_thread import NoResources, run_in_daemon_thread
 from headrace.core.errors import RepositoryError
 from headrace.core.limits import ABANDONED_SECS, Pulse
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frames import ANSWERS, SLOTS, Header, Kind
 from headrace.observability.statistics import EndKind, WorkerCounters
 from headrace.placement.child_process import RestartPolicy
 from headrace.placement.choice import InstanceKind
@@ -29,8 +31,6 @@ from headrace.placement.worker.python_options import RunOptions, WorkerOptions
 from headrace.placement.worker.shared_blocks import SharedBlocks
 from headrace.placement.worker.worker_process import WorkerProcess
 from headrace.scheduling.batch import Batch, Outcome
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import ANSWERS, SLOTS, Header, Kind
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,9 @@ from typing import Any
 from headrace import __version__
 from headrace.core.daemon_thread import NoResources
 from headrace.core.errors import Contradiction, LoadFailed
-from headrace.observability.machine import resident_bytes
-from headrace.observability.statistics import EndKind
-from headrace.placement.child_process import ChildProcess, ProcessOutput
-from headrace.placement.worker.python_options import WorkerSpec
-from headrace.workers.channel import CLOEXEC, READ, SPACE, FilesLost, FrameSocket, Received
-from headrace.workers.elements import Buffer
-from headrace.workers.frames import (
+from headrace.ipc.elements import Buffer
+from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FilesLost, FrameSocket, Received
+from headrace.ipc.frames import (
     ANSWERS,
     IN_FILE,
     INLINE,
@@ -48,9 +44,13 @@ from headrace.workers.frames import (
     pack_numbers,
     told_frame,
 )
+from headrace.ipc.memory import BatchFiles, write_file
+from headrace.observability.machine import resident_bytes
+from headrace.observability.statistics import EndKind
+from headrace.placement.child_process import ChildProcess, ProcessOutput
+from headrace.placement.worker.python_options import WorkerSpec
 from headrace.workers.heartbeat import Heartbeat
 from headrace.workers.limits import Limits
-from headrace.workers.memory import BatchFiles, write_file
 
 log = logging.getLogger(__name__)
 

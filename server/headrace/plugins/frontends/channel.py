@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.tensors import Buffer
-from headrace.plugins.frontends.link_infer import Kind
-from headrace.workers.channel import CLOEXEC, READ, SPACE, FrameSocket
-from headrace.workers.frames import (
+from headrace.ipc.frame_socket import CLOEXEC, READ, SPACE, FrameSocket
+from headrace.ipc.frames import (
     IN_FILE,
     INLINE,
     BrokenFrame,
@@ -27,7 +26,8 @@ from headrace.workers.frames import (
     frame,
     pack_header,
 )
-from headrace.workers.memory import map_file, write_file
+from headrace.ipc.memory import map_file, write_file
+from headrace.plugins.frontends.link_infer import Kind
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.tensors import Array, Buffer, Tensor, element_count, elsewhere, raw_bytes
 from headrace.core.texts import bounded
+from headrace.ipc.frames import BrokenFrame
 from headrace.protocol.status import STATUS
-from headrace.workers.frames import BrokenFrame
 
 
 @unique
@@ -74,7 +74,7 @@ class Kind(IntEnum):
 class Flag(IntFlag):
     """Flags of a frame."""
 
-    # 1 is `headrace.workers.frames.IN_FILE`.
+    # 1 is `headrace.ipc.frames.IN_FILE`.
     FINAL = 2  # the last response to its request, or piece of its body
     REFUSE = 4  # the error refused the request before it was queued
     RAW = 8  # the request is a raw body

@@ -42,6 +42,8 @@ from headrace.doors.http.protocol import OPERATION
 from headrace.doors.http.server import bind
 from headrace.engine.admission import Admission, Held
 from headrace.engine.doors import NOTHING_KNOWN, Readiness
+from headrace.ipc.allocation import keep_memory
+from headrace.ipc.frames import IN_FILE, INLINE, BrokenFrame, Header
 from headrace.observability.logs import Logs, LogSettings
 from headrace.observability.statistics import Grown
 from headrace.plugins.frontends.channel import Channel
@@ -57,8 +59,6 @@ from headrace.plugins.frontends.link_infer import (
 )
 from headrace.protocol.status import INTERNAL_TEXT, STATUS, retry_after
 from headrace.protocol.v2_json import error_body
-from headrace.workers.allocation import keep_memory
-from headrace.workers.frames import IN_FILE, INLINE, BrokenFrame, Header
 
 log = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ from headrace.engine.doors import (
     not_read,
     submit_raw,
 )
+from headrace.ipc.frames import INLINE, BrokenFrame, Header
 from headrace.plugins.frontends.channel import Channel
 from headrace.plugins.frontends.config import WantedHeaders
 from headrace.plugins.frontends.link_infer import (
@@ -44,7 +45,6 @@ from headrace.plugins.frontends.link_infer import (
     numbers_rest,
     read_numbers,
 )
-from headrace.workers.frames import INLINE, BrokenFrame, Header
 
 log = logging.getLogger(__name__)
 

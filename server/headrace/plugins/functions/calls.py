@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headrace.ipc.elements import Array
 from headrace.plugins.functions.signature import (
     Columns,
     Context,
@@ -37,7 +38,6 @@ from headrace.plugins.functions.values import (
     to_frame,
 )
 from headrace.workers import triton_api as pb
-from headrace.workers.elements import Array
 
 Arguments = dict[str, Any]
 _LARGE = 64 << 10  # bytes from which on checking whether a copy is needed pays

@@ -32,7 +32,7 @@ from typing import (
 
 import numpy as np
 
-from headrace.workers.elements import datatype_of
+from headrace.ipc.elements import datatype_of
 
 
 class SignatureError(TypeError):

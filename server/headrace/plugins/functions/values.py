@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from headrace.ipc.elements import DTYPES, Array
 from headrace.plugins.functions.signature import Column, Columns, Dim, Element, Form, Tensor
-from headrace.workers.elements import DTYPES, Array
 
 _FLOAT32 = np.dtype("<f4")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
@@ -17,7 +18,6 @@ from headrace.plugins.loaders.tabular import (
     threads,
     unreadable,
 )
-from headrace.workers.elements import Array
 
 
 def load(document: dict[str, Any]) -> type[Any]:

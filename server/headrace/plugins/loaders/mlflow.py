@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headrace.ipc.elements import DTYPES, Array, datatype_of
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
@@ -16,7 +17,6 @@ from headrace.plugins.loaders.tabular import (
     needed,
     unreadable,
 )
-from headrace.workers.elements import DTYPES, Array, datatype_of
 
 _TYPES = {
     "boolean": "BOOL", "integer": "INT32", "long": "INT64", "float": "FP32", "double": "FP64",

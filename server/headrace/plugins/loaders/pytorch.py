@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     Declared,
     fill,
@@ -22,7 +23,6 @@ from headrace.plugins.loaders.tabular import (
     threads,
     unreadable,
 )
-from headrace.workers.elements import Array
 
 _UNBOUNDED = 2**31 - 1
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.ipc.elements import Array
 from headrace.plugins.loaders.tabular import (
     INPUT,
     LEAST_ROWS,
@@ -19,7 +20,6 @@ from headrace.plugins.loaders.tabular import (
     threads,
     unreadable,
 )
-from headrace.workers.elements import Array
 
 
 def takes_text(model: Any) -> bool:

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headrace.ipc.elements import DTYPES, Array, datatype_of
 from headrace.workers import triton_api as pb
-from headrace.workers.elements import DTYPES, Array, datatype_of
 
 log = logging.getLogger("model")
 

@@ -15,8 +15,9 @@ from sys import maxsize
 from time import perf_counter
 
 from headrace.core.errors import ExecutionFailed, InvalidRequest, PayloadTooLarge, ServerError
-from headrace.core.limits import PRESSED_SECS, Patience, undelivered
+from headrace.core.limits import PRESSED_SECS, Patience
 from headrace.core.tensors import Buffer
+from headrace.doors.acceptor import undelivered
 from headrace.doors.grpc.call import (
     Handlers,
     Message,

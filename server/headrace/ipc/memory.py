@@ -18,8 +18,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from headrace.workers.elements import Array, Buffer
-from headrace.workers.frames import (
+from headrace.ipc.elements import Array, Buffer
+from headrace.ipc.frames import (
     ALONE,
     FILES,
     IN_FILE,

@@ -14,17 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.cli.command import option
-from headrace.cli.remote import (
-    CommandFailed,
-    address,
-    connected,
-    parse_address,
-    parse_positive,
-    remote_command,
-)
-from headrace.client import AnswerError, ClientError, ConnectionFailed
-from headrace.client.address import Address
-from headrace.plugins.commands.top_table import (
+from headrace.cli.commands.top_table import (
     KEYS,
     ORDERS,
     Scrape,
@@ -35,6 +25,16 @@ from headrace.plugins.commands.top_table import (
     plain_lines,
     rich_lines,
 )
+from headrace.cli.remote import (
+    CommandFailed,
+    address,
+    connected,
+    parse_address,
+    parse_positive,
+    remote_command,
+)
+from headrace.client import AnswerError, ClientError, ConnectionFailed
+from headrace.client.address import Address
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.allocation import kept_bytes, memory_limit
+from headrace.ipc.allocation import kept_bytes, memory_limit
 
 _TELL = """
 import json, resource
 import numpy as np
-from headrace.workers.allocation import keep_memory
+from headrace.ipc.allocation import keep_memory
 kept = keep_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -30,7 +30,7 @@ print(json.dumps([kept, faults() - before]))
 _HELD_BACK = """
 import ctypes, json
 import numpy as np
-from headrace.workers.allocation import Heap
+from headrace.ipc.allocation import Heap
 heap = Heap(ctypes.CDLL(None), 8 << 20)
 heap.keep()
 def resident():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.core.datatypes import NUMPY, Datatype
 from headrace.core.tensors import raw_bytes
-from headrace.workers.elements import (
+from headrace.ipc.elements import (
     BITS,
     DTYPES,
     FEW,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.api.operations import Document
+from headrace.cli.commands.infer_inputs import Given, ImageOptions, Random, Reader
 from headrace.cli.remote import CommandFailed, print_json
 from headrace.cli.text import duration, printable, table
 from headrace.client.division import divided
@@ -25,7 +26,6 @@ from headrace.client.values import Signature
 from headrace.core.call import InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.tensors import Array, Tensor, brackets
-from headrace.plugins.commands.infer_inputs import Given, ImageOptions, Random, Reader
 
 if TYPE_CHECKING:
     from headrace.client.blocking import Client

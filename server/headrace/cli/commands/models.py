@@ -214,7 +214,7 @@ def _check(options: argparse.Namespace) -> int:
         options.paths += written
         settings = shared_settings(options, _CHECK_SETTINGS)
         # Imported late, so that `--help` and usage errors do not wait for ONNX Runtime.
-        from headrace.plugins.commands.check import check_models
+        from headrace.cli.commands.check import check_models
 
         return check_models(options, settings)
 

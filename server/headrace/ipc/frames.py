@@ -6,7 +6,7 @@ Front ends use kinds of their own (`headrace.plugins.frontends.link_infer`); the
 workers.
 
 A worker has slots, each for one batch in progress. A slot has a few files per direction, which are
-reused only when nothing refers to their content (`headrace.workers.memory`). A batch is transferred
+reused only when nothing refers to their content (`headrace.ipc.memory`). A batch is transferred
 as it is computed: per input one block with the concatenated rows of all requests, so that neither
 end has to gather them. What repeats from batch to batch (names, datatypes, row shapes) is sent
 once, as a form with a number. Requests have numbers, too: those of a batch are consecutive, and
@@ -26,7 +26,7 @@ from struct import Struct
 from struct import error as _StructError
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from headrace.workers.elements import Buffer
+from headrace.ipc.elements import Buffer
 
 INLINE = 64 << 10  # bytes of data up to which it is in the frame
 ALIGNMENT = 64  # alignment of blocks, and so of arrays

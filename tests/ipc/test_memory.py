@@ -8,9 +8,9 @@ import signal
 import numpy as np
 import pytest
 
-from headrace.workers.elements import Array, Buffer
-from headrace.workers.frames import ALONE, FILES, IN_FILE, NEW_FILE, BrokenFrame
-from headrace.workers.memory import InFile, OutFile, SharedIn, SlotFiles, map_file, write_file
+from headrace.ipc.elements import Array, Buffer
+from headrace.ipc.frames import ALONE, FILES, IN_FILE, NEW_FILE, BrokenFrame
+from headrace.ipc.memory import InFile, OutFile, SharedIn, SlotFiles, map_file, write_file
 
 
 def sent(out: OutFile, file: InFile, *pieces: Buffer) -> bool:

@@ -16,7 +16,7 @@ _LAYOUTS = ("HWC", "CHW", "HW")
 
 def _infer(options: argparse.Namespace, server: "Client") -> int:
     # Imported late: help and usage errors need no numpy.
-    from headrace.plugins.commands.infer_request import infer
+    from headrace.cli.commands.infer_request import infer
 
     return infer(options, server)
 

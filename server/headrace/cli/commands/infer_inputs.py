@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.cli.commands.infer_tables import KINDS, Columns, kind_of, read_columns
 from headrace.cli.remote import CommandFailed, content, parse_json
 from headrace.client.tables import Table
 from headrace.client.values import NULLS, Declared, cast, elements, fit, read_value
@@ -23,8 +24,7 @@ from headrace.core.call import Parameter
 from headrace.core.datatypes import BY_NAME, NUMPY, Datatype
 from headrace.core.errors import ServerError
 from headrace.core.tensors import Array, Tensor, brackets, element_count
-from headrace.plugins.commands.infer_tables import KINDS, Columns, kind_of, read_columns
-from headrace.workers.elements import object_array
+from headrace.ipc.elements import object_array
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.workers.frames import (
+from headrace.ipc.frames import (
     ALIGNMENT,
     HEADER_SIZE,
     IN_FILE,
