@@ -1,21 +1,31 @@
-"""Public names for plugins; docs/extending.md shows a backend, a stage and a command."""
+"""Public names for plugins; docs/extending.md shows a backend, a stage, a door and a command."""
 
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidOption, InvalidRequest, LoadFailed, ServerError, Unavailable
 from headrace.core.model_spec import LoadSpec, TensorInfo
 from headrace.core.tensors import Tensor
+from headrace.doors.door import Door
+from headrace.engine.admission import ConnectionAccount
 from headrace.engine.chain import Compose, StageModel, StagePlugin
+from headrace.engine.doors import Entrance, Target
 from headrace.placement.backend import Backend, BackendContext
 from headrace.placement.local.instances import LoadedModel
+from headrace.protocol.generate import decode_generate as decode_flat
+from headrace.protocol.generate import encode_generate as encode_flat
+from headrace.protocol.status import STATUS
 
 __all__ = [
+    "STATUS",
     "Backend",
     "BackendContext",
     "Call",
     "Compose",
+    "ConnectionAccount",
     "Datatype",
     "Done",
+    "Door",
+    "Entrance",
     "InferResponse",
     "InvalidOption",
     "InvalidRequest",
@@ -27,7 +37,10 @@ __all__ = [
     "StageModel",
     "StagePlugin",
     "Submit",
+    "Target",
     "Tensor",
     "TensorInfo",
     "Unavailable",
+    "decode_flat",
+    "encode_flat",
 ]

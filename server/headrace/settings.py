@@ -240,6 +240,13 @@ class Settings:
         section="HTTP and gRPC",
     )
 
+    door: list[str] = setting(
+        [],
+        "Further doors, of installed packages, each with the address to open it at",
+        between=",",
+        metavar="NAME=ADDRESS",
+    )
+
     allow_http: bool = setting(True, "Serve HTTP", section="HTTP")
     reuse_http_port: bool = setting(
         False, "Let several servers share the HTTP port; all of them must set this"
@@ -626,6 +633,8 @@ class Settings:
             raise SettingsError(
                 "--model-name is for one model file, or one directory that is a model: give one"
             )
+        if wrong := [given for given in self.door if not all(given.partition("="))]:
+            raise SettingsError(f"--door must be NAME=ADDRESS, got {wrong[0]!r}")
         if self.load_model and self.model_control_mode != "explicit":
             raise SettingsError(
                 "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."

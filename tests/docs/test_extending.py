@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.docs.test_readme import ROOT, blocks
+from tests.support.scrape import Scraper
 from tests.support.server_process import ServerProcess
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -60,7 +62,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = tmp_path_factory.mktemp("models")
     write_models(models)
-    options = ("--exit-on-error=false", "--strict-readiness=false")
+    door = f"--door=lines={models / 'lines.sock'}"
+    options = ("--exit-on-error=false", "--strict-readiness=false", door)
     environment = {"PYTHONPATH": str(packages)}
     with ServerProcess(models / "models", options=options, environment=environment) as running:
         yield running
@@ -116,6 +119,36 @@ def test_a_broken_plugin_is_named_and_affects_no_other(
 ) -> None:
     server.await_logged("plugin left out: backend 'broken' (headrace_examples.missing:Backend)")
     server.await_logged("ModuleNotFoundError: No module named 'headrace_examples.missing'")
+
+
+def test_the_door_takes_calls(server: ServerProcess) -> None:
+    path = re.search(r"^lines +unix:(\S+)$", server.output, re.MULTILINE)
+    assert path
+    with socket.socket(socket.AF_UNIX) as client, client.makefile("rwb") as lines:
+        client.settimeout(30)
+        client.connect(path[1])
+        lines.write(b'exact {"x": [1.0, 2.0]}\nnothing {}\nexact {"x": "text"}\n')
+        lines.flush()
+        first, *others = sorted(lines.readline() for _ in range(3))
+        errors = [json.loads(line)["error"] for line in (first, others[0])]
+        assert any("unknown model: 'nothing'" in error for error in errors)
+        output = json.loads(others[1])
+        np.testing.assert_allclose(output["y"], [1, 2] @ WEIGHTS + BIAS, rtol=1e-6)
+        with Scraper(server.metrics) as scraper:
+            metrics = scraper.now()
+        assert metrics.value("headrace_connections", door="lines") == 1
+        counted = {"door": "lines", "operation": "generate"}
+        assert metrics.value("headrace_requests_total", status="200", **counted) == 1
+        assert metrics.value("headrace_requests_total", status="404", **counted) == 1
+        assert metrics.value("headrace_requests_total", status="400", **counted) == 1
+
+
+def test_a_door_that_no_package_has(packages: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    words = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--door=wings=here")
+    ran = headrace(packages, "serve", f"--model-repository={tmp_path / 'models'}", *words)
+    assert ran.returncode == 1
+    assert "--door wings=here: no installed package has a door 'wings'" in ran.stderr
 
 
 def test_the_command_is_added_to_headrace(server: ServerProcess, packages: Path) -> None:

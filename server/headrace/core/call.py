@@ -163,7 +163,7 @@ class Call:
     outcome: "InferResponse | Computed | Exception | None"
     first: int
 
-    # The door that the call came through, `HTTP` or `GRPC`; "" for internal calls.
+    # The door that the call came through, in capitals, such as `HTTP`; "" for internal calls.
     door = ""
     # True for a part of a request whose other parts may have run: it waits however long it takes.
     committed = False

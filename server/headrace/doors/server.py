@@ -1,8 +1,9 @@
 """All doors of a server: in its own process or in front ends, and the metrics door."""
 
+import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,12 @@ from starlette.types import ASGIApp
 
 from headrace.api.handlers import unary_handlers
 from headrace.api.header_rules import HeaderRules
+from headrace.api.operations import NAMED
 from headrace.build import scraper
 from headrace.core import plugins
 from headrace.core.limits import Shares
 from headrace.doors.clients import ClientDoors, GrpcConfig, HttpConfig
+from headrace.doors.door import Door
 from headrace.doors.grpc.services import all_handlers
 from headrace.doors.http.generate import inference_routes
 from headrace.doors.http.infer import CountedApp
@@ -23,6 +26,8 @@ from headrace.engine.admission import Admission
 from headrace.engine.engine import Engine
 from headrace.placement.local.instances import core_limit
 from headrace.settings import Settings
+
+log = logging.getLogger(__name__)
 
 Bind = Callable[[str, int, bool], socket.socket]
 _METRICS_CONNECTIONS = 128  # far more than scrapers have
@@ -46,6 +51,7 @@ class ServerDoors:
         )
         self._metrics: HttpServer | None = None
         self._supervisor: Any = None  # supervisor of the front ends
+        self._others: dict[str, Door] = {}  # of other packages
         self._ports: list[socket.socket] = []  # reserved for front ends
 
     async def open(self) -> None:
@@ -71,6 +77,9 @@ class ServerDoors:
         if settings.allow_metrics:
             port = self._open_metrics()
             print(f"metrics  http://{_host(settings.metrics_address)}:{port}/metrics")
+        for given in settings.door:
+            name, _, address = given.partition("=")
+            print(f"{name:<8} {await self._open_other(name, address)}")
         sys.stdout.flush()
 
     async def drain(self, seconds: float) -> int:
@@ -78,6 +87,7 @@ class ServerDoors:
 
         Front ends finish and close: returns the number of requests still in flight after that.
         """
+        await self._tell_others(lambda door: door.drain(seconds))
         if self._supervisor is not None:
             left: int = await self._supervisor.drain(seconds)
             return left
@@ -110,7 +120,32 @@ class ServerDoors:
             await self._supervisor.stop()
         for port in self._ports:
             port.close()
+        await self._tell_others(lambda door: door.close(grace))
         await self._clients.close(grace, *(() if self._metrics is None else (self._metrics,)))
+
+    # --- of other packages
+
+    async def _open_other(self, name: str, address: str) -> str:
+        """Open a door that a package declares; returns its address, raises `OSError`."""
+        plugin = plugins.installed(plugins.DOORS).get(name)
+        if plugin is None:
+            raise OSError(f"--door {name}={address}: no installed package has a door '{name}'")
+        door: Door | Exception = plugin.try_to(lambda make: make(self._engine))
+        if isinstance(door, Exception):
+            raise OSError(f"--door {name}={address}: {door}") from door
+        for operation in door.operations:
+            self._engine.admission.answers.of(name, NAMED[operation].counted)
+        at = await door.open(address)
+        self._others[name] = door
+        return at
+
+    async def _tell_others(self, tell: Callable[[Door], Awaitable[None]]) -> None:
+        """Call a method of each; a failing one is logged and does not disturb the shutdown."""
+        for name, door in self._others.items():
+            try:
+                await tell(door)
+            except Exception:
+                log.exception("bug in the door %s", name)
 
     # --- in this process
 

@@ -474,7 +474,7 @@ ADMISSION_FAMILIES: tuple[Family[Admission], ...] = (
                       for door, operation, status, count in a.answers.samples()},
            "Requests answered, or given up by clients", ("door", "operation", "status")),
     Family("headrace_connections", "gauge",
-           lambda a: {door: a.connections.get(door, 0) for door in ("http", "grpc")},
+           lambda a: {door: a.connections[door] for door in ("http", "grpc", *a.connections)},
            "Open connections of clients", ("door",)),
     Family("headrace_connections_limit", "gauge", lambda a: a.shares.connections,
            "Most connections in each process"),

@@ -55,7 +55,7 @@ _MOST_BYTES = 256 << 20  # bytes of their tensors
 _REST_SECS = 0.1
 _SAY_SECS = 30.0
 Item = Trace | Sampler  # a sampler marks that it is finished
-_RECEIVE = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
+_RECEIVE = {"GRPC": "GRPC_WAITREAD"}  # other doors: NAME_RECV, as Triton's HTTP
 
 
 class TraceWriter(Protocol):
@@ -198,7 +198,7 @@ class Traced(Stage):
         trace = self._trace
         now = monotonic_ns()
         if trace.door:
-            receive = _RECEIVE[trace.door]
+            receive = _RECEIVE.get(trace.door, f"{trace.door}_RECV")
             begun = call.begun_ns or now
             trace.time(f"{receive}_START", min(begun, now))
             trace.time(f"{receive}_END", now)

@@ -334,7 +334,7 @@ class Answers:
         self._counts: dict[tuple[str, str], list[int]] = {}
 
     def of(self, door: str, operation: str) -> list[int]:
-        """The counters of an operation by status, for the door ("http" or "grpc") to update."""
+        """The counters of an operation for a door to update, by status: gRPC's for "grpc"."""
         counts = self._counts.get((door, operation))
         if counts is None:
             counts = [0] * (len(STATUS_NAMES) if door == "grpc" else _HTTP_STATUSES)
