@@ -33,7 +33,6 @@ def test_values_of_one_name_are_joined() -> None:
     [
         "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "Timeout",
         "headers", "binary_data_output", "triton_anything", "TRITON_grpc_error",
-        "headrace_trace",
     ],
 )  # fmt: skip
 def test_reserved_names_are_refused_where_they_match(name: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.call import Call, InferResponse, Submit, Timing
+from headrace.core.call import NO_CONTEXT, Call, Context, InferResponse, Submit, Timing
 from headrace.core.errors import InvalidRequest, QueueFull, ServerError
 from headrace.engine.tracing import Item, TraceThread, Tracing
-from headrace.observability.trace_settings import TRACE_PARAMETER, Mode, TraceConfig, TraceSettings
+from headrace.observability.trace_settings import Mode, TraceConfig, TraceSettings
 from headrace.observability.traces import Trace, read_link
 from tests.engine import worlds
 from tests.engine.worlds import question
@@ -53,8 +53,8 @@ class Door(Call):
     door = "HTTP"
 
     def __init__(self, headers: dict[str, str] | None = None, link: object = None) -> None:
-        parameters = {} if link is None else {TRACE_PARAMETER: str(link)}
-        super().__init__("m", "", "an id", question().inputs, (), {**parameters})
+        super().__init__("m", "", "an id", question().inputs)
+        self.context = NO_CONTEXT if link is None else Context(trace=str(link))
         self.headers = headers or {}
         self.came: list[Any] = []
 
@@ -164,7 +164,7 @@ def test_tracing_ends_at_its_count() -> None:
     assert world.tracing.document("m")["trace_count"] == ["0"]
     for request in world.version.got:
         request.pass_response(a_response(), True)
-        assert (TRACE_PARAMETER in request.parameters) == (request is world.version.got[1])
+        assert bool(request.context.trace) == (request is world.version.got[1])
     [trace] = world.traces()
     assert trace.last
 
@@ -232,7 +232,7 @@ def test_settings_that_are_replaced_end_with_their_last_trace() -> None:
 def test_calls_of_models_have_a_parent() -> None:
     world = World()
     call = world.accepted()
-    link = call.parameters[TRACE_PARAMETER]
+    link = call.context.trace
     world.tracing.submit_child(world.version.submit, Door(link=link))
     [_, inner] = world.version.got
     inner.pass_response(a_response(), True)
@@ -259,9 +259,7 @@ def test_contexts_of_clients_decide_before_the_rate_does() -> None:
         call.pass_response(a_response(), True)
     parents = [trace.spans and trace.spans.parent for trace in world.traces()]
     assert [parent and parent.trace_id for parent in parents] == [7, None, 7]
-    links = [
-        read_link(request.parameters.get(TRACE_PARAMETER)).context for request in world.version.got
-    ]
+    links = [read_link(request.context.trace).context for request in world.version.got]
     assert [link and (link.trace_id == 7, link.sampled) for link in links[:3]] == [
         None, (True, True), (True, False)
     ]  # fmt: skip
@@ -278,7 +276,7 @@ def test_invalid_contexts_and_those_without_a_collector_are_ignored() -> None:
     assert trace.spans.parent is None
     world = World()
     call = world.accepted(Door({"traceparent": PARENT + "00"}))
-    assert read_link(call.parameters[TRACE_PARAMETER]) == (1, None)
+    assert read_link(call.context.trace) == (1, None)
     call.pass_end()
     assert len(world.traces()) == 1
 

@@ -32,8 +32,6 @@ def test_reserved_parameters() -> None:
         assert split_parameters({name: value}, TRANSPORT) == ({name: value}, {})
     given = {"binary_data_output": True, "triton_of_this_transport": True, "mine": 1, "priority": 2}
     assert split_parameters(given, TRANSPORT) == ({"priority": 2}, {"mine": 1})
-    for name in ("headrace_trace", "headrace_header:x-user"):  # set by the server alone
-        assert split_parameters({name: "7", "mine": 1}, TRANSPORT) == ({}, {"mine": 1})
     with refused("parameter keys starting with 'triton_' are reserved"):
         split_parameters({"triton_x": 1}, TRANSPORT)
 

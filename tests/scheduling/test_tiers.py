@@ -316,17 +316,6 @@ def test_an_instance_is_removed_after_its_moved_batch() -> None:
     assert bench.ask().backend == "a"
 
 
-def test_upstream_parameters_are_removed_for_local_backends() -> None:
-    bench = Bench(1, 1)
-    bench.tiers[1].here = True
-    bench.lose(0)
-    asked = request("r", 1)
-    asked.parameters = {"a": 1, "headrace_deadline": 5, "headrace_forward:authorization": "secret"}
-    call = submitted(bench.batcher.submit, asked, FakeCall(), 1)
-    bench.run()
-    assert call.parameters == {"a": 1}
-
-
 def test_cancelled_requests_do_not_move() -> None:
     bench = Bench(2, 1)
     calls = [submitted(bench.batcher.submit, request("r", 1), FakeCall(), 1) for _ in range(2)]

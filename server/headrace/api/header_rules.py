@@ -148,11 +148,6 @@ class HeaderPattern:
 
         Raises `ValueError` if it is no regular expression.
         """
-        # Doors have these imported already; commands that only parse options start without numpy.
-        from headrace.core.texts import DEADLINE_PARAMETER
-        from headrace.observability.trace_settings import TRACE_PARAMETER
-
-        self._reserved = _RESERVED | {DEADLINE_PARAMETER, TRACE_PARAMETER}
         flags = re.IGNORECASE
         if text.startswith(_CASE_MATTERS):
             text = text.removeprefix(_CASE_MATTERS)
@@ -175,7 +170,7 @@ class HeaderPattern:
             if matches is None:
                 matches = self._look_at(name)
             if matches:
-                if name.lower() in self._reserved or name.lower().startswith("triton_"):
+                if name.lower() in _RESERVED or name.lower().startswith("triton_"):
                     raise InvalidRequest(
                         f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
                     )

@@ -75,6 +75,22 @@ class Nobody(Owner):
 NOBODY = Nobody()
 
 
+class Context(NamedTuple):
+    """Facts about a call beside the client's request, for those that run or trace it.
+
+    `forwarded` are the headers for other servers, by lower-case name; `deadline` is the client's,
+    in nanoseconds of the monotonic clock, 0 for none; `trace` is the call's link to its trace, ""
+    for none. Stages set what later ones, and placements, read.
+    """
+
+    forwarded: Mapping[str, str] = {}
+    deadline: int = 0
+    trace: str = ""
+
+
+NO_CONTEXT = Context()  # of nearly all calls
+
+
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
     """`byte_size` bytes of a shared memory region, starting at `offset`."""
@@ -141,12 +157,14 @@ class Call:
     """
 
     __slots__ = (
-        "arrived", "began", "classes", "deadline", "ended", "execution", "first", "held", "id",
+        "arrived", "began", "classes", "context", "deadline", "ended", "execution", "first", "held",
+        "id",
         "inputs", "key", "level", "model_name", "model_version", "nbytes", "outcome", "outputs",
         "owner", "parameters", "priority", "raw", "rows", "run_number", "sequence_end",
         "sequence_id", "sequence_start", "shared", "stages", "started", "timeout",
     )  # fmt: skip
 
+    context: Context
     owner: Owner
     stages: "Stages | None"
     key: object
@@ -203,6 +221,7 @@ class Call:
         self.nbytes = nbytes
         self.shared = shared
         self.raw = raw
+        self.context = NO_CONTEXT
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
@@ -213,6 +232,7 @@ class Call:
 
     def begin(self) -> None:
         """Start the call before its request has been decoded."""
+        self.context = NO_CONTEXT
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False
@@ -233,10 +253,13 @@ class Call:
         self.classes = asked.classes
         self.shared = asked.shared
         self.raw = asked.raw
+        self.context = asked.context
 
     def like(self, **changes: Any) -> "Call":
         """Return a detached call with the same request, but for `changes`."""
-        return Call(**{name: getattr(self, name) for name in ASKED} | changes)
+        found = Call(**{name: getattr(self, name) for name in ASKED} | changes)
+        found.context = self.context
+        return found
 
     # --- for the caller
 

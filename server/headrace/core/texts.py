@@ -1,4 +1,4 @@
-"""Error texts of bounded length, number syntax of configurations, and internal parameter names."""
+"""Error texts of bounded length, and number syntax of configurations."""
 
 from reprlib import Repr
 
@@ -7,13 +7,6 @@ from reprlib import Repr
 # same text.
 MAX_ERROR = 2_000
 _CUT = "…"
-
-# The prefix of parameters by which a front end passes request headers to the engine's process.
-HEADER_PARAMETER = "headrace_header:"
-# The prefix for headers that are forwarded to an upstream, and the client's deadline in nanoseconds
-# of the monotonic clock.
-FORWARD_PARAMETER = "headrace_forward:"
-DEADLINE_PARAMETER = "headrace_deadline"
 
 
 def bounded(text: str) -> str:

@@ -15,7 +15,6 @@ from headrace.core.call import Call, Done, InferResponse, Stage, Submit, Timing
 from headrace.core.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull, ServerError
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor, brackets, concatenated
-from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.engine.shared_memory import Expect, placeholders
 from headrace.engine.workbench import Job, Workbench
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS, Histogram, Responses
@@ -102,17 +101,15 @@ def check(signature: Signature, submit: Submit, special: Submit) -> Submit:
 def tell_servers(headers: Sequence[str], submit: Submit) -> Submit:
     """The stage for upstream models: forwards client headers and the deadline.
 
-    Headers with these lower-case names, and the client's deadline, become part of the call.
+    Headers with these lower-case names, and the client's deadline, become part of its context.
     """
-    names = [(name, FORWARD_PARAMETER + name) for name in headers]
 
     def stage(call: Call) -> None:
-        for name, parameter in names:
-            # A front end has added them already.
-            if parameter not in call.parameters and (value := call.header(name)):
-                call.parameters[parameter] = value
-        if seconds := call.remaining():
-            call.parameters[DEADLINE_PARAMETER] = monotonic_ns() + int(seconds * 1e9)
+        given = {name: value for name in headers if (value := call.header(name))}
+        seconds = call.remaining()
+        if given or seconds:
+            deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
+            call.context = call.context._replace(forwarded=given, deadline=deadline)
         submit(call)
 
     return stage
@@ -365,6 +362,7 @@ class DividedCall:
             whole.sequence_start and not start, whole.sequence_end and stop == self._rows,
             nbytes=whole.nbytes * (stop - start) // self._rows,
         )  # fmt: skip
+        part.context = whole.context
         part.divided, part.place, part.rows = self, number, stop - start
         part.committed = number > 0
         return part

@@ -20,7 +20,6 @@ from headrace.core.model_spec import LoadParameters
 from headrace.engine.doors import Router
 from headrace.engine.tracing import TracedCall, Tracing
 from headrace.observability.model_metrics import ModelMetrics
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.placement.placement import ModelServices
 from headrace.protocol.load_json import load_parameters
 from headrace.protocol.status import INTERNAL_TEXT
@@ -80,7 +79,7 @@ class EngineServices:
             )
         if found.decoupled and call.refusal:
             raise Unsupported(call.refusal)
-        if self.tracing is not None and TRACE_PARAMETER in call.parameters:
+        if self.tracing is not None and call.context.trace:
             self.tracing.submit_child(found.submit, call)
         else:
             found.submit(call)

@@ -22,10 +22,8 @@ from typing import Protocol
 from headrace.core import plugins
 from headrace.core.call import Call, Done, InferResponse, Stage, Submit
 from headrace.core.errors import Cancelled, InvalidRequest, ServerError
-from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.doors import CONTEXT_HEADERS, Target
 from headrace.observability.trace_settings import (
-    TRACE_PARAMETER,
     Mode,
     Sampler,
     SettingsTable,
@@ -145,7 +143,7 @@ def trace_stage(tracing: "Tracing", sampler: Sampler, version: str, submit: Subm
                 submit(call)
                 return
         elif not context.sampled:  # the client has decided; models may still forward the context
-            call.parameters[TRACE_PARAMETER] = write_link(TraceLink(0, context))
+            call.context = call.context._replace(trace=write_link(TraceLink(0, context)))
             submit(call)
             return
         trace = tracing.begin(sampler, call, call.door, context)
@@ -206,7 +204,7 @@ class Traced(Stage):
         if trace.sampler.settings.tensors:
             trace.keep(QUEUE_INPUT, list(call.inputs.values()))
         model = None if trace.spans is None else trace.spans.model
-        call.parameters[TRACE_PARAMETER] = write_link(TraceLink(trace.number, model))
+        call.context = call.context._replace(trace=write_link(TraceLink(trace.number, model)))
         call.enter(self, submit)
         self._queued = isinstance(call.owner, Batcher)
         if self._queued:
@@ -280,9 +278,6 @@ class Traced(Stage):
 def _context(call: Call) -> TraceContext | None:
     """The trace context sent by the client; None if there is none."""
     parent, state = CONTEXT_HEADERS
-    text = call.parameters.pop(HEADER_PARAMETER + parent, None)
-    if text is not None:  # passed on by a front end
-        return read_traceparent(str(text), str(call.parameters.pop(HEADER_PARAMETER + state, "")))
     found = call.header(parent)
     return read_traceparent(found, call.header(state)) if found else None
 
@@ -386,7 +381,7 @@ class Tracing:
 
         Without an unfinished trace, the call is submitted untraced.
         """
-        parent = self._live.get(read_link(call.parameters[TRACE_PARAMETER]).number)
+        parent = self._live.get(read_link(call.context.trace).number)
         if parent is None:
             submit(call)
             return
@@ -399,7 +394,7 @@ class Tracing:
     def begin_call(self, link: str) -> TracedCall | None:
         """Start the span of a request's call to an upstream; None without a trace.
 
-        `link` is the request's value of `TRACE_PARAMETER`.
+        `link` is the trace of its context.
         """
         number, context = read_link(link)
         trace = self._live.get(number)

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from headrace.core.errors import InvalidRequest, Unsupported
 from headrace.core.texts import whole_number
 
-TRACE_PARAMETER = "headrace_trace"
-
 DEFAULT_URL = "http://localhost:4318/v1/traces"
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 _OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}

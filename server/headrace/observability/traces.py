@@ -68,7 +68,7 @@ def read_traceparent(text: str, state: str = "") -> TraceContext | None:
 
 
 def write_link(link: TraceLink) -> str:
-    """Format the parameter."""
+    """Format a link as text, as in a call's context and between processes."""
     context = link.context
     if context is None:
         return str(link.number)
@@ -76,7 +76,7 @@ def write_link(link: TraceLink) -> str:
 
 
 def read_link(text: object) -> TraceLink:
-    """Parse the parameter, whose value may come from a client."""
+    """Parse a link; a worker may have changed it."""
     number, _, rest = str(text).partition(" ")
     parent, _, state = rest.partition(" ")
     known = number.isascii() and number.isdigit() and len(number) <= _LONGEST_NUMBER

@@ -34,8 +34,7 @@ from headrace.core.errors import InvalidRequest, ServerError
 from headrace.core.model_spec import LoadParameters
 from headrace.core.signature import quoted
 from headrace.core.tensors import Buffer, byte_size_mismatch, element_count
-from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER, HEADER_PARAMETER, shown
-from headrace.observability.trace_settings import TRACE_PARAMETER
+from headrace.core.texts import shown
 
 if TYPE_CHECKING:
     from headrace.protocol.pb import grpc_service_pb2 as pb
@@ -48,9 +47,6 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "priority": ((int,), "an unsigned integer"),
     "timeout": ((int,), "an unsigned integer of microseconds"),
 }
-# Parameters by which the server's own processes annotate a request.
-_OURS = frozenset({TRACE_PARAMETER, DEADLINE_PARAMETER})
-_PREFIXES = (HEADER_PARAMETER, FORWARD_PARAMETER)
 _TRITONS = "triton_"
 _MIN_SIGNED = -(2**63)
 _MAX_UNSIGNED = 2**64 - 1
@@ -61,9 +57,9 @@ def split_parameters(
 ) -> tuple[dict[str, Any], dict[str, Parameter]]:
     """Split parameters into arguments of `Call` and those that models may read.
 
-    Names in `also_reserved` belong to the transport and are left out, as are those of the server's
-    own processes (traces, headers, deadlines). Raises `InvalidRequest` for a value of a wrong type,
-    an integer beyond 64 bits, a text beyond `MAX_TEXT` and names that start with `triton_`.
+    Names in `also_reserved` belong to the transport and are left out. Raises `InvalidRequest` for a
+    value of a wrong type, an integer beyond 64 bits, a text beyond `MAX_TEXT` and names that start
+    with `triton_`.
     """
     if len(given) > MAX_PARAMETERS:
         raise too_many_parameters("a request", len(given))
@@ -85,7 +81,7 @@ def split_parameters(
                     f" got {shown(value)}"
                 )
             reserved[name] = value
-        elif name in also_reserved or name in _OURS or name.startswith(_PREFIXES):
+        elif name in also_reserved:
             continue
         elif name.startswith(_TRITONS):
             raise InvalidRequest(
@@ -119,7 +115,7 @@ def too_long(what: str, size: int) -> InvalidRequest:
 
 def is_reserved(name: str) -> bool:
     """True for parameters that models must not read."""
-    return name in _RESERVED or name in _OURS or name.startswith((*_PREFIXES, _TRITONS))
+    return name in _RESERVED or name.startswith(_TRITONS)
 
 
 def too_many_parameters(what: str, count: int) -> InvalidRequest:

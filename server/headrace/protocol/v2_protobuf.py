@@ -22,6 +22,7 @@ from headrace.core.call import (
     MAX_PARAMETERS,
     MAX_TENSORS,
     MAX_TEXT,
+    NO_CONTEXT,
     NOBODY,
     Call,
     Computed,
@@ -604,6 +605,7 @@ class InferReader:
                 call.sequence_start = known.sequence_start
                 call.sequence_end = known.sequence_end
                 call.classes = call.shared = call.raw = call.stages = call.held = None
+                call.context = NO_CONTEXT
                 call.owner = NOBODY
                 call.started = call.ended = False
                 return template

@@ -24,7 +24,7 @@ from enum import Enum
 from functools import partial
 from math import inf
 
-from headrace.core.call import Call, Parameter
+from headrace.core.call import Call
 from headrace.core.errors import (
     Cancelled,
     ExecutionTimeout,
@@ -34,7 +34,6 @@ from headrace.core.errors import (
     ServerError,
     WorkerDied,
 )
-from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
 from headrace.observability.statistics import BackendCounts
 from headrace.scheduling.batch import Answer, Batch, Deferral, Instance, NotStarted, Outcome
 from headrace.scheduling.batcher import Batcher, Clock, Timer
@@ -319,10 +318,6 @@ class _Guard:
 
     def _run(self, job: _Job) -> None:
         self.job = job
-        if self.tier.here:
-            for call in job.batch.calls:
-                if call.parameters:
-                    call.parameters = _kept_here(call.parameters)
         self._runs = True
         self.instance.execute(job.batch, self._done)
         self._runs = False
@@ -498,12 +493,3 @@ class Tiers:
 
     def _now(self) -> float:
         return self._clock.now() / 1e9
-
-
-def _kept_here(parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-    """The parameters of a request without those for upstreams only."""
-    return {
-        name: value
-        for name, value in parameters.items()
-        if name != DEADLINE_PARAMETER and not name.startswith(FORWARD_PARAMETER)
-    }

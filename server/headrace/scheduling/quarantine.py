@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from weakref import ref
 
-from headrace.core.call import Call, Parameter
+from headrace.core.call import Call
 from headrace.core.errors import Quarantined, WorkerDied
 from headrace.core.tensors import TensorArray, raw_bytes
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, NotStarted, Outcome
 
 DEATHS = 2  # deaths after which an input is refused, by default
@@ -168,18 +167,13 @@ def _sketch(request: Call) -> int:
     inputs = request.inputs
     return hash(
         (
-            tuple(_parameters(request)),
+            tuple(sorted(request.parameters.items())),
             *[
                 (name, inputs[name].array.shape, _ends(inputs[name].array))
                 for name in sorted(inputs)
             ],
         )
     )
-
-
-def _parameters(request: Call) -> list[tuple[str, Parameter]]:
-    """The parameters that may affect a model: not its request's trace."""
-    return sorted(item for item in request.parameters.items() if item[0] != TRACE_PARAMETER)
 
 
 def _ends(array: TensorArray) -> bytes:
@@ -191,7 +185,7 @@ def _ends(array: TensorArray) -> bytes:
 def _digest(request: Call) -> bytes:
     """A hash of everything that may have killed a worker: tensors and parameters."""
     inputs = request.inputs
-    result = blake2b(repr(_parameters(request)).encode(), digest_size=16)
+    result = blake2b(repr(sorted(request.parameters.items())).encode(), digest_size=16)
     for name in sorted(inputs):
         array = inputs[name].array
         result.update(f"{name!r} {inputs[name].datatype.value} {array.shape} ".encode())

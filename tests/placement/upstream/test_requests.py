@@ -5,10 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.core.call import Call
-from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
+from headrace.core.call import NO_CONTEXT, Call, Context
 from headrace.engine.tracing import TracedCall
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.observability.traces import TraceContext
 from headrace.placement.upstream.connection import RemoteRequest
 from headrace.placement.upstream.options import RemoteOptions
@@ -24,8 +22,10 @@ def forwarding(**parameters: str) -> Forwarding:
     return Forwarding(RemoteOptions.of(given, "m", 0, Path()))
 
 
-def request(parameters: Any = None, **fields: Any) -> Call:
-    return Call("m", "", "", {}, parameters=parameters or {}, **fields)
+def request(parameters: Any = None, context: Context = NO_CONTEXT, **fields: Any) -> Call:
+    made = Call("m", "", "", {}, parameters=parameters or {}, **fields)
+    made.context = context
+    return made
 
 
 def call(given: Call, arrived: int = 0) -> Call:
@@ -40,8 +40,8 @@ def test_forwarded_headers_and_parameters() -> None:
     assert forwarding().alike(request(priority=1)) is None
     found = of(forwarding(), [call(request(priority=1))], 0)
     assert (found.parameters, found.headers, found.deadline, found.trace) == ({}, (), 0, None)
-    given = {"a": 1, FORWARD_PARAMETER + "x-tenant": "me", TRACE_PARAMETER: "7"}
-    all_kinds = of(forwarding(), [call(request(given))], 0)
+    context = Context({"x-tenant": "me"}, trace="7")
+    all_kinds = of(forwarding(), [call(request({"a": 1}, context))], 0)
     assert all_kinds.parameters == {"a": 1}
     assert all_kinds.headers == [("x-tenant", "me")]
 
@@ -49,16 +49,17 @@ def test_forwarded_headers_and_parameters() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        ({}, {TRACE_PARAMETER: "1", DEADLINE_PARAMETER: 5}, True),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
-        ({"a": 1}, {"a": True}, False),
-        ({"a": 1}, {"a": "1"}, False),
-        ({FORWARD_PARAMETER + "x": "1"}, {FORWARD_PARAMETER + "x": "2"}, False),
+        (request(), request(context=Context(trace="1", deadline=5)), True),
+        (request({"a": 1, "b": 2}), request({"b": 2, "a": 1}), True),
+        (request({"a": 1}), request({"a": True}), False),
+        (request({"a": 1}), request({"a": "1"}), False),
+        (request(context=Context({"x": "1"})), request(context=Context({"x": "2"})), False),
+        (request({"x": "1"}), request(context=Context({"x": "1"})), False),
     ],
 )
-def test_requests_that_share_a_call(one: Any, other: Any, alike: bool) -> None:
+def test_requests_that_share_a_call(one: Call, other: Call, alike: bool) -> None:
     key = forwarding().alike
-    assert (key(request(one)) == key(request(other))) is alike
+    assert (key(one) == key(other)) is alike
 
 
 def test_the_remaining_timeout_is_forwarded() -> None:
@@ -75,7 +76,7 @@ def test_the_remaining_timeout_is_forwarded() -> None:
 
 
 def test_a_call_lasts_until_its_last_deadline() -> None:
-    first, last = (call(request({DEADLINE_PARAMETER: 5})), call(request({DEADLINE_PARAMETER: 9})))
+    first, last = (call(request(context=Context(deadline=n))) for n in (5, 9))
     assert of(forwarding(), [first, last], 0).deadline == 9
     assert of(forwarding(), [last, call(request())], 0).deadline == 0
 
@@ -103,7 +104,7 @@ class Traces:
 def test_a_call_is_part_of_one_trace(links: list[str], begun: list[str], told: int) -> None:
     rules = forwarding()
     rules.traces = traces = Traces()
-    calls = [call(request()), *(call(request({TRACE_PARAMETER: x})) for x in links)]
+    calls = [call(request()), *(call(request(context=Context(trace=x))) for x in links)]
     found = of(rules, calls, 0)
     assert traces.begun == begun
     expected = [

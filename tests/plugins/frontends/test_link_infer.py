@@ -1,6 +1,6 @@
 """Requests, responses and errors through frames: round trip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -76,10 +76,24 @@ def without_tensors(value: Any, field: str) -> str:
     return repr(replace(value, **{field: {}}))
 
 
-def check_request(writer: RequestWriter, reader: RequestReader, request: Call) -> None:
+class Linked(Call):
+    """A request that was read, with its headers."""
+
+    def __init__(self, headers: Mapping[str, str], *asked: Any) -> None:
+        super().__init__(*asked)
+        self.headers = headers
+
+
+def check_request(
+    writer: RequestWriter,
+    reader: RequestReader,
+    request: Call,
+    headers: Mapping[str, str] | None = None,
+) -> None:
     """Assert that a request is read as it was written."""
-    meta, pieces = writer.parts(request)
-    found = reader.read(meta, b"".join(pieces), None, Call)
+    meta, pieces = writer.parts(request, headers or {})
+    found = reader.read(meta, b"".join(pieces), None, Linked)
+    assert found.headers == (headers or {})
     assert without_tensors(found, "inputs") == without_tensors(request, "inputs")
     assert list(found.inputs) == list(request.inputs)
     for name, tensor in request.inputs.items():
@@ -87,12 +101,14 @@ def check_request(writer: RequestWriter, reader: RequestReader, request: Call) -
 
 
 @PROPERTY
-@given(st.lists(requests, min_size=1, max_size=3))
-def test_requests(given: list[Call]) -> None:
+@given(
+    st.lists(st.tuples(requests, st.dictionaries(texts, texts, max_size=2)), min_size=1, max_size=3)
+)
+def test_requests(given: list[tuple[Call, dict[str, str]]]) -> None:
     """Each twice: both sides remember repeated parts."""
     writer, reader = RequestWriter(), RequestReader()
-    for request in given * 2:
-        check_request(writer, reader, request)
+    for request, headers in given * 2:
+        check_request(writer, reader, request, headers)
 
 
 @PROPERTY
@@ -126,7 +142,7 @@ def test_requests_with_shared_memory(given: Call, classes: dict[str, int], share
     for _ in range(2):
         check_request(writer, reader, request)
     plain, pieces = writer.parts(given.like(classes=None))
-    assert reader.read(plain, b"".join(pieces), None, Call).shared is None
+    assert reader.read(plain, b"".join(pieces), None, Linked).shared is None
 
 
 @PROPERTY
@@ -179,13 +195,13 @@ def test_decoded_requests_can_be_modified() -> None:
     meta, pieces = RequestWriter().parts(Call("m", "", "", {}, (), {"a": 1}))
     rest = b"".join(pieces)
     reader = RequestReader()
-    reader.read(meta, rest, None, Call).parameters.clear()
-    assert reader.read(meta, rest, None, Call).parameters == {"a": 1}
+    reader.read(meta, rest, None, Linked).parameters.clear()
+    assert reader.read(meta, rest, None, Linked).parameters == {"a": 1}
 
 
 def test_raw_bodies() -> None:
     meta, pieces = RequestWriter().parts(pass_raw("m", "2", b"\x01\x02\x03"))
-    found = RequestReader().read(meta, b"".join(pieces), Raw.GENERATE, Call)
+    found = RequestReader().read(meta, b"".join(pieces), Raw.GENERATE, Linked)
     assert found.raw is Raw.GENERATE
     assert bytes(body_of(found)) == b"\x01\x02\x03"
 
@@ -198,7 +214,7 @@ def test_damaged_requests(request: Call, data: st.DataObject) -> None:
     meta = data.draw(mutations(meta))
     rest = data.draw(mutations(b"".join(pieces)))
     with suppress(BrokenFrame, InvalidRequest):
-        RequestReader().read(meta, rest, None, Call)
+        RequestReader().read(meta, rest, None, Linked)
 
 
 @PROPERTY
@@ -215,7 +231,7 @@ def test_damaged_responses(response: InferResponse, data: st.DataObject) -> None
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_any_bytes(meta: bytes, rest: bytes) -> None:
     for read in (
-        lambda: RequestReader().read(meta, rest, None, Call),
+        lambda: RequestReader().read(meta, rest, None, Linked),
         lambda: ResponseReader().read(meta, rest),
     ):
         with pytest.raises(BrokenFrame):
@@ -251,7 +267,7 @@ def test_a_truncated_request() -> None:
     rest = b"".join(pieces)
     for size in range(len(rest)):
         with pytest.raises(BrokenFrame):
-            RequestReader().read(meta, rest[:size], None, Call)
+            RequestReader().read(meta, rest[:size], None, Linked)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)))

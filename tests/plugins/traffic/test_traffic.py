@@ -16,7 +16,6 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.datatypes import Datatype
 from headrace.core.errors import InvalidRequest, NotFound, Unavailable
 from headrace.core.tensors import Array, elsewhere
-from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.doors import Target
 from headrace.engine.metrics import collected
@@ -332,9 +331,6 @@ async def test_the_same_key_gets_the_same_version(tmp_path: Path) -> None:
         chosen = {user: await world.ask(user=user) for user in users}
         assert set(chosen.values()) == {1, 2}
         assert {user: await world.ask(user=user) for user in users} == chosen
-        # As from a front end, which has the headers.
-        parameter = HEADER_PARAMETER + "user"
-        assert {user: await world.ask({parameter: user}) for user in users} == chosen
         assert set(await world.count(20)) == {1, 2}  # without a key, by turns
         assert world.engine.traffic.headers == {"m": "user"}
 

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from headrace.core.blocks import BLOCKS
-from headrace.core.call import NOBODY, Computed, Timing
+from headrace.core.call import NO_CONTEXT, NOBODY, Computed, Timing
 from headrace.core.errors import ServerError, ServerExiting
 from headrace.core.tensors import Buffer
 from headrace.core.turns import LONG_READ
@@ -101,6 +101,7 @@ class HttpCall(Exchange):
         self.id = self._backend = ""
         self.nbytes = self.filled = self._answering = 0
         self._held = self.entered = self._consumed = self._again = self._timed = False
+        self.context = NO_CONTEXT
         self.owner = NOBODY
         self.stages = self.held = None
         self.started = self.ended = False

@@ -38,7 +38,7 @@ class CallTraces(Protocol):
     """Creates spans for calls."""
 
     def begin_call(self, link: str) -> CallTrace | None:
-        """Start the span for a request's `TRACE_PARAMETER`; None if nothing is to be sent."""
+        """Start the span for the trace of a call's context; None if nothing is to be sent."""
 
 
 class RemoteRequest(NamedTuple):

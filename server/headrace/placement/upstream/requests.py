@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.call import Call, Parameter
+from headrace.core.call import NO_CONTEXT, Call, Parameter
 from headrace.core.errors import Cancelled, ExecutionFailed, ServerError
 from headrace.core.signature import reshaped
 from headrace.core.tensors import TensorArray
-from headrace.core.texts import DEADLINE_PARAMETER, FORWARD_PARAMETER
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.placement.upstream.attempt import Lost
 from headrace.placement.upstream.connection import CallTrace, CallTraces, RemoteRequest
 from headrace.placement.upstream.options import RemoteOptions
@@ -15,9 +13,7 @@ from headrace.protocol.status import Fate
 from headrace.protocol.v2_protobuf import RemoteAnswer, RemoteInput
 from headrace.scheduling.batch import Answer, Batch, NotStarted, Outcome, Part
 
-_PREFIX = len(FORWARD_PARAMETER)
 _LONGEST = (1 << 63) - 1  # transmitted as a signed number
-_NOT_ALIKE = frozenset({DEADLINE_PARAMETER, TRACE_PARAMETER})
 
 
 class Forwarding:
@@ -35,14 +31,13 @@ class Forwarding:
         """The key that requests of one call share, besides the batch key."""
         priority = request.priority if self._priority else 0
         timed = bool(request.timeout)
-        if not request.parameters:
+        forwarded = request.context.forwarded
+        if not (request.parameters or forwarded):
             return (priority, timed) if priority or timed else None
         items = sorted(
-            (name, type(value).__name__, value)
-            for name, value in request.parameters.items()
-            if name not in _NOT_ALIKE
+            (name, type(value).__name__, value) for name, value in request.parameters.items()
         )
-        return (priority, timed, *items) if priority or timed or items else None
+        return (priority, timed, tuple(items), *forwarded.items())
 
     def request(
         self, batch: Batch, inputs: Sequence[RemoteInput], more: Mapping[str, Parameter], now: int
@@ -54,15 +49,14 @@ class Forwarding:
         calls, names = batch.calls, batch.names
         first = calls[0]
         id = first.id if len(calls) == 1 else ""
-        if not (first.timeout or self._priority or any(call.parameters for call in calls)):
+        if not (
+            first.timeout
+            or self._priority
+            or any(call.parameters or call.context is not NO_CONTEXT for call in calls)
+        ):
             return RemoteRequest(inputs, names, more, id)
-        parameters: dict[str, Parameter] = {}
-        headers: list[tuple[str, str]] = []
-        for name, value in first.parameters.items():
-            if name.startswith(FORWARD_PARAMETER):
-                headers.append((name[_PREFIX:], str(value)))
-            elif name not in _NOT_ALIKE:
-                parameters[name] = value
+        parameters: dict[str, Parameter] = {**first.parameters}
+        headers = list(first.context.forwarded.items())
         if self._priority and first.priority:
             parameters["priority"] = first.priority
         if first.timeout:
@@ -84,8 +78,8 @@ class Forwarding:
             return None
         passed: CallTrace | None = None
         for call in calls:
-            link = call.parameters.get(TRACE_PARAMETER)
-            found = None if link is None else self.traces.begin_call(str(link))
+            link = call.context.trace
+            found = self.traces.begin_call(link) if link else None
             if found is not None:
                 if found.context.sampled:
                     return found
@@ -97,10 +91,9 @@ def _deadline(calls: Sequence[Call]) -> int:
     """The latest deadline; 0 if any call has none."""
     latest = 0
     for call in calls:
-        deadline = call.parameters.get(DEADLINE_PARAMETER)
-        if not isinstance(deadline, int):
+        if not call.context.deadline:
             return 0
-        latest = max(latest, deadline)
+        latest = max(latest, call.context.deadline)
     return latest
 
 

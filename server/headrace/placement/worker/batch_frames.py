@@ -36,7 +36,6 @@ from headrace.ipc.frames import (
     unpack_sizes,
     unpack_times,
 )
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.scheduling.batch import Answer, Batch, Deferral, Outcome, Part
 
 _FORMS = 1000  # remembered forms
@@ -323,13 +322,10 @@ def _possible(sent: int, began: int, ended: int) -> tuple[int, int]:
 def special_of(request: Call) -> dict[str, object]:
     """Further fields of a request for the model, besides id and inputs; mostly none."""
     special: dict[str, object] = {}
-    parameters = request.parameters
-    if parameters:
-        if TRACE_PARAMETER in parameters:
-            special["trace"] = parameters[TRACE_PARAMETER]
-            parameters = {n: v for n, v in parameters.items() if n != TRACE_PARAMETER}
-        if parameters:
-            special["parameters"] = parameters
+    if request.context.trace:
+        special["trace"] = request.context.trace
+    if request.parameters:
+        special["parameters"] = request.parameters
     if request.outputs:
         special["outputs"] = request.outputs
     if request.priority:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from headrace.core.call import Call, InferResponse
+from headrace.core.call import Call, Context, InferResponse
 from headrace.core.datatypes import BY_NAME
 from headrace.core.errors import (
     Cancelled,
@@ -40,7 +40,6 @@ from headrace.ipc.frames import (
     pack_request,
     unpack_numbers,
 )
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.placement.placement import ModelServices
 from headrace.placement.worker.batch_frames import (
     ERRORS,
@@ -237,21 +236,21 @@ def _request(document: Mapping[str, Any], data: Buffer, size: int) -> Call:
             str(name), kind, read_array(kind, tuple(shape), data, start, nbytes)
         )
     flags, version = int(document["flags"]), int(document["version"])
-    parameters = dict(document["parameters"])
-    if "trace" in document:
-        parameters[TRACE_PARAMETER] = str(document["trace"])
-    return Call(
+    call = Call(
         str(document["model"]),
         "" if version < 0 else str(version),
         str(document["id"]),
         inputs,
         tuple(map(str, document["outputs"])),
-        parameters,
+        dict(document["parameters"]),
         timeout=max(int(document["timeout"]), 0),
         sequence_id=document["correlation_id"],
         sequence_start=bool(flags & 1),
         sequence_end=bool(flags & 2),
     )
+    if "trace" in document:
+        call.context = Context(trace=str(document["trace"]))
+    return call
 
 
 def _told(error: ServerError) -> tuple[int, str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from headrace.api.header_rules import HeaderRules
 from headrace.core.limits import Shares
-from headrace.core.texts import FORWARD_PARAMETER, HEADER_PARAMETER
 from headrace.doors.clients import GrpcConfig, HttpConfig
 from headrace.doors.grpc.options import GrpcOptions, TlsFiles
 from headrace.engine.doors import CONTEXT_HEADERS
@@ -69,14 +68,12 @@ class WantedHeaders:
     def __bool__(self) -> bool:
         return bool(self.routed or self.forwarded) or any(self.traced.values())
 
-    def of(self, model: str, version: str) -> list[tuple[str, str]]:
-        """The headers required of a request, in lower case, and the parameters that carry them."""
+    def of(self, model: str, version: str) -> list[str]:
+        """The lower-case names of the headers that a request must carry."""
         names = [self.routed[model]] if not version and model in self.routed else []
         if self.traced.get(model, self.traced.get("", False)):
             names += CONTEXT_HEADERS
-        wanted = [(name, HEADER_PARAMETER + name) for name in names]
-        wanted += [(name, FORWARD_PARAMETER + name) for name in self.forwarded.get(model, ())]
-        return wanted
+        return [*names, *self.forwarded.get(model, ())]
 
     def document(self) -> dict[str, Any]:
         """The headers as a JSON document."""

@@ -9,10 +9,11 @@ Both ends must be of the same version and rely on nothing else of each other: co
 valid raises `BrokenFrame`. That of a request or response fails it alone, any other closes the link.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, IntFlag, unique
 from struct import Struct, pack, unpack
 from time import monotonic_ns
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,7 +63,7 @@ class Kind(IntEnum):
     FINISH = 21  # a request ends without a further response
     DECOUPLED = 22  # the request's model is decoupled
     LOGS = 23  # new log settings
-    HEADERS = 24  # headers that requests must carry, as parameters
+    HEADERS = 24  # headers that requests must carry
     BACKEND = 25  # the backend that answers a request, for a model with several
     MORE = 26  # the next piece of a call's body is wanted
     READINESS = 27  # the server's readiness: 1 or 0
@@ -92,6 +93,7 @@ _KNOWN = 512
 _KNOWN_SIZE = 4096  # bytes of a meta that is worth remembering
 _CLASSES: dict[str, type[ServerError]] = {kind.__name__: kind for kind in STATUS}
 _PLAIN = (0, 0, 0, False, False)
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 # Exceptions raised while parsing an invalid meta.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InvalidRequest)
 
@@ -119,8 +121,10 @@ class RequestWriter:
     def __init__(self) -> None:
         self._known = _Metas()
 
-    def parts(self, request: Call) -> tuple[bytes, list[Buffer]]:
-        """Return `meta`, and the pieces of `rest`."""
+    def parts(
+        self, request: Call, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[bytes, list[Buffer]]:
+        """Return `meta`, with `headers` of the request, and the pieces of `rest`."""
         id = request.id.encode(errors="replace")
         seconds = request.remaining()
         deadline = monotonic_ns() + int(seconds * 1e9) if seconds else 0
@@ -130,12 +134,12 @@ class RequestWriter:
             request.priority, request.timeout, request.sequence_id, request.sequence_start,
             request.sequence_end,
         )  # fmt: skip
-        if request.parameters or request.classes is not None or reserved != _PLAIN:
-            return _request_meta(request, layout, reserved), pieces
+        if headers or request.parameters or request.classes is not None or reserved != _PLAIN:
+            return _request_meta(request, layout, reserved, headers), pieces
         key = (request.model_name, request.model_version, request.outputs, layout)
         meta = self._known.get(key)
         if meta is None:
-            meta = _request_meta(request, layout, reserved)
+            meta = _request_meta(request, layout, reserved, headers)
             self._known.keep(key, meta)
         return meta, pieces
 
@@ -194,10 +198,12 @@ def _add_tensors(pieces: list[Buffer], tensors: Any) -> tuple[tuple[Any, ...], .
     return tuple(layout)
 
 
-def _request_meta(request: Call, layout: Any, reserved: Sequence[object]) -> bytes:
+def _request_meta(
+    request: Call, layout: Any, reserved: Sequence[object], headers: Mapping[str, str]
+) -> bytes:
     document = [
         request.model_name, request.model_version, layout, list(request.outputs),
-        _spelled(request.parameters), reserved, dict(request.classes or {}),
+        _spelled(request.parameters), reserved, dict(request.classes or {}), {**headers},
     ]  # fmt: skip
     if request.shared is not None:
         document += ({**request.shared.inputs}, {**request.shared.outputs})
@@ -257,7 +263,7 @@ class RequestReader:
         raw: Raw | None,
         make: Callable[..., C],
     ) -> C:
-        """Build the call by `make`, which takes the arguments of `Call`.
+        """Build the call by `make`, which takes the request's headers and the arguments of `Call`.
 
         Raises `BrokenFrame`, `InvalidRequest`.
         """
@@ -271,11 +277,11 @@ class RequestReader:
             position += id_size
             id = _text(rest, position - id_size, position)
         inputs = {t.name: t for t in _tensors(template.layout, rest, position)}
-        shared, model, version, outputs, reserved, classes = template.common
+        shared, model, version, outputs, reserved, classes, headers = template.common
         priority, timeout, sequence_id, sequence_start, sequence_end = reserved
         return make(
-            model, version, id, inputs, outputs, dict(template.parameters), priority, timeout,
-            sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
+            headers, model, version, id, inputs, outputs, dict(template.parameters), priority,
+            timeout, sequence_id, sequence_start, sequence_end, classes, nbytes, shared, raw,
         )  # fmt: skip
 
 
@@ -323,7 +329,7 @@ def read_error(meta: bytes, text: bytes) -> tuple[ServerError | None, str]:
 
 
 def _request_template(document: Any) -> _Template:
-    model, version, layout, outputs, parameters, reserved, classes, *more = document
+    model, version, layout, outputs, parameters, reserved, classes, headers, *more = document
     priority, timeout, sequence_id, sequence_start, sequence_end = reserved
     if type(sequence_id) not in (int, str):
         raise TypeError("a sequence's id must be a number or a text")
@@ -334,6 +340,7 @@ def _request_template(document: Any) -> _Template:
         (_is(int, priority), _is(int, timeout), sequence_id, _is(bool, sequence_start),
          _is(bool, sequence_end)),
         counts if more else counts or None,
+        {_is(str, name): _is(str, value) for name, value in headers.items()} or NO_HEADERS,
     )  # fmt: skip
     return _Template(common, _layout(layout), _unspelled(parameters))
 

@@ -93,18 +93,18 @@ class RemoteTarget:
         self._door = door
 
     def submit(self, call: Call) -> None:
-        """Send the call to the engine, with the headers that it requires as parameters."""
+        """Send the call to the engine, with the headers that it requires."""
         self.call = call
         call.owner = self
         call.started = True  # for all that is known here, until the engine says otherwise
-        if self._link.headers is not None:
-            for name, parameter in self._link.headers.of(self.model, self.name):
-                if value := call.header(name):
-                    call.parameters[parameter] = value
+        headers: Mapping[str, str] = {}
+        if (wanted := self._link.headers) is not None:
+            names = wanted.of(self.model, self.name)
+            headers = {name: value for name in names if (value := call.header(name))}
         flags = self._door
         if call.raw is not None:
             flags |= Flag.RAW
-        self._link.submit(self, call, flags)
+        self._link.submit(self, call, flags, headers)
 
     def going(self) -> None:
         """Hand the call's account over: the frame is about to be sent."""
@@ -167,9 +167,11 @@ class EngineSession:
         if grown:
             self._channel.send(Kind.ANSWERS, 0, orjson.dumps(grown))
 
-    def submit(self, target: RemoteTarget, request: Call, flags: int) -> None:
-        """Send a request; its target receives the responses."""
-        meta, pieces = self._writer.parts(request)
+    def submit(
+        self, target: RemoteTarget, request: Call, flags: int, headers: Mapping[str, str]
+    ) -> None:
+        """Send a request with some of its headers; its target receives the responses."""
+        meta, pieces = self._writer.parts(request, headers)
         target.number = number = self._next()
         target.nbytes = request.nbytes
         self._under_way[number] = target

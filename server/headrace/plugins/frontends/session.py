@@ -143,11 +143,25 @@ _BY_CLIENT, _BY_LINK = 1, 2  # the reasons for pausing a model
 class FrontEndCall(Call):
     """A call from a front end."""
 
-    __slots__ = ("_held_by", "_told", "door", "found", "host", "refusal", "tag", "until", "version")
+    __slots__ = (
+        "_held_by", "_told", "door", "found", "headers", "host", "refusal", "tag", "until",
+        "version",
+    )  # fmt: skip
 
-    def __init__(self, host: "FrontEndSession", tag: int, flags: int, *asked: Any) -> None:
-        """`tag` is the call's number on the link, `flags` are those of its frame."""
+    def __init__(
+        self,
+        host: "FrontEndSession",
+        tag: int,
+        flags: int,
+        headers: Mapping[str, str],
+        *asked: Any,
+    ) -> None:
+        """`tag` is the call's number on the link, `flags` are those of its frame.
+
+        `headers` are those of the client's that the engine has asked for.
+        """
         super().__init__(*asked)
+        self.headers = headers
         self.host = host
         self.tag = tag
         self.door, self.refusal = "GRPC", GRPC_NOT_DECOUPLED
@@ -160,6 +174,10 @@ class FrontEndCall(Call):
         self.until = 0  # the client's deadline in ns of the monotonic clock; 0: none
         self._told = False  # the front end knows that the model is decoupled
         self._held_by = 0
+
+    def header(self, name: str) -> str:
+        """Implements `Call.header`, for the headers that the engine has asked for."""
+        return self.headers.get(name, "")
 
     def remaining(self) -> float:
         """Seconds until the client's deadline; 0 if it has none."""

@@ -26,11 +26,9 @@ from headrace.core.call import Call, InferResponse
 from headrace.core.errors import ServerError, is_fault
 from headrace.core.signature import Signature
 from headrace.core.tensors import Tensor
-from headrace.core.texts import HEADER_PARAMETER
 from headrace.engine.admission import Admission
 from headrace.engine.model import ModelVersion
 from headrace.observability.statistics import Histogram
-from headrace.observability.trace_settings import TRACE_PARAMETER
 from headrace.plugins.traffic.decisions import (
     GOLDEN,
     SILVER,
@@ -187,7 +185,7 @@ class ShadowCopies:
             request.id,
             _read_only(request.inputs.values()),
             request.outputs,
-            {n: value for n, value in request.parameters.items() if n != TRACE_PARAMETER},
+            dict(request.parameters),
             self._priority,
             sequence_id=request.sequence_id,
             sequence_start=request.sequence_start,
@@ -366,8 +364,4 @@ class VersionRouter:
                 return str(request.sequence_id or "")
             found = request.parameters.get(name)
             return "" if found is None else str(found)
-        name = self._sticky.header
-        sent = request.parameters.pop(HEADER_PARAMETER + name, None)
-        if sent is not None:
-            return str(sent)
-        return request.header(name)
+        return request.header(self._sticky.header)
